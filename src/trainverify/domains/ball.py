@@ -1,0 +1,137 @@
+"""The ball domain: every real is a ball that certainly contains it (`arb` of python-flint).
+
+Two balls that do not meet are a certain difference. Precision is the caller's (`precision(bits)`).
+A comparison that the balls do not decide raises `Undecided`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from flint import arb, ctx, fmpq
+
+from trainverify.domains.arrays import Array, ArrayDomain, labelled
+from trainverify.primitives.node import Literal
+from trainverify.primitives.scalars import SCALARS, _lt, rational
+
+
+@contextmanager
+def precision(bits: int) -> Iterator[None]:
+    before = ctx.prec
+    ctx.prec = bits
+    try:
+        yield
+    finally:
+        ctx.prec = before
+
+
+def ball(value: Literal, widen: bool = False) -> arb:
+    """A literal as a ball; with `widen`, a float stands for everything within one unit in its last place."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return arb(str(value))
+    q = rational(value)
+    exact = arb(fmpq(q.numerator, q.denominator))
+    if widen and isinstance(value, float) and value != int(value):
+        u = Fraction(math.ulp(value))
+        return arb(exact, arb(fmpq(u.numerator, u.denominator)))
+    return exact
+
+
+def balls(values: Array) -> Array:
+    """A numeric array, exactly, in this domain."""
+    kind = values.dtype.kind
+    convert: Any = arb if kind == "f" else bool if kind == "b" else int
+    return _objects([convert(v.item()) for v in values.reshape(-1)], values.shape)
+
+
+def _each(f: Any, *args: Array) -> Array:
+    return _objects([f(*xs) for xs in zip(*(a.flat for a in args), strict=True)], args[0].shape)
+
+
+def _objects(entries: list[Any], shape: tuple[int, ...]) -> Array:
+    out = np.empty(len(entries), dtype=object)
+    out[:] = entries
+    return out.reshape(shape)
+
+
+class Ball(ArrayDomain):
+    def __init__(self, widen_literals: bool = False):
+        self.widen_literals = widen_literals
+
+    def literal(self, value: Literal, kind: str) -> Array:
+        out = np.empty((), dtype=object)
+        out[()] = ball(value, self.widen_literals) if kind == "real" else value
+        return out
+
+    def integers(self, values: Array) -> Array:
+        return balls(values.astype(np.int64))
+
+    def map(self, fn: str, args: Sequence[Array], param: Any) -> Array:
+        f = SCALARS[fn].ball
+        if not args:
+            out = np.empty((), dtype=object)
+            out[()] = f()
+            return out
+        return _each(f, *args) if param is None else _each(lambda *xs: f(*xs, param), *args)
+
+    def select(self, c: Array, a: Array, b: Array) -> Array:
+        return _each(lambda p, x, y: x if p else y, c, a, b)
+
+    def contract(self, terms: Sequence[Sequence[int]], target: Sequence[int], args: Sequence[Array], lead: int) -> Array:
+        gone = sorted({i for t in terms for i in t} - set(target))
+        order = [*target, *gone]
+        product: Array = 1
+        for x, term in zip(args, terms, strict=True):
+            product = product * labelled(x, term, order, lead)
+        for _ in gone:
+            product = np.add.reduce(product, axis=-1, initial=arb(0) if _has_reals(args) else 0)
+        return _as_objects(product)
+
+    def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
+        f = SCALARS["mul" if fn == "prod" else fn].ball
+        for d in sorted(dims, reverse=True):
+            x = _as_objects(functools.reduce(lambda a, b: _each(f, a, b), np.moveaxis(x, d, 0)))
+        return x
+
+    def rowwise(self, fn: str, x: Array, dim: int, descending: bool) -> Array:
+        rows = np.moveaxis(x, dim, -1)
+        if fn == "cumsum":
+            return np.moveaxis(np.add.accumulate(rows, axis=-1), -1, dim)
+
+        def compare(a: Any, b: Any) -> int:
+            a, b = (b, a) if descending or fn == "argmax" else (a, b)
+            return -1 if _lt(a, b) else 1 if _lt(b, a) else 0
+
+        def order(row: Any) -> list[int]:
+            return sorted(range(len(row)), key=functools.cmp_to_key(lambda i, j: compare(row[i], row[j])))
+
+        flat = rows.reshape(-1, rows.shape[-1])
+        picks = [order(row) for row in flat]
+        if fn in ("argmax", "argmin"):
+            return _as_objects(np.array([p[0] for p in picks], dtype=object).reshape(rows.shape[:-1]))
+        result = np.empty(flat.shape, dtype=object)
+        for i, (row, p) in enumerate(zip(flat, picks, strict=True)):
+            result[i] = p if fn == "argsort" else row[p]
+        return np.moveaxis(result.reshape(rows.shape), -1, dim)
+
+    def indicator(self, hits: Array) -> Array:
+        zero, one = arb(0), arb(1)
+        return _objects([one if h else zero for h in hits.flat], hits.shape)
+
+
+def _has_reals(args: Sequence[Array]) -> bool:
+    return any(isinstance(v, arb) for a in args for v in a.flat[:1])
+
+
+def _as_objects(x: Any) -> Array:
+    if isinstance(x, np.ndarray) and x.dtype == object:
+        return x
+    out = np.empty(np.shape(x), dtype=object)
+    out[...] = x
+    return out

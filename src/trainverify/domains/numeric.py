@@ -1,0 +1,53 @@
+"""The numeric domain: float64, int64 and bool arrays. Fast, and never the last word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainverify.domains.arrays import Array, ArrayDomain
+from trainverify.primitives.node import Literal
+from trainverify.primitives.scalars import SCALARS
+
+_REDUCTIONS: dict[str, Any] = {"max": np.max, "min": np.min, "prod": np.prod}
+_DTYPES: dict[str, Any] = {"real": np.float64, "int": np.int64, "bool": np.bool_}
+
+
+class Numeric(ArrayDomain):
+    def literal(self, value: Literal, kind: str) -> Array:
+        return np.array(float(value) if kind == "real" else value, dtype=_DTYPES[kind])
+
+    def map(self, fn: str, args: Sequence[Array], param: Any) -> Array:
+        f = SCALARS[fn].numeric
+        with np.errstate(all="ignore"):
+            return f(*args) if param is None else f(*args, param)
+
+    def contract(self, terms: Sequence[Sequence[int]], target: Sequence[int], args: Sequence[Array], lead: int) -> Array:
+        shift = list(range(lead))
+        operands: list[Any] = []
+        for x, term in zip(args, terms, strict=True):
+            operands += [x, [*shift, *(t + lead for t in term)]]
+        with np.errstate(all="ignore"):
+            return np.asarray(np.einsum(*operands, [*shift, *(t + lead for t in target)], optimize=len(args) > 1))
+
+    def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
+        return np.asarray(_REDUCTIONS[fn](x, axis=dims))
+
+    def rowwise(self, fn: str, x: Array, dim: int, descending: bool) -> Array:
+        if fn == "cumsum":
+            return np.cumsum(x, axis=dim)
+        if fn == "argmax":
+            return np.argmax(x, axis=dim)
+        if fn == "argmin":
+            return np.argmin(x, axis=dim)
+        key = -x if descending else x
+        order = np.argsort(key, axis=dim, kind="stable")
+        return order if fn == "argsort" else np.take_along_axis(x, order, axis=dim)
+
+    def indicator(self, hits: Array) -> Array:
+        return hits.astype(np.float64)
+
+
+NUMERIC = Numeric()

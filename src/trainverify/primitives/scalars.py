@@ -1,0 +1,174 @@
+"""Scalar functions: one row each, with its meaning in numbers, in balls, and its partial derivatives.
+
+A row of `SCALARS` is all there is to know about a function that `map` applies elementwise.
+`partials(F, y, *xs, param)` gives ∂y/∂x_i as nodes; `F` is the node module (calls, selects, casts).
+`needs` lists the conditions under which the function is defined: (argument, "nonzero" | "positive" | "nonneg").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+from flint import arb, fmpq
+
+
+class Undecided(ArithmeticError):
+    """A comparison of balls that meet: more precision may decide it."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    name: str
+    arity: int
+    takes: str  # "real", "number" (int or real), "int", "bool", "any"
+    result: str | None  # kind of the result; None: the arguments' common kind
+    numeric: Callable[..., Any]  # on NumPy arrays
+    ball: Callable[..., Any]  # on single values: arb, int or bool
+    partials: Callable[..., list[Any | None]] | None = None
+    needs: tuple[tuple[int, str], ...] = ()
+    text: str = ""  # how it prints; {0} {1} are the arguments
+
+
+def _decide(yes: bool, no: bool) -> bool:
+    if yes == no:
+        raise Undecided("two balls meet")
+    return yes
+
+
+def _lt(a: Any, b: Any) -> bool:
+    if isinstance(a, arb) or isinstance(b, arb):
+        a, b = arb(a), arb(b)
+        return _decide(bool(a < b), bool(a >= b))
+    return bool(a < b)
+
+
+def _eq(a: Any, b: Any) -> bool:
+    if isinstance(a, arb) or isinstance(b, arb):
+        a, b = arb(a), arb(b)
+        if a.is_exact() and b.is_exact():
+            return bool(a == b)
+        return _decide(False, not a.overlaps(b))
+    return bool(a == b)
+
+
+def _ball_max(a: Any, b: Any) -> Any:
+    return a.max(b) if isinstance(a, arb) else max(a, b)
+
+
+def _ball_min(a: Any, b: Any) -> Any:
+    return a.min(b) if isinstance(a, arb) else min(a, b)
+
+
+def _ball_floor(x: arb) -> arb:
+    low, high = x.lower().floor(), x.upper().floor()
+    if not bool(low == high):
+        raise Undecided("floor of a ball with an integer inside")
+    return low
+
+
+def _ball_sign(x: arb) -> arb:
+    if x.is_zero():
+        return arb(0)
+    return arb(1) if _lt(arb(0), x) else arb(-1)
+
+
+def rational(value: int | Fraction | float) -> Fraction:
+    return Fraction(value)
+
+
+def _ball_pow(x: arb, p: int | Fraction | float) -> arb:
+    if isinstance(p, int):
+        return x**p
+    if p == Fraction(1, 2):
+        return x.sqrt()
+    if p == Fraction(-1, 2):
+        return x.rsqrt()
+    q = rational(p)
+    return x ** arb(fmpq(q.numerator, q.denominator))
+
+
+def _numeric_pow(x: Any, p: int | Fraction | float) -> Any:
+    if p == Fraction(-1, 2):
+        return 1.0 / np.sqrt(x)
+    return np.power(x, float(p)) if x.dtype.kind == "f" else np.power(x, int(p))
+
+
+def _ball_int(x: Any) -> int:
+    if isinstance(x, arb):
+        towards_zero = _ball_floor(x) if x.is_zero() or _lt(arb(0), x) else -_ball_floor(-x)
+        return int(towards_zero.unique_fmpz())
+    return int(x)
+
+
+def hashed_uniform(key: int, offset: int, index: int) -> Fraction:
+    """A number in (0, 1), a fixed function of its arguments (splitmix64); all there is to randomness here."""
+    mask = (1 << 64) - 1
+    z = (key * 0x9E3779B97F4A7C15 + offset * 0xD1B54A32D192ED03 + index * 0xA0761D6478BD642F + 0x632BE59BD9B4E019) & mask
+    for _ in range(2):
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        z ^= z >> 31
+    return Fraction(2 * (z >> 11) + 1, 1 << 54)
+
+
+def _numeric_uniform(key: Any, offset: Any, index: Any) -> Any:
+    flat = [float(hashed_uniform(int(k), int(o), int(i))) for k, o, i in zip(key.flat, offset.flat, index.flat, strict=True)]
+    return np.array(flat, dtype=np.float64).reshape(key.shape)
+
+
+def _erf(x: Any) -> Any:
+    return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
+
+
+def _half_at_ties(F: Any, a: Any, b: Any) -> list[Any]:
+    """1 where a > b, 1/2 where equal, 0 below: PyTorch's choice for maximum."""
+    half = F.select(F.call("eq", a, b), Fraction(1, 2), 0)
+    return [F.select(b < a, 1, half), F.select(a < b, 1, half)]
+
+
+_HALF = Fraction(1, 2)
+_ROWS = (
+    # arithmetic
+    Scalar("add", 2, "number", None, np.add, lambda a, b: a + b, lambda F, y, a, b: [1, 1], text="{0} + {1}"),
+    Scalar("sub", 2, "number", None, np.subtract, lambda a, b: a - b, lambda F, y, a, b: [1, -1], text="{0} - {1}"),
+    Scalar("mul", 2, "number", None, np.multiply, lambda a, b: a * b, lambda F, y, a, b: [b, a], text="{0}·{1}"),
+    Scalar("div", 2, "real", None, np.divide, lambda a, b: a / b, lambda F, y, a, b: [1 / b, -(y / b)], ((1, "nonzero"),), "{0} / {1}"),
+    Scalar("neg", 1, "number", None, np.negative, lambda a: -a, lambda F, y, a: [-1], text="-{0}"),
+    Scalar("pow", 1, "number", None, _numeric_pow, _ball_pow, lambda F, y, a, param: [param * F.power(a, param - 1)], text="{0}^{p}"),
+    # smooth functions
+    Scalar("exp", 1, "real", None, np.exp, lambda a: a.exp(), lambda F, y, a: [y]),
+    Scalar("log", 1, "real", None, np.log, lambda a: a.log(), lambda F, y, a: [1 / a], ((0, "positive"),)),
+    Scalar("sin", 1, "real", None, np.sin, lambda a: a.sin(), lambda F, y, a: [F.call("cos", a)]),
+    Scalar("cos", 1, "real", None, np.cos, lambda a: a.cos(), lambda F, y, a: [-F.call("sin", a)]),
+    Scalar("tanh", 1, "real", None, np.tanh, lambda a: a.tanh(), lambda F, y, a: [1 - y * y]),
+    Scalar("erf", 1, "real", None, _erf, lambda a: a.erf(), lambda F, y, a: [F.call("exp", -(a * a)) * 2 * F.power(F.call("pi"), -_HALF)]),
+    Scalar("pi", 0, "any", "real", lambda: np.float64(math.pi), lambda: arb.pi()),
+    # functions with kinks; derivatives as PyTorch chooses them
+    Scalar("abs", 1, "number", None, np.abs, abs, lambda F, y, a: [F.call("sign", a)], text="|{0}|"),
+    Scalar("sign", 1, "real", None, np.sign, _ball_sign, lambda F, y, a: [None]),
+    Scalar("floor", 1, "real", None, np.floor, _ball_floor, lambda F, y, a: [None]),
+    Scalar("max", 2, "number", None, np.maximum, _ball_max, lambda F, y, a, b: _half_at_ties(F, a, b)),
+    Scalar("min", 2, "number", None, np.minimum, _ball_min, lambda F, y, a, b: _half_at_ties(F, b, a)),
+    # comparisons and logic
+    Scalar("lt", 2, "number", "bool", np.less, _lt, text="[{0} < {1}]"),
+    Scalar("le", 2, "number", "bool", np.less_equal, lambda a, b: not _lt(b, a), text="[{0} ≤ {1}]"),
+    Scalar("eq", 2, "number", "bool", np.equal, _eq, text="[{0} = {1}]"),
+    Scalar("and", 2, "bool", "bool", np.logical_and, lambda a, b: a and b, text="{0} ∧ {1}"),
+    Scalar("or", 2, "bool", "bool", np.logical_or, lambda a, b: a or b, text="{0} ∨ {1}"),
+    Scalar("not", 1, "bool", "bool", np.logical_not, lambda a: not a, text="¬{0}"),
+    # integers
+    Scalar("floordiv", 2, "int", "int", np.floor_divide, lambda a, b: a // b, needs=((1, "nonzero"),)),
+    Scalar("mod", 2, "int", "int", np.mod, lambda a, b: a % b, needs=((1, "nonzero"),)),
+    # casts; real → int truncates, so it is not the identity
+    Scalar("as_real", 1, "any", "real", lambda a: a.astype(np.float64), arb, lambda F, y, a: [None]),
+    Scalar("as_int", 1, "any", "int", lambda a: np.trunc(a).astype(np.int64), _ball_int, lambda F, y, a: [None]),
+    Scalar("as_bool", 1, "any", "bool", lambda a: a != 0, lambda a: not _eq(a, 0), lambda F, y, a: [None]),
+    # randomness is a function of (key, offset, index)
+    Scalar("uniform", 3, "int", "real", _numeric_uniform, lambda k, o, i: arb(fmpq(*hashed_uniform(k, o, i).as_integer_ratio()))),
+)
+SCALARS: Final[dict[str, Scalar]] = {row.name: row for row in _ROWS}
