@@ -101,7 +101,8 @@ def _numeric_pow(x: Any, p: int | Fraction | float) -> Any:
 def _ball_int(x: Any) -> int:
     if isinstance(x, arb):
         towards_zero = _ball_floor(x) if x.is_zero() or _lt(arb(0), x) else -_ball_floor(-x)
-        return int(towards_zero.unique_fmpz())
+        whole: Any = towards_zero.unique_fmpz()
+        return int(whole)
     return int(x)
 
 
