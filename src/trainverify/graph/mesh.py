@@ -1,0 +1,58 @@
+"""The device mesh: named axes over global ranks, the last axis varying fastest."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, init=False)
+class Mesh:
+    axes: tuple[tuple[str, int], ...]
+
+    def __init__(self, axes: Mapping[str, int] | tuple[tuple[str, int], ...] = (), **named: int):
+        pairs = tuple(axes.items() if isinstance(axes, Mapping) else axes) + tuple(named.items())
+        object.__setattr__(self, "axes", tuple((str(n), int(s)) for n, s in pairs))
+        if len({n for n, _ in self.axes}) != len(self.axes) or any(s < 1 for _, s in self.axes):
+            raise ValueError(f"mesh axes need distinct names and sizes of at least 1: {self.axes}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(n for n, _ in self.axes)
+
+    @property
+    def size(self) -> int:
+        return math.prod(s for _, s in self.axes)
+
+    def length(self, axis: str) -> int:
+        return dict(self.axes)[axis]
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        result = {}
+        for name, size in reversed(self.axes):
+            rank, result[name] = divmod(rank, size)
+        return {n: result[n] for n in self.names}
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        rank = 0
+        for name, size in self.axes:
+            rank = rank * size + coordinates[name]
+        return rank
+
+    def ranks(self, **fixed: int) -> tuple[int, ...]:
+        """All ranks with the given coordinates, in order."""
+        for name, index in fixed.items():
+            if name not in self.names or not 0 <= index < self.length(name):
+                raise ValueError(f"{self} has no {name}={index}")
+        spans = [[fixed[n]] if n in fixed else range(s) for n, s in self.axes]
+        return tuple(self.rank(dict(zip(self.names, c, strict=True))) for c in itertools.product(*spans))
+
+    def group(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """The ranks that differ from `rank` along `axes` only, in rank order."""
+        fixed = {n: c for n, c in self.coordinates(rank).items() if n not in axes}
+        return self.ranks(**fixed)
+
+    def __str__(self) -> str:
+        return f"mesh({', '.join(f'{n}={s}' for n, s in self.axes)})"
