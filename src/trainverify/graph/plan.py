@@ -105,7 +105,7 @@ def apply_edit(program: Program, functions: Mapping[str, Function], edit: Edit) 
         if not 0 <= i < len(ops):
             raise PlanError(f"edit at {list(edit.path)}: there are {len(ops)} ops")
         if not rest:
-            return ops[:i] + edit.ops + ops[i + 1 :]
+            return (*ops[:i], *edit.ops, *ops[i + 1 :])
         name = str(ops[i].get("function"))
         if ops[i].name != CALL or name not in known:
             raise PlanError(f"edit at {list(edit.path)}: op {i} ({ops[i].name}) calls no function")
@@ -116,7 +116,7 @@ def apply_edit(program: Program, functions: Mapping[str, Function], edit: Edit) 
         inner = change(body.ops, tuple(rest))
         tensors = {**body.tensors, **edit.tensors} if len(rest) == 1 else body.tensors
         fresh[new] = known[new] = replace(body, name=new, ops=inner, tensors=tensors)
-        return ops[:i] + (ops[i].with_attrs(function=new),) + ops[i + 1 :]
+        return (*ops[:i], ops[i].with_attrs(function=new), *ops[i + 1 :])
 
     if not edit.path:
         raise PlanError("edit without a path")

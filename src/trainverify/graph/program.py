@@ -239,8 +239,8 @@ def inline(program: Program, functions: Mapping[str, Function] = EMPTY) -> Progr
         direct = {b: o for b, o in zip(body.outputs, outputs, strict=True) if b in produced}
         inner |= direct
         tensors.update({inner[t]: kind for t, kind in body.tensors.items() if t not in body.inputs})
-        for b in body.ops:
-            emit(b, inner, {**bindings, **call_bindings(op)}, depth + 1)
+        for step in body.ops:
+            emit(step, inner, {**bindings, **call_bindings(op)}, depth + 1)
         for b, o in zip(body.outputs, outputs, strict=True):
             if direct.get(b) != o:  # an input passed through, or one tensor returned twice
                 ops.append(Op("identity", (inner[b],), (o,), phase=op.phase, source=op.source))

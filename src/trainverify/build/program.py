@@ -1,0 +1,79 @@
+"""Building logical programs: `b = tv.program("mlp"); x = b.input("x", (8, 16)); …; b.build()`."""
+
+from __future__ import annotations
+
+from trainverify.build.tape import BuildError, Tape, Tensor
+from trainverify.graph.program import Domain, Program
+from trainverify.graph.types import TensorType
+from trainverify.ops import OPS
+from trainverify.ops.table import OpTable
+
+
+def domain_of(dtype: str, ids: int | None, ignore: int | None, domain: str | None) -> Domain | None:
+    """The precondition on an input from the keywords of `input` and `state`."""
+    if ids is not None:
+        return Domain("ids", ids, ignore)
+    return None if domain is None else Domain(domain)  # type: ignore[arg-type]
+
+
+class Declaring(Tape):
+    """A tape that also declares inputs, parameters and state."""
+
+    def __init__(self, name: str, ops: OpTable = OPS):
+        super().__init__(name, ops)
+        self._inputs: list[str] = []
+        self._parameters: list[str] = []
+        self._state: list[str] = []
+        self._domains: dict[str, Domain] = {}
+
+    def _source(self, into: list[str], name: str, shape: tuple[int, ...], dtype: str, domain: Domain | None) -> Tensor:
+        made = self.declare(name, TensorType(tuple(shape), dtype))
+        into.append(name)
+        if domain is not None:
+            self._domains[name] = domain
+        return made
+
+    def program(self) -> Program:
+        return Program(
+            self.name,
+            dict(self.tensors),
+            tuple(self._inputs),
+            tuple(self._parameters),
+            tuple(self._state),
+            tuple(self.ops),
+            tuple(self.outputs),
+            {},
+            dict(self._domains),
+        )
+
+
+class ProgramBuilder(Declaring):
+    def input(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str = "f32",
+        ids: int | None = None,
+        ignore: int | None = None,
+        domain: str | None = None,
+    ) -> Tensor:
+        """A batch tensor. Integer inputs say what they index: `ids=V` (values 0…V−1), `ignore` for one more value."""
+        return self._source(self._inputs, name, shape, dtype, domain_of(dtype, ids, ignore, domain))
+
+    def parameter(self, name: str, shape: tuple[int, ...], dtype: str = "f32") -> Tensor:
+        self._trainable.add(name)
+        return self._source(self._parameters, name, shape, dtype, None)
+
+    def state(self, name: str, shape: tuple[int, ...], dtype: str = "f32", domain: str | None = None) -> Tensor:
+        """Optimizer state or a buffer: there before the step, updated by it or constant."""
+        return self._source(self._state, name, shape, dtype, domain_of(dtype, None, None, domain))
+
+    def build(self) -> Program:
+        if not self.outputs:
+            raise BuildError(f"{self.name}: no outputs; call loss(...)")
+        return self.program()
+
+
+def program(name: str, ops: OpTable = OPS) -> ProgramBuilder:
+    """Start a logical program."""
+    return ProgramBuilder(name, ops)

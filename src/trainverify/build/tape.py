@@ -1,0 +1,232 @@
+"""The builder that programs and plans share: op methods, names, types, source lines, reverse mode.
+
+`b.linear(x, w)` appends an op of the table and returns its tensor. `backward` appends explicit backward ops:
+`NAME.grad` for every op, and for every collective the backward that the caller named when using it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainverify.graph.program import Op, Output, Phase, Ref, Role, Source, attributes, resolve
+from trainverify.graph.types import TensorType
+from trainverify.ops import OPS
+from trainverify.ops.table import GRAD, OpError, OpTable
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+
+
+class BuildError(Exception):
+    """A builder used in a way that makes no program."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a program under construction."""
+
+    name: str
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+def caller() -> Source | None:
+    """The first frame outside this package: the user's line."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return None
+    path = Path(frame.f_code.co_filename)
+    try:
+        path = path.relative_to(Path.cwd())
+    except ValueError:
+        path = Path(path.name)
+    return Source(path.as_posix(), frame.f_lineno)
+
+
+# (op, gradients of its outputs) → gradients of its inputs
+Conjugate = Callable[["Tape", Op, Sequence["Tensor | None"]], "Sequence[Tensor | None]"]
+
+
+class Tape:
+    """Ops in order, with unique names."""
+
+    def __init__(self, name: str, ops: OpTable = OPS):
+        self.name = name
+        self.table = ops
+        self.ops: list[Op] = []
+        self.tensors: dict[str, TensorType] = {}
+        self.outputs: list[Output] = []
+        self.phase: Phase = "forward"
+        self.prefix = ""
+        self._conjugates: dict[int, Conjugate | None] = {}  # op index → what its collective does backward
+        self._gradients: dict[str, Tensor] = {}  # parameter → gradient accumulated so far
+        self._trainable: set[str] = set()
+
+    # -- tensors and ops ------------------------------------------------------------------------------------------
+
+    def declare(self, name: str, type: TensorType) -> Tensor:
+        if name in self.tensors:
+            raise BuildError(f"there is a tensor {name!r} already")
+        self.tensors[name] = type
+        return Tensor(name, type)
+
+    def fresh(self, base: str) -> str:
+        name = self.prefix + base
+        n = 0
+        while name in self.tensors:
+            n += 1
+            name = f"{self.prefix}{base}.{n}"
+        return name
+
+    def bindings(self) -> Mapping[str, Any]:
+        """Values of references on one sample rank, for computing types."""
+        return {}
+
+    def members(self, group: Any) -> int:
+        raise BuildError("a logical program has no groups")
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[Tensor | None],
+        attrs: Mapping[str, Any],
+        names: Sequence[str] | None = None,
+        source: Source | None = None,
+        forward: str | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Append an op; types come from its definition."""
+        canonical = attributes(attrs)
+        concrete = {k: resolve(v, self.bindings()) for k, v in canonical}
+        definition = self.table[op]
+        for t in inputs:
+            if t is not None and self.tensors.get(t.name) != t.type:
+                raise BuildError(f"{op}: tensor {t.name!r} does not belong to {self.name!r}")
+        if definition.point_to_point:
+            types = [TensorType(concrete["shape"], concrete.get("dtype", "f32"))] if op == "recv" else []  # type: ignore[arg-type]
+        else:
+            size = self.members(concrete["group"]) if definition.collective else 0
+            lowered = self.table.lower(op, concrete, tuple(None if t is None else t.type for t in inputs), size)
+            types = list(lowered.types)
+        if names is not None and len(names) != len(types):
+            raise BuildError(f"{op} has {len(types)} results, got {len(names)} names")
+        made = [self.declare(self.fresh(op if names is None else names[i]), t) for i, t in enumerate(types)]
+        tensors = tuple(None if t is None else t.name for t in inputs)
+        self.ops.append(Op(op, tensors, tuple(t.name for t in made), canonical, self.phase, forward, source or caller()))
+        return tuple(made)
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        if op.startswith("_"):
+            raise AttributeError(op)
+        name = op[:-1] if op.endswith("_") else op  # `sum_`, `slice_`: Python's own names
+        if name not in self.table:
+            raise AttributeError(f"no operator {name!r}")
+
+        def apply(*inputs: Tensor | None, name: str | Sequence[str] | None = None, **attrs: Any) -> Any:
+            names = [name] if isinstance(name, str) else name
+            made = self.emit(op.removesuffix("_"), inputs, attrs, names)
+            return made[0] if len(made) == 1 else made
+
+        return apply
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def output(self, tensor: Tensor, role: Role, of: str | None = None) -> None:
+        self.outputs.append(Output(tensor.name, role, of))
+
+    def loss(self, tensor: Tensor) -> None:
+        """Report this tensor as the loss."""
+        self.output(tensor, "loss")
+
+    def metric(self, name: str, tensor: Tensor) -> None:
+        self.output(tensor, "metric", name)
+
+    def update(self, old: Tensor, new: Tensor) -> None:
+        """`new` is the value of a parameter or state after the step."""
+        self.output(new, "parameter" if old.name in self._trainable else "state", old.name)
+
+    # -- reverse mode ---------------------------------------------------------------------------------------------
+
+    def gradient(self, parameter: Tensor) -> Tensor:
+        """The gradient that the backward passes so far have accumulated."""
+        if parameter.name not in self._gradients:
+            raise BuildError(f"{parameter.name!r} has no gradient: no backward pass reached it")
+        return self._gradients[parameter.name]
+
+    def set_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Replace the accumulated gradient, after a synchronisation for instance."""
+        self._gradients[parameter.name] = gradient
+
+    def backward(self, *roots: Tensor, seeds: Sequence[Tensor] | None = None, wrt: Iterable[Tensor] = ()) -> list[Tensor]:
+        """Append the backward ops of `roots` (seeded with 1, or with `seeds`), accumulate parameter gradients.
+
+        Returns the gradients of `wrt`, for tensors that are not parameters.
+        """
+        source, before = caller(), self.phase
+        self.phase = "backward"
+        if seeds is None:
+            seeds = [self.emit("full", (), {"shape": r.shape, "value": 1.0, "dtype": r.type.dtype}, [r.name + ".grad"], source)[0] for r in roots]
+        wanted = {t.name for t in wrt} | self._trainable
+        found = self._reverse(dict(zip((r.name for r in roots), seeds, strict=True)), wanted, source)
+        for name in [n for n in self._trainable if n in found]:
+            old = self._gradients.get(name)
+            self._gradients[name] = found[name] if old is None else self.emit("add", (old, found[name]), {}, [name + ".grad"], source)[0]
+        self.phase = before
+        missing = [t.name for t in wrt if t.name not in found]
+        if missing:
+            raise BuildError(f"no gradient reaches {missing[0]!r}")
+        return [found[t.name] for t in wrt]
+
+    def _reverse(self, seeds: dict[str, Tensor], wanted: set[str], source: Source | None) -> dict[str, Tensor]:
+        needs = set(wanted)  # tensors that depend on a wanted one
+        for op in self.ops:
+            if any(i in needs for i in op.inputs):
+                needs.update(o for o in op.outputs if self.tensors[o].kind == "real")
+        grads = dict(seeds)
+        for index in range(len(self.ops) - 1, -1, -1):
+            op = self.ops[index]
+            if op.phase != "forward" or not any(o in grads for o in op.outputs) or not any(i in needs for i in op.inputs):
+                continue
+            given = [grads.get(o) for o in op.outputs]
+            for i, g in zip(op.inputs, self._input_gradients(index, op, given, needs, source), strict=True):
+                if i is None or g is None or i not in needs:
+                    continue
+                old = grads.get(i)
+                grads[i] = g if old is None else self.emit("add", (old, g), {}, [i + ".grad"], source)[0]
+        return grads
+
+    def _input_gradients(
+        self, index: int, op: Op, given: Sequence[Tensor | None], needs: set[str], source: Source | None
+    ) -> Sequence[Tensor | None]:
+        if index in self._conjugates:
+            conjugate = self._conjugates[index]
+            return [None] * len(op.inputs) if conjugate is None else conjugate(self, op, given)
+        definition = self.table[op.name]
+        if definition.collective or definition.point_to_point:
+            raise BuildError(f"{op.name} ({op.source}) does not name its backward")
+        wrt = tuple(i for i, n in enumerate(op.inputs) if n in needs and n is not None and self.tensors[n].kind == "real")
+        known = tuple(i for i, g in enumerate(given) if g is not None)
+        inputs = [None if n is None else Tensor(n, self.tensors[n]) for n in op.inputs] + [given[i] for i in known]
+        attrs: dict[str, Any] = {**op.attributes, "wrt": wrt}
+        if known != (0,):
+            attrs["given"] = known
+        names = [f"{op.inputs[i]}.grad" for i in wrt]
+        made = dict(zip(wrt, self.emit(op.name + GRAD, inputs, attrs, names, op.source or source, op.outputs[0]), strict=True))
+        return [made.get(i) for i in range(len(op.inputs))]
+
+
+def is_reference(value: Any) -> bool:
+    return isinstance(value, Ref)
+
+
+__all__ = ["BuildError", "OpError", "Tape", "Tensor", "caller"]
