@@ -1,10 +1,7 @@
 """A two-layer MLP on 8 devices: data parallel 2 × pipeline 2 × tensor parallel 2, two micro-batches, SGD with momentum.
 
-    python examples/mlp.py OUT      writes OUT/mlp.logical.json and OUT/mlp.plan.json
+python examples/mlp.py OUT      writes OUT/mlp.logical.json and OUT/mlp.plan.json
 """
-
-import sys
-from pathlib import Path
 
 import trainverify as tv
 
@@ -63,7 +60,7 @@ def step(r, w, form) -> None:
     grad = r.all_reduce(r.gradient(w), group="dp", op="avg", name=f"{w.name}.grad.synced")
     r.output(grad, "gradient", w.name)
     buffer = r.state(f"{w.name}.momentum", w.shape, form)
-    new, fresh = r.sgd(w, grad, buffer, lr=0.1, momentum=0.9, dampening=0.0, nesterov=False, first=False, name=[f"{w.name}.new", f"{w.name}.momentum.new"])
+    new, fresh = r.sgd(w, grad, buffer, lr=0.1, momentum=0.9, name=[f"{w.name}.new", f"{w.name}.momentum.new"])
     r.update(w, new)
     r.update(buffer, fresh)
 
@@ -75,4 +72,5 @@ if __name__ == "__main__":
         print(t.program)
         print(t.bindings)
     print(p.groups)
-    for l in p.lineage: print(l)
+    for l in p.lineage:
+        print(l)

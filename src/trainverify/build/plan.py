@@ -45,7 +45,8 @@ def _conjugate(name: str, **attrs: Any) -> Conjugate:
 def _slice(tape: Tape, op: Op, given: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """Own block of the gradient of an all_gather: position in the group, times the block."""
     (g,) = given
-    assert g is not None and isinstance(tape, RankBuilder)
+    assert g is not None
+    assert isinstance(tape, RankBuilder)
     dim, width = op.get("dim", 0), tape.tensors[str(op.inputs[0])].shape[op.get("dim", 0)]
     group = op.get("group")
     start = tape.each_rank(lambda rank: tape.position(rank, group) * width)
@@ -104,7 +105,9 @@ class RankBuilder(Declaring):
     def peer(self, **change: int) -> Value:
         """The rank at the same coordinates but for those given."""
         mesh = self._plan.mesh
-        return self.each_rank(lambda rank: mesh.rank({**mesh.coordinates(rank), **change}), "peer." + ",".join(f"{a}{i}" for a, i in change.items()))
+        return self.each_rank(
+            lambda rank: mesh.rank({**mesh.coordinates(rank), **change}), "peer." + ",".join(f"{a}{i}" for a, i in change.items())
+        )
 
     def group_of(self, group: str | Sequence[str] | Ref) -> Value:
         """A reference to each rank's own group along mesh axes; a group of the plan by its name."""
@@ -202,7 +205,9 @@ class RankBuilder(Declaring):
         attrs: dict[str, Any] = {"peer": peer} | ({"tag": tag} if tag else {}) | ({"batch": batch} if batch else {})
         self.emit("send", (x,), attrs)
 
-    def recv(self, shape: tuple[int, ...], peer: Value, dtype: str = "f32", tag: int = 0, batch: str | None = None, name: str = "recv") -> Tensor:
+    def recv(
+        self, shape: tuple[int, ...], peer: Value, dtype: str = "f32", tag: int = 0, batch: str | None = None, name: str = "recv"
+    ) -> Tensor:
         attrs: dict[str, Any] = {"peer": peer, "shape": shape, "dtype": dtype}
         attrs |= ({"tag": tag} if tag else {}) | ({"batch": batch} if batch else {})
         return self.emit("recv", (), attrs, [name])[0]

@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from trainverify.graph.program import Op, Output, Phase, Ref, Role, Source, attributes, resolve
+from trainverify.graph.program import Op, Output, Phase, Role, Source, attributes, resolve
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
-from trainverify.ops.table import GRAD, OpError, OpTable
+from trainverify.ops.table import GRAD, OpTable
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
@@ -41,9 +43,9 @@ class Tensor:
 
 def caller() -> Source | None:
     """The first frame outside this package: the user's line."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     if frame is None:
         return None
     path = Path(frame.f_code.co_filename)
@@ -125,6 +127,9 @@ class Tape:
         self.ops.append(Op(op, tensors, tuple(t.name for t in made), canonical, self.phase, forward, source or caller()))
         return tuple(made)
 
+    def constant(self, value: float | Fraction, type: TensorType, name: str, source: Source | None = None) -> Tensor:
+        return self.emit("full", (), {"shape": type.shape, "value": value, "dtype": type.dtype}, [name], source)[0]
+
     def __getattr__(self, op: str) -> Callable[..., Any]:
         if op.startswith("_"):
             raise AttributeError(op)
@@ -175,7 +180,9 @@ class Tape:
         source, before = caller(), self.phase
         self.phase = "backward"
         if seeds is None:
-            seeds = [self.emit("full", (), {"shape": r.shape, "value": 1.0, "dtype": r.type.dtype}, [r.name + ".grad"], source)[0] for r in roots]
+            seeds = [
+                self.emit("full", (), {"shape": r.shape, "value": 1.0, "dtype": r.type.dtype}, [r.name + ".grad"], source)[0] for r in roots
+            ]
         wanted = {t.name for t in wrt} | self._trainable
         found = self._reverse(dict(zip((r.name for r in roots), seeds, strict=True)), wanted, source)
         for name in [n for n in self._trainable if n in found]:
@@ -223,10 +230,3 @@ class Tape:
         names = [f"{op.inputs[i]}.grad" for i in wrt]
         made = dict(zip(wrt, self.emit(op.name + GRAD, inputs, attrs, names, op.source or source, op.outputs[0]), strict=True))
         return [made.get(i) for i in range(len(op.inputs))]
-
-
-def is_reference(value: Any) -> bool:
-    return isinstance(value, Ref)
-
-
-__all__ = ["BuildError", "OpError", "Tape", "Tensor", "caller"]

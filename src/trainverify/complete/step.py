@@ -33,7 +33,9 @@ class SGD:
     def attrs(self, parameter: str) -> dict[str, object]:
         plain = {"lr": self.lr, "weight_decay": self.weight_decay}
         return {k: v for k, v in plain.items() if v} | (
-            {"momentum": self.momentum, "dampening": self.dampening, "nesterov": self.nesterov, "first": self.first} if self.momentum else {}
+            {"momentum": self.momentum, "dampening": self.dampening, "nesterov": self.nesterov, "first": self.first}
+            if self.momentum
+            else {}
         )
 
     op = "sgd"
@@ -116,7 +118,11 @@ def complete(
             env.update(zip(op.outputs, made, strict=True))
         loss = env[loss_name]
         extra.update({o.tensor: env[o.tensor] for o in flat.outputs if o.role != "loss"})
-        seed = None if weight == 1 else [b.emit("full", (), {"shape": loss.shape, "value": weight, "dtype": loss.type.dtype}, ["loss.grad"])[0]]
+        seed = (
+            None
+            if weight == 1
+            else [b.emit("full", (), {"shape": loss.shape, "value": weight, "dtype": loss.type.dtype}, ["loss.grad"])[0]]
+        )
         b.backward(loss, seeds=seed)
         losses.append(loss)
     b.prefix = ""

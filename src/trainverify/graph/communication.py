@@ -32,7 +32,8 @@ class Event:
     @property
     def target(self) -> Value:
         """The group of a collective, or the peer."""
-        return self.op.get("group") if self.collective else self.op.get("peer")
+        found: Value = self.op.get("group") if self.collective else self.op.get("peer")
+        return found
 
     @property
     def batch(self) -> str | None:
@@ -129,19 +130,13 @@ class Communication:
             for i, v in enumerate(resolved[r]):
                 by_group.setdefault(v, []).append(i)
             use[r] = {v: tuple(ix) for v, ix in by_group.items()}
+        used = {v for r in ranks for is_group, v in zip(kinds[r], resolved[r], strict=True) if is_group}
         while True:
-            group_view: dict[Value, tuple[tuple[int, tuple[int, ...]], ...]] = {}
-
-            def view(group: Value, known: dict[Value, tuple[tuple[int, tuple[int, ...]], ...]] = group_view) -> tuple[object, ...]:
-                if group not in known:
-                    members = self.groups.get(str(group), ())
-                    known[group] = tuple(sorted((colour.get(m, -1), use.get(m, {}).get(group, ())) for m in members))
-                return known[group]
-
+            view = {g: tuple(sorted((colour.get(m, -1), use.get(m, {}).get(g, ())) for m in self.groups.get(str(g), ()))) for g in used}
             signature = {}
             for r in ranks:
                 seen = tuple(
-                    view(v) if is_group else (colour.get(v, -1), use.get(v, {}).get(r, ())) if isinstance(v, int) else ("?",)
+                    view[v] if is_group else (colour.get(v, -1), use.get(v, {}).get(r, ())) if isinstance(v, int) else ("?",)
                     for is_group, v in zip(kinds[r], resolved[r], strict=True)
                 )
                 signature[r] = (colour[r], seen)
@@ -188,114 +183,116 @@ class Schedule:
 
 def schedule(talk: Communication) -> Schedule:
     """Run all classes: program order is fixed, a rank waits at a communication until all partners stand at theirs."""
-    classes = talk.classes()
-    class_of = {r: i for i, c in enumerate(classes) for r in c.ranks}
-    lists = [talk.events[c.unit] for c in classes]
-    # what each class has started and not finished: one event, or the rest of a batch
-    started: list[list[int]] = [[] for _ in classes]
-    following = [0] * len(classes)
+    return _Run(talk).schedule()
 
-    def start(c: int) -> None:
-        es = lists[c]
-        if following[c] < len(es):
-            first = es[following[c]]
-            started[c] = [first.index]
-            following[c] += 1
-            while first.batch is not None and following[c] < len(es) and es[following[c]].batch == first.batch:
-                started[c].append(following[c])
-                following[c] += 1
 
-    for c in range(len(classes)):
-        start(c)
-    steps: list[tuple[tuple[int, int], ...]] = []
-    ready = set(range(len(classes)))
-    while ready:
-        c = min(ready)
-        ready.discard(c)
-        for index in list(started[c]):
-            meeting = _meeting(talk, classes, class_of, lists, started, c, index)
+class _Run:
+    """One run over classes, each standing for all of its ranks."""
+
+    def __init__(self, talk: Communication):
+        self.talk = talk
+        self.classes = talk.classes()
+        self.class_of = {r: i for i, c in enumerate(self.classes) for r in c.ranks}
+        self.lists = [talk.events[c.unit] for c in self.classes]
+        # what each class has started and not finished: one event, or the rest of a batch
+        self.started: list[list[int]] = [[] for _ in self.classes]
+        self.following = [0] * len(self.classes)
+        self._partners: dict[tuple[int, bool, Value], tuple[int, ...]] = {}
+
+    def schedule(self) -> Schedule:
+        for c in range(len(self.classes)):
+            self.start(c)
+        steps: list[tuple[tuple[int, int], ...]] = []
+        ready = set(range(len(self.classes)))
+        while ready:
+            c = min(ready)
+            ready.discard(c)
+            meeting = next((m for index in self.started[c] if (m := self.meeting(c, index)) is not None), None)
             if meeting is None:
                 continue
             steps.append(meeting)
             for other, done in meeting:
-                started[other].remove(done)
-                if not started[other]:
-                    start(other)
+                self.started[other].remove(done)
+                if not self.started[other]:
+                    self.start(other)
                 ready.add(other)
-                for e in started[other]:  # whoever waits for this class may go on now
-                    ready.update(class_of[p] for p in _partners(talk, classes[other].ranks[0], lists[other][e]) if p in class_of)
-            break
-    stuck = []
-    for c, rest in enumerate(started):
-        if rest:
-            event = lists[c][rest[0]]
-            rank = classes[c].ranks[0]
-            stuck.append(Waiting(rank, event, _blocker(talk, class_of, lists, started, rank, event)))
-    return Schedule(tuple(classes), tuple(steps), tuple(stuck))
+                for e in self.started[other]:  # whoever waits for this class may go on now
+                    ready.update(self.class_of[p] for p in self.partners(other, self.lists[other][e]) if p in self.class_of)
+        stuck = []
+        for c, rest in enumerate(self.started):
+            if rest:
+                event = self.lists[c][rest[0]]
+                stuck.append(Waiting(self.classes[c].ranks[0], event, self.blocker(c, event)))
+        return Schedule(tuple(self.classes), tuple(steps), tuple(stuck))
 
+    def start(self, c: int) -> None:
+        es, i = self.lists[c], self.following[c]
+        if i == len(es):
+            return
+        stop = i + 1
+        while es[i].batch is not None and stop < len(es) and es[stop].batch == es[i].batch:
+            stop += 1
+        self.started[c] = list(range(i, stop))
+        self.following[c] = stop
 
-def _partners(talk: Communication, rank: int, event: Event) -> tuple[int, ...]:
-    if event.collective:
-        return talk.members(rank, event)
-    peer = talk.value(rank, event.target)
-    return (peer,) if isinstance(peer, int) else ()
+    def partners(self, c: int, event: Event) -> tuple[int, ...]:
+        """Whom the first rank of a class meets in an event: of members of one class with the same uses, one."""
+        key = (c, event.collective, event.target)
+        if key not in self._partners:
+            rank = self.classes[c].ranks[0]
+            target = self.talk.value(rank, event.target)
+            if event.collective:
+                kinds: dict[object, int] = {}
+                for m in self.talk.groups.get(str(target), ()):
+                    if m != rank:
+                        kinds.setdefault((self.class_of.get(m), self.talk.uses(m, str(target)) if m in self.class_of else m), m)
+                self._partners[key] = tuple(kinds.values())
+            else:
+                self._partners[key] = (target,) if isinstance(target, int) else ()
+        return self._partners[key]
 
+    def answer(self, rank: int, event: Event, partner: int) -> int | None:
+        """The event that `partner` has started and that meets `event` of `rank`, if any."""
+        value = self.talk.value
+        c = self.class_of[partner]
+        for index in self.started[c]:
+            other = self.lists[c][index]
+            if event.collective:
+                if other.collective and value(partner, other.target) == value(rank, event.target):
+                    return index
+            elif not other.collective and {event.op.name, other.op.name} == {"send", "recv"}:
+                same_tag = value(partner, other.op.get("tag", 0)) == value(rank, event.op.get("tag", 0))
+                if same_tag and value(partner, other.target) == rank:
+                    return index  # the first in order: point-to-point messages do not overtake each other
+        return None
 
-def _answer(talk: Communication, lists: Sequence[list[Event]], started: Sequence[list[int]], rank: int, event: Event, partner: int, c: int) -> int | None:
-    """The event that `partner` (of class c) has started and that meets `event` of `rank`, if any."""
-    for index in started[c]:
-        other = lists[c][index]
-        if event.collective:
-            if other.collective and talk.value(partner, other.target) == talk.value(rank, event.target):
-                return index
-        elif not other.collective and {event.op.name, other.op.name} == {"send", "recv"}:
-            same_tag = talk.value(partner, other.op.get("tag", 0)) == talk.value(rank, event.op.get("tag", 0))
-            if same_tag and talk.value(partner, other.target) == rank:
-                return index  # the first in order: point-to-point messages do not overtake each other
-    return None
-
-
-def _meeting(
-    talk: Communication,
-    classes: Sequence[RankClass],
-    class_of: Mapping[int, int],
-    lists: Sequence[list[Event]],
-    started: Sequence[list[int]],
-    c: int,
-    index: int,
-) -> tuple[tuple[int, int], ...] | None:
-    """The classes and events that meet with this one now, or None while someone is missing."""
-    event = lists[c][index]
-    rank = classes[c].ranks[0]
-    found = {(c, index)}
-    for p in _partners(talk, rank, event):
-        if p == rank:
-            continue
-        if p not in class_of:
-            return None
-        answer = _answer(talk, lists, started, rank, event, p, class_of[p])
-        if answer is None:
-            return None
-        found.add((class_of[p], answer))
-    if not event.collective:
-        if len(found) < 2 and _partners(talk, rank, event) == (rank,):
-            return None  # a message to oneself is never received
-        # FIFO: an earlier message of the batch to the same peer and tag goes first
-        for earlier in started[c]:
-            if earlier == index:
-                break
-            first = lists[c][earlier]
-            if first.op.name == event.op.name and first.target == event.target and first.op.get("tag", 0) == event.op.get("tag", 0):
+    def meeting(self, c: int, index: int) -> tuple[tuple[int, int], ...] | None:
+        """The classes and events that meet with this one now, or None while someone is missing."""
+        event = self.lists[c][index]
+        rank = self.classes[c].ranks[0]
+        found = {(c, index)}
+        for p in self.partners(c, event):
+            if p not in self.class_of or (p == rank and not event.collective):
+                return None  # a message to oneself is never received
+            reply = self.answer(rank, event, p)
+            if reply is None:
                 return None
-    return tuple(sorted(found))
+            found.add((self.class_of[p], reply))
+        if not event.collective:
+            for earlier in self.started[c]:  # an earlier message of the batch to the same peer goes first
+                if earlier == index:
+                    break
+                if same_channel(self.lists[c][earlier], event):
+                    return None
+        return tuple(sorted(found))
+
+    def blocker(self, c: int, event: Event) -> int:
+        rank = self.classes[c].ranks[0]
+        for p in self.partners(c, event):
+            if p not in self.class_of or self.answer(rank, event, p) is None:
+                return p
+        return rank
 
 
-def _blocker(
-    talk: Communication, class_of: Mapping[int, int], lists: Sequence[list[Event]], started: Sequence[list[int]], rank: int, event: Event
-) -> int:
-    for p in _partners(talk, rank, event):
-        if p == rank and event.collective:
-            continue
-        if p not in class_of or _answer(talk, lists, started, rank, event, p, class_of[p]) is None:
-            return p
-    return rank
+def same_channel(a: Event, b: Event) -> bool:
+    return a.op.name == b.op.name and a.target == b.target and a.op.get("tag", 0) == b.op.get("tag", 0)
