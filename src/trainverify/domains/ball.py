@@ -96,7 +96,7 @@ class Ball(ArrayDomain):
     def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
         f = SCALARS["mul" if fn == "prod" else fn].ball
         for d in sorted(dims, reverse=True):
-            x = _as_objects(functools.reduce(lambda a, b: _each(f, a, b), np.moveaxis(x, d, 0)))
+            x = functools.reduce(lambda a, b: _each(f, a, b), [_as_objects(row) for row in np.moveaxis(x, d, 0)])
         return x
 
     def rowwise(self, fn: str, x: Array, dim: int, descending: bool) -> Array:
@@ -111,10 +111,11 @@ class Ball(ArrayDomain):
         def order(row: Any) -> list[int]:
             return sorted(range(len(row)), key=functools.cmp_to_key(lambda i, j: compare(row[i], row[j])))
 
-        flat = rows.reshape(-1, rows.shape[-1])
-        picks = [order(row) for row in flat]
+        flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
         if fn in ("argmax", "argmin"):
-            return _as_objects(np.array([p[0] for p in picks], dtype=object).reshape(rows.shape[:-1]))
+            firsts = [functools.reduce(lambda b, i: i if compare(row[i], row[b]) < 0 else b, range(len(row))) for row in flat]
+            return _objects(firsts, rows.shape[:-1])
+        picks = [order(row) for row in flat]
         result = np.empty(flat.shape, dtype=object)
         for i, (row, p) in enumerate(zip(flat, picks, strict=True)):
             result[i] = p if fn == "argsort" else row[p]

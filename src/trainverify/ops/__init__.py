@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from trainverify.ops import arithmetic, communication, neural, shaping
+from trainverify.ops import (
+    arithmetic,
+    attention,
+    communication,
+    convolution,
+    indexing,
+    linear_algebra,
+    losses,
+    masks,
+    moe,
+    neural,
+    optimizers,
+    random,
+    reductions,
+    shaping,
+)
 from trainverify.ops.table import OpDef, OpTable
 
 
@@ -13,7 +28,22 @@ def declared(module: ModuleType) -> list[OpDef]:
     return [v for v in vars(module).values() if isinstance(v, OpDef)]
 
 
-_MODULES = (arithmetic, shaping, neural, communication)
-OPS = OpTable({d.name: d for m in _MODULES for d in declared(m)})
+_MODULES = (
+    arithmetic,
+    reductions,
+    shaping,
+    linear_algebra,
+    neural,
+    attention,
+    moe,
+    convolution,
+    indexing,
+    masks,
+    random,
+    losses,
+    optimizers,
+    communication,
+)
+OPS = OpTable({}).extended(d for m in _MODULES for d in declared(m))
 
 __all__ = ["OPS", "OpDef", "OpTable", "declared"]

@@ -1,22 +1,16 @@
-"""Elementwise operators and reductions."""
+"""Elementwise operators: arithmetic, functions, comparisons, logic."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Literal
 
 from trainverify.ops.table import op
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
 
 _ELEMENTWISE = "elementwise"
-_REDUCTION = "reduction"
-
-
-def dims_of(x: Node, dim: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    """The dimensions that a `dim` attribute names; None is all of them."""
-    if dim is None:
-        return tuple(range(x.ndim))
-    return (dim,) if isinstance(dim, int) else dim
+_HALF = Fraction(1, 2)
 
 
 def divided(x: Node, count: int) -> Node:
@@ -70,6 +64,18 @@ def pow_(x: Node, *, exponent: float) -> Node:
     return F.power(x, exponent)
 
 
+@op("sqrt", _ELEMENTWISE)
+def sqrt(x: Node) -> Node:
+    """√x; needs x ≥ 0."""
+    return F.power(x, _HALF)
+
+
+@op("rsqrt", _ELEMENTWISE)
+def rsqrt(x: Node) -> Node:
+    """1/√x; needs x > 0."""
+    return F.power(x, -_HALF)
+
+
 @op("exp", _ELEMENTWISE)
 def exp(x: Node) -> Node:
     """eˣ."""
@@ -82,6 +88,30 @@ def log(x: Node) -> Node:
     return F.call("log", x)
 
 
+@op("sin", _ELEMENTWISE)
+def sin(x: Node) -> Node:
+    """Sine."""
+    return F.call("sin", x)
+
+
+@op("cos", _ELEMENTWISE)
+def cos(x: Node) -> Node:
+    """Cosine."""
+    return F.call("cos", x)
+
+
+@op("tanh", _ELEMENTWISE)
+def tanh(x: Node) -> Node:
+    """Hyperbolic tangent."""
+    return F.call("tanh", x)
+
+
+@op("erf", _ELEMENTWISE)
+def erf(x: Node) -> Node:
+    """Error function."""
+    return F.call("erf", x)
+
+
 @op("relu", _ELEMENTWISE)
 def relu(x: Node) -> Node:
     """x where positive, else 0; derivative 0 at 0."""
@@ -92,23 +122,124 @@ def logistic(x: Node) -> Node:
     return 1 / (1 + F.call("exp", -x))
 
 
+@op("sigmoid", _ELEMENTWISE)
+def sigmoid(x: Node) -> Node:
+    """1 / (1 + e⁻ˣ)."""
+    return logistic(x)
+
+
 @op("silu", _ELEMENTWISE)
 def silu(x: Node) -> Node:
     """x · sigmoid(x)."""
     return x * logistic(x)
 
 
-@op("sum", _REDUCTION)
-def sum_(x: Node, *, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Node:
-    """Sum over dimensions (all of them by default)."""
-    return F.total(x, dims_of(x, dim), keepdim)
+@op("gelu", _ELEMENTWISE)
+def gelu(x: Node, *, approximate: Literal["none", "tanh"] = "none") -> Node:
+    """x/2 · (1 + erf(x/√2)), or its approximation by tanh(√(2/π)·(x + 0.044715·x³))."""
+    if approximate == "none":
+        return x * _HALF * (1 + F.call("erf", x * F.power(F.const(2), -_HALF)))
+    inner = F.power(2 / F.call("pi"), _HALF) * (x + F.power(x, 3) * Fraction(44715, 10**6))
+    return x * _HALF * (1 + F.call("tanh", inner))
 
 
-@op("mean", _REDUCTION)
-def mean(x: Node, *, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Node:
-    """Mean over dimensions (all of them by default)."""
-    dims = dims_of(x, dim)
-    count = 1
-    for d in dims:
-        count *= x.shape[F.axis(d, x.ndim)]
-    return divided(F.total(x, dims, keepdim), count)
+@op("abs", _ELEMENTWISE)
+def abs_(x: Node) -> Node:
+    """|x|; derivative 0 at 0."""
+    return F.call("abs", x)
+
+
+@op("sign", _ELEMENTWISE)
+def sign(x: Node) -> Node:
+    """−1, 0 or 1; derivative 0."""
+    return F.call("sign", x)
+
+
+@op("floor", _ELEMENTWISE)
+def floor(x: Node) -> Node:
+    """The largest integer not above x; derivative 0."""
+    return F.call("floor", x)
+
+
+@op("clamp", _ELEMENTWISE)
+def clamp(x: Node, *, min: float | None = None, max: float | None = None) -> Node:
+    """x limited to [min, max]; derivative 1 inside and on the bounds, 0 outside."""
+    y = x if min is None else F.select(x < min, min, x)
+    return y if max is None else F.select(y > max, max, y)
+
+
+@op("minimum", _ELEMENTWISE)
+def minimum(x: Node, y: Node) -> Node:
+    """The smaller of two elements; at a tie each gets half of the gradient."""
+    return F.call("min", x, y)
+
+
+@op("maximum", _ELEMENTWISE)
+def maximum(x: Node, y: Node) -> Node:
+    """The larger of two elements; at a tie each gets half of the gradient."""
+    return F.call("max", x, y)
+
+
+@op("lt", _ELEMENTWISE)
+def lt(x: Node, y: Node | None = None, *, value: float | None = None) -> Node:
+    """x < y; y is a tensor or the literal `value`."""
+    return x < second(y, value)
+
+
+@op("le", _ELEMENTWISE)
+def le(x: Node, y: Node | None = None, *, value: float | None = None) -> Node:
+    """x ≤ y; y is a tensor or the literal `value`."""
+    return x <= second(y, value)
+
+
+@op("gt", _ELEMENTWISE)
+def gt(x: Node, y: Node | None = None, *, value: float | None = None) -> Node:
+    """x > y; y is a tensor or the literal `value`."""
+    return x > second(y, value)
+
+
+@op("ge", _ELEMENTWISE)
+def ge(x: Node, y: Node | None = None, *, value: float | None = None) -> Node:
+    """x ≥ y; y is a tensor or the literal `value`."""
+    return x >= second(y, value)
+
+
+@op("eq", _ELEMENTWISE)
+def eq(x: Node, y: Node | None = None, *, value: float | None = None) -> Node:
+    """x = y; y is a tensor or the literal `value`."""
+    return F.call("eq", x, second(y, value))
+
+
+@op("ne", _ELEMENTWISE)
+def ne(x: Node, y: Node | None = None, *, value: float | None = None) -> Node:
+    """x ≠ y; y is a tensor or the literal `value`."""
+    return ~F.call("eq", x, second(y, value))
+
+
+def truth(x: Node) -> Node:
+    """Numbers as booleans: true where not zero."""
+    return F.cast(x, "bool")
+
+
+@op("logical_and", _ELEMENTWISE)
+def logical_and(x: Node, y: Node) -> Node:
+    """Both; a number counts as true where it is not zero."""
+    return truth(x) & truth(y)
+
+
+@op("logical_or", _ELEMENTWISE)
+def logical_or(x: Node, y: Node) -> Node:
+    """One or both; a number counts as true where it is not zero."""
+    return truth(x) | truth(y)
+
+
+@op("logical_not", _ELEMENTWISE)
+def logical_not(x: Node) -> Node:
+    """Not; a number counts as true where it is not zero."""
+    return ~truth(x)
+
+
+@op("where", _ELEMENTWISE)
+def where(condition: Node, x: Node, y: Node) -> Node:
+    """x where the condition holds, else y."""
+    return F.select(truth(condition), x, y)

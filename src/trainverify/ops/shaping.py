@@ -15,6 +15,18 @@ def identity(x: Node) -> Node:
     return x
 
 
+@op("contiguous", _SHAPING)
+def contiguous(x: Node) -> Node:
+    """The tensor itself; memory layout has no meaning here."""
+    return x
+
+
+@op("detach", _SHAPING)
+def detach(x: Node) -> Node:
+    """The tensor itself; no gradient flows back."""
+    return F.detach(x)
+
+
 @op("multiref", _SHAPING)
 def multiref(x: Node, *, times: int) -> tuple[Node, ...]:
     """`times` copies of a tensor; its gradient is the sum of theirs."""
@@ -27,8 +39,22 @@ def to(x: Node, *, dtype: str) -> Node:
     return F.cast(x, dtype_kind(dtype))
 
 
+@op("float", _SHAPING)
+def float_(x: Node, *, dtype: str = "f32") -> Node:
+    """As real numbers; the identity on floats."""
+    if dtype_kind(dtype) != "real":
+        raise F.ShapeError(f"{dtype} is not a float type")
+    return F.cast(x, "real")
+
+
 @op("reshape", _SHAPING)
 def reshape(x: Node, *, shape: tuple[int, ...]) -> Node:
+    """The same elements in row-major order under another shape; one size may be −1."""
+    return F.reshape(x, shape)
+
+
+@op("view", _SHAPING)
+def view(x: Node, *, shape: tuple[int, ...]) -> Node:
     """The same elements in row-major order under another shape; one size may be −1."""
     return F.reshape(x, shape)
 
@@ -60,6 +86,15 @@ def concat(*xs: Node, dim: int = 0) -> Node:
     return F.concat(xs, dim)
 
 
+@op("stack", _SHAPING)
+def stack(*xs: Node, dim: int = 0) -> Node:
+    """Tensors of one shape side by side along a new dimension."""
+    if not xs:
+        raise F.ShapeError("stack of nothing")
+    d = F.axis(dim, xs[0].ndim + 1)
+    return F.concat([unsqueezed(x, d) for x in xs], d)
+
+
 @op("split", _SHAPING)
 def split(x: Node, *, sizes: tuple[int, ...], dim: int = 0) -> tuple[Node, ...]:
     """Consecutive pieces of the given sizes along a dimension."""
@@ -72,3 +107,84 @@ def split(x: Node, *, sizes: tuple[int, ...], dim: int = 0) -> tuple[Node, ...]:
         pieces.append(F.take(x, d, start, start + size))
         start += size
     return tuple(pieces)
+
+
+@op("chunk", _SHAPING)
+def chunk(x: Node, *, chunks: int, index: int, dim: int = 0) -> Node:
+    """Piece `index` of `chunks` along a dimension; the pieces have ⌈size/chunks⌉ elements, the last one the rest."""
+    d = F.axis(dim, x.ndim)
+    size = -(-x.shape[d] // chunks)
+    if not 0 <= index * size < max(x.shape[d], 1):
+        raise F.ShapeError(f"no piece {index} of {chunks} of a dimension of size {x.shape[d]}")
+    return F.take(x, d, index * size, min((index + 1) * size, x.shape[d]))
+
+
+def unsqueezed(x: Node, dim: int) -> Node:
+    d = F.axis(dim, x.ndim + 1)
+    return F.reshape(x, (*x.shape[:d], 1, *x.shape[d:]))
+
+
+@op("unsqueeze", _SHAPING)
+def unsqueeze(x: Node, *, dim: int) -> Node:
+    """A new dimension of size 1."""
+    return unsqueezed(x, dim)
+
+
+@op("squeeze", _SHAPING)
+def squeeze(x: Node, *, dim: int | tuple[int, ...] | None = None) -> Node:
+    """Without the named dimensions of size 1 (all of them by default)."""
+    named = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    gone = {F.axis(d, x.ndim) for d in named}
+    return F.reshape(x, tuple(s for d, s in enumerate(x.shape) if d not in gone or s != 1))
+
+
+@op("expand", _SHAPING)
+def expand(x: Node, *, shape: tuple[int, ...]) -> Node:
+    """Dimensions of size 1 repeated to the given sizes; −1 keeps a size, new dimensions come first."""
+    lead = len(shape) - x.ndim
+    if lead < 0 or -1 in shape[:lead]:
+        raise F.ShapeError(f"cannot expand {list(x.shape)} to {list(shape)}")
+    return F.expand(x, tuple(x.shape[d - lead] if s == -1 else s for d, s in enumerate(shape)))
+
+
+@op("flip", _SHAPING)
+def flip(x: Node, *, dims: tuple[int, ...]) -> Node:
+    """The order reversed along the given dimensions."""
+    for d in dims:
+        x = F.flip(x, d)
+    return x
+
+
+@op("roll", _SHAPING)
+def roll(x: Node, *, shifts: tuple[int, ...], dims: tuple[int, ...]) -> Node:
+    """Elements moved up by `shifts` along `dims`; what leaves at the end comes back at the start."""
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[F.axis(dim, x.ndim)]
+        cut = -shift % size
+        x = F.concat([F.take(x, dim, cut, size), F.take(x, dim, 0, cut)], dim) if cut else x
+    return x
+
+
+@op("pad", _SHAPING)
+def pad(x: Node, *, pads: tuple[int, ...], value: float = 0) -> Node:
+    """Copies of a literal before and after; `pads` lists (before, after) from the last dimension on, negative ones cut off."""
+    if len(pads) % 2 or len(pads) > 2 * x.ndim:
+        raise F.ShapeError(f"padding {list(pads)} for {x.ndim} dimensions")
+    for i in range(0, len(pads), 2):
+        d = x.ndim - 1 - i // 2
+        low, high = pads[i : i + 2]
+        x = F.take(x, d, max(-low, 0), x.shape[d] - max(-high, 0))
+        x = F.pad(x, d, max(low, 0), max(high, 0), value)
+    return x
+
+
+@op("arange", _SHAPING)
+def arange(*, start: int = 0, stop: int, step: int = 1, dtype: str = "i64") -> Node:
+    """start, start + step, … below stop."""
+    return F.cast(F.iota(len(range(start, stop, step)), start, step), dtype_kind(dtype))
+
+
+@op("full", _SHAPING)
+def full(*, shape: tuple[int, ...], value: bool | float, dtype: str = "f32") -> Node:
+    """One literal everywhere."""
+    return F.full(value, shape, dtype_kind(dtype))

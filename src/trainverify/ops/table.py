@@ -66,6 +66,7 @@ class OpDef:
     collective: bool = False
     senders: Literal["all", "root"] = "all"
     receivers: Literal["all", "root"] = "all"
+    point_to_point: bool = False
     gradient_of: OpDef | None = None
     doc: str = ""
 
@@ -170,17 +171,18 @@ class OpTable:
         return name in self.definitions or (name.endswith(GRAD) and name[: -len(GRAD)] in self.definitions)
 
     def extended(self, more: Iterable[OpDef]) -> OpTable:
-        added = {d.name: d for d in more}
-        for name in added:
-            if name in self.definitions or name.endswith(GRAD):
-                raise OpError(f"operator {name!r} exists already or is reserved")
-        return OpTable({**self.definitions, **added})
+        result = dict(self.definitions)
+        for d in more:
+            if d.name in result or d.name.endswith(GRAD):
+                raise OpError(f"operator {d.name!r} exists already or is reserved")
+            result[d.name] = d
+        return OpTable(result)
 
     def __getitem__(self, name: str) -> OpDef:
         if name in self.definitions:
             return self.definitions[name]
         base = self.definitions.get(name[: -len(GRAD)]) if name.endswith(GRAD) else None
-        if base is None or base.collective:
+        if base is None or base.collective or base.point_to_point:
             raise UnknownOp(f"unknown operator {name!r}")
         return gradient(base)
 
@@ -199,6 +201,8 @@ class OpTable:
 def _lower(definition: OpDef, attrs: Mapping[str, Any], inputs: tuple[TensorType | None, ...], members: int) -> Lowered:
     check_attributes(definition, attrs)
     check_arity(definition, [t is not None for t in inputs])
+    if definition.point_to_point:
+        raise OpError(f"{definition.name} has a meaning only together with its peer's op")
     lead = () if not definition.collective else (members,) if definition.senders == "all" else (1,)
     nodes = tuple(None if t is None else F.input_(i, lead + t.shape, t.kind) for i, t in enumerate(inputs))
     extra = {"members": members} if definition.collective else {}
@@ -208,7 +212,7 @@ def _lower(definition: OpDef, attrs: Mapping[str, Any], inputs: tuple[TensorType
         shown = ", ".join("-" if t is None else str(t) for t in inputs)
         raise OpError(f"{definition.name}({shown}): {error}") from error
     outputs = list(result) if isinstance(result, tuple) else [result]
-    outputs = F.rebuild([*outputs, *(n for n in nodes if n is not None)])
+    outputs = F.rebuild([*outputs, *(n for n in nodes if n is not None)], _without_detach)
     count = len(outputs) - sum(n is not None for n in nodes)
     rest = iter(outputs[count:])
     fresh = tuple(None if n is None else next(rest) for n in nodes)
@@ -220,6 +224,10 @@ def _lower(definition: OpDef, attrs: Mapping[str, Any], inputs: tuple[TensorType
     if definition.gradient_of is not None:  # a gradient has the type of what it is the gradient of
         kinds = [t for i in attrs["wrt"] if (t := inputs[i]) is not None]
     return Lowered(fresh, tuple(outputs[:count]), tuple(kinds))
+
+
+def _without_detach(node: Node, args: tuple[Node, ...]) -> Node:
+    return args[0] if node.attrs[:1] == ("detach",) else Node(node.prim, args, node.attrs, node.shape, node.kind)
 
 
 def gradient(base: OpDef) -> OpDef:
@@ -237,7 +245,7 @@ def gradient(base: OpDef) -> OpDef:
 
     attributes = (Attribute("wrt", tuple[int, ...]), Attribute("given", tuple[int, ...], (0,)), *base.attributes)
     doc = f"Gradient of `{base.name}`."
-    return OpDef(base.name + GRAD, base.family, fn, base.tensors, base.required + 1, True, attributes, gradient_of=base, doc=doc)
+    return OpDef(base.name + GRAD, base.family, fn, base.tensors, base.required, True, attributes, gradient_of=base, doc=doc)
 
 
 def dtype_kind(dtype: str) -> str:

@@ -134,7 +134,7 @@ def call(fn: str, *operands: Operand, param: Any = None) -> Node:
     nodes = [as_node(o) for o in operands]
     if len(nodes) != row.arity:
         raise ShapeError(f"{fn} takes {row.arity} arguments, got {len(nodes)}")
-    kind = max((n.kind for n in nodes), key=_RANK.__getitem__)
+    kind = max((n.kind for n in nodes), key=_RANK.__getitem__, default="real")
     if row.takes == "real":
         kind = "real"
     elif row.takes == "number" and kind == "bool":
@@ -167,7 +167,15 @@ def power(x: Operand, exponent: Literal) -> Node:
         exponent = Fraction(exponent)
     if exponent == 1:
         return as_node(x)
-    return call("pow", x, param=exponent)
+    base = as_node(x)
+    if not isinstance(exponent, int) or exponent < 0:
+        base = cast(base, "real")
+    return call("pow", base, param=exponent)
+
+
+def detach(x: Node) -> Node:
+    """x with derivative zero; only derivatives can tell, so finished operators no longer contain it."""
+    return call("detach", x)
 
 
 def select(condition: Node, a: Operand, b: Operand) -> Node:
@@ -372,7 +380,8 @@ ROWWISE: Final[dict[str, Kind | None]] = {"cumsum": None, "sort": None, "argsort
 def rowwise(fn: str, x: Node, dim: int, descending: bool = False) -> Node:
     """A function of whole rows along one dimension: cumsum, sort, argsort (stable), argmax, argmin (first)."""
     d = axis(dim, x.ndim)
-    kind = ROWWISE[fn] or ("int" if x.kind == "bool" else x.kind)
+    x = cast(x, "int") if x.kind == "bool" else x
+    kind = ROWWISE[fn] or x.kind
     shape = x.shape
     if fn in ("argmax", "argmin"):
         if x.shape[d] == 0:

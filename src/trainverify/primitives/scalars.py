@@ -41,6 +41,8 @@ def _decide(yes: bool, no: bool) -> bool:
 
 
 def _lt(a: Any, b: Any) -> bool:
+    if a is b:  # one ball object stands for one number, so it equals itself
+        return False
     if isinstance(a, arb) or isinstance(b, arb):
         a, b = arb(a), arb(b)
         return _decide(bool(a < b), bool(a >= b))
@@ -48,6 +50,8 @@ def _lt(a: Any, b: Any) -> bool:
 
 
 def _eq(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
     if isinstance(a, arb) or isinstance(b, arb):
         a, b = arb(a), arb(b)
         if a.is_exact() and b.is_exact():
@@ -57,11 +61,12 @@ def _eq(a: Any, b: Any) -> bool:
 
 
 def _ball_max(a: Any, b: Any) -> Any:
-    return a.max(b) if isinstance(a, arb) else max(a, b)
+    """The larger object itself where that is certain, so that a maximum can be compared with what it came from."""
+    return a if a is b or a >= b else b if a <= b else a.max(b)
 
 
 def _ball_min(a: Any, b: Any) -> Any:
-    return a.min(b) if isinstance(a, arb) else min(a, b)
+    return a if a is b or a <= b else b if a >= b else a.min(b)
 
 
 def _ball_floor(x: arb) -> arb:
@@ -132,6 +137,10 @@ def _half_at_ties(F: Any, a: Any, b: Any) -> list[Any]:
     return [F.select(b < a, 1, half), F.select(a < b, 1, half)]
 
 
+def _pow_partial(F: Any, y: Any, a: Any, param: int | Fraction | float) -> list[Any | None]:
+    return [None if param == 0 else param * F.power(a, param - 1)]
+
+
 _HALF = Fraction(1, 2)
 _ROWS = (
     # arithmetic
@@ -140,7 +149,7 @@ _ROWS = (
     Scalar("mul", 2, "number", None, np.multiply, lambda a, b: a * b, lambda F, y, a, b: [b, a], text="{0}·{1}"),
     Scalar("div", 2, "real", None, np.divide, lambda a, b: a / b, lambda F, y, a, b: [1 / b, -(y / b)], ((1, "nonzero"),), "{0} / {1}"),
     Scalar("neg", 1, "number", None, np.negative, lambda a: -a, lambda F, y, a: [-1], text="-{0}"),
-    Scalar("pow", 1, "number", None, _numeric_pow, _ball_pow, lambda F, y, a, param: [param * F.power(a, param - 1)], text="{0}^{p}"),
+    Scalar("pow", 1, "number", None, _numeric_pow, _ball_pow, _pow_partial, text="{0}^{p}"),
     # smooth functions
     Scalar("exp", 1, "real", None, np.exp, lambda a: a.exp(), lambda F, y, a: [y]),
     Scalar("log", 1, "real", None, np.log, lambda a: a.log(), lambda F, y, a: [1 / a], ((0, "positive"),)),
@@ -169,6 +178,7 @@ _ROWS = (
     Scalar("as_real", 1, "any", "real", lambda a: a.astype(np.float64), arb, lambda F, y, a: [None]),
     Scalar("as_int", 1, "any", "int", lambda a: np.trunc(a).astype(np.int64), _ball_int, lambda F, y, a: [None]),
     Scalar("as_bool", 1, "any", "bool", lambda a: a != 0, lambda a: not _eq(a, 0), lambda F, y, a: [None]),
+    Scalar("detach", 1, "any", None, lambda a: a, lambda a: a, lambda F, y, a: [None], text="{0}"),
     # randomness is a function of (key, offset, index)
     Scalar("uniform", 3, "int", "real", _numeric_uniform, lambda k, o, i: arb(fmpq(*hashed_uniform(k, o, i).as_integer_ratio()))),
 )

@@ -54,10 +54,23 @@ def _reduce(node: Node, g: Node) -> Cotangents:
     kept = tuple(d for d in range(x.ndim) if d not in gone)
     wide_g, wide_y = F.broadcast(g, x.shape, kept), F.broadcast(node, x.shape, kept)
     if fn == "prod":
-        return [wide_g * wide_y / x]  # needs x ≠ 0
+        return [wide_g * _product_of_others(x, gone)]
     hit = F.select(F.call("eq", x, wide_y), 1, 0)  # equal shares at ties, as PyTorch's amax
     count = F.broadcast(F.total(hit, gone), x.shape, kept)
     return [wide_g * F.cast(hit, "real") / F.cast(count, "real")]
+
+
+def _product_of_others(x: Node, dims: tuple[int, ...]) -> Node:
+    """∏ of x over `dims` without the element itself; defined at zeros, where y / x is not."""
+    order = [*(d for d in range(x.ndim) if d not in dims), *dims]
+    moved = F.transpose(x, order)
+    kept = moved.shape[: x.ndim - len(dims)]
+    rows = F.reshape(moved, (*kept, -1))
+    n, k = rows.shape[-1], len(kept)
+    table = F.broadcast(rows, (*kept, n, n), (*range(k), k + 1))  # row i, then element j
+    itself = F.call("eq", F.reshape(F.iota(n), (n, 1)), F.iota(n))
+    others = F.reduce("prod", F.select(itself, 1, table), [k + 1])
+    return F.transpose(F.reshape(others, moved.shape), [order.index(d) for d in range(x.ndim)])
 
 
 def _slice(node: Node, g: Node) -> Cotangents:
@@ -99,7 +112,7 @@ def _select(node: Node, g: Node) -> Cotangents:
     return [None, F.select(c, g, 0), F.select(c, 0, g)]
 
 
-def _spread(ids: Node, g: Node, size: int, d: int) -> Node:
+def spread(ids: Node, g: Node, size: int, d: int) -> Node:
     """Adjoint of gather: adds g[…, j, …] into position ids[…, j, …] of a dimension of `size`."""
     hot = F.one_hot(ids, size)
     labels = [str(i) for i in range(ids.ndim)]
@@ -110,7 +123,7 @@ def _spread(ids: Node, g: Node, size: int, d: int) -> Node:
 def _gather(node: Node, g: Node) -> Cotangents:
     x, ids = node.args
     (d,) = node.attrs
-    return [_spread(ids, g, x.shape[d], d), None]
+    return [spread(ids, g, x.shape[d], d), None]
 
 
 def _rowwise(node: Node, g: Node) -> Cotangents:
@@ -119,7 +132,7 @@ def _rowwise(node: Node, g: Node) -> Cotangents:
     if fn == "cumsum":
         return [F.flip(F.rowwise("cumsum", F.flip(g, d), d), d)]
     if fn == "sort":
-        return [_spread(F.rowwise("argsort", x, d, descending), g, x.shape[d], d)]
+        return [spread(F.rowwise("argsort", x, d, descending), g, x.shape[d], d)]
     return [None]
 
 

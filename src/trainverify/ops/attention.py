@@ -1,0 +1,75 @@
+"""Attention and rotary position embedding."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Literal
+
+from trainverify.ops.masks import causal
+from trainverify.ops.reductions import shift_of
+from trainverify.ops.shaping import unsqueezed
+from trainverify.ops.table import op
+from trainverify.primitives import node as F
+from trainverify.primitives.node import Node
+
+_ATTENTION = "attention"
+
+
+@op("attention", _ATTENTION)
+def attention(
+    q: Node,
+    k: Node,
+    v: Node,
+    mask: Node | None = None,
+    *,
+    is_causal: bool = False,
+    query_offset: int = 0,
+    key_offset: int = 0,
+    scale: float | None = None,
+) -> tuple[Node, Node]:
+    """softmax(scale·q·kᵀ)·v for q [b, h, s, d], k [b, g, t, d], v [b, g, t, e]; h/g query heads share one of keys and values.
+
+    A boolean mask keeps where true, a real one is added; `is_causal` compares positions from the offsets on;
+    scale is d^(−1/2) by default. Returns the result [b, h, s, e] and logsumexp [b, h, s]."""
+    if any(x.ndim != 4 for x in (q, k, v)) or q.shape[1] % k.shape[1]:
+        raise F.ShapeError("attention needs q, k, v [batch, heads, sequence, size], heads of q a multiple of those of k")
+    b, h, s, d = q.shape
+    g, t = k.shape[1:3]
+    grouped = F.reshape(q, (b, g, h // g, s, d))
+    factor = F.power(F.const(d), Fraction(-1, 2)) if scale is None else F.as_node(scale)
+    scores = F.reshape(F.contract("b g r s d, b g t d -> b g r s t", grouped, k), (b, h, s, t)) * factor
+    kept = causal(s, t, query_offset, key_offset) if is_causal else None
+    if mask is not None and mask.kind == "bool":
+        kept = mask if kept is None else kept & mask
+    elif mask is not None:
+        scores = scores + mask
+    shift = shift_of(scores, [-1])  # of the masked ones too: any shift will do
+    e = F.call("exp", scores - shift)
+    e = e if kept is None else F.select(kept, e, 0)
+    weight = F.total(e, [-1], keepdim=True)
+    mixed = F.contract("b g r s t, b g t e -> b g r s e", F.reshape(e / weight, (b, g, h // g, s, t)), v)
+    return F.reshape(mixed, (b, h, s, v.shape[-1])), F.reshape(shift + F.call("log", weight), (b, h, s))
+
+
+@op("apply_rotary_emb", _ATTENTION)
+def apply_rotary_emb(x: Node, cos: Node, sin: Node, *, style: Literal["half", "interleaved"] = "half") -> Node:
+    """x·cos + rotate(x)·sin over the last dimension: pairs (x[i], x[i + d/2]) or, interleaved, (x[2i], x[2i + 1]) turn by an angle.
+
+    cos and sin hold d values, or d/2 of them, one for each pair; they broadcast over the other dimensions."""
+    d = x.shape[-1]
+    if d % 2 or any(a.shape[-1] not in (d, d // 2) for a in (cos, sin)):
+        raise F.ShapeError(f"rotary embedding of size {d} with cos {list(cos.shape)} and sin {list(sin.shape)}")
+    if style == "half":
+        turned = F.concat([-F.take(x, -1, d // 2, d), F.take(x, -1, 0, d // 2)], -1)
+    else:
+        odd, even = F.take(x, -1, 1, d, 2), F.take(x, -1, 0, d, 2)
+        turned = F.reshape(F.concat([unsqueezed(-odd, -1), unsqueezed(even, -1)], -1), x.shape)
+
+    def full(angle: Node) -> Node:
+        if angle.shape[-1] == d:
+            return angle
+        if style == "half":
+            return F.concat([angle, angle], -1)
+        return F.reshape(F.concat([unsqueezed(angle, -1)] * 2, -1), (*angle.shape[:-1], d))
+
+    return x * full(cos) + turned * full(sin)

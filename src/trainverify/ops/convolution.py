@@ -1,0 +1,84 @@
+"""Convolution and pooling. Windows are strided slices, so the rest is a contraction or a reduction."""
+
+from __future__ import annotations
+
+import math
+
+from trainverify.ops.arithmetic import divided
+from trainverify.ops.table import op
+from trainverify.primitives import node as F
+from trainverify.primitives.node import Literal, Node
+
+_CONVOLUTION = "convolution"
+Sizes = int | tuple[int, ...]
+
+
+def each(value: Sizes, n: int) -> tuple[int, ...]:
+    """One number for each of n dimensions."""
+    sizes = (value,) * n if isinstance(value, int) else value
+    if len(sizes) != n:
+        raise F.ShapeError(f"{list(sizes)} for {n} dimensions")
+    return sizes
+
+
+def windows(x: Node, dim: int, kernel: int, stride: int, padding: int, dilation: int, filler: Literal = 0) -> Node:
+    """A new last dimension of size `kernel`; along `dim` remain the places where the window starts."""
+    d = F.axis(dim, x.ndim)
+    x = F.pad(x, d, padding, padding, filler)
+    count = (x.shape[d] - dilation * (kernel - 1) - 1) // stride + 1
+    if count < 1 or kernel < 1:
+        raise F.ShapeError(f"a window of {kernel} (dilation {dilation}) in a dimension of size {x.shape[d]}")
+    slices = [F.take(x, d, i * dilation, i * dilation + (count - 1) * stride + 1, stride) for i in range(kernel)]
+    return F.concat([F.reshape(s, (*s.shape, 1)) for s in slices], x.ndim)
+
+
+def convolved(x: Node, weight: Node, bias: Node | None, options: tuple[Sizes, Sizes, Sizes], groups: int) -> Node:
+    n = weight.ndim - 2
+    if x.ndim != n + 2 or x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise F.ShapeError(f"convolution of {list(x.shape)} with {list(weight.shape)} in {groups} groups")
+    stride, padding, dilation = (each(o, n) for o in options)
+    for i in range(n):
+        x = windows(x, 2 + i, weight.shape[2 + i], stride[i], padding[i], dilation[i])
+    places, kernel = [f"p{i}" for i in range(n)], [f"k{i}" for i in range(n)]
+    x = F.reshape(x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
+    w = F.reshape(weight, (groups, weight.shape[0] // groups, *weight.shape[1:]))
+    y = F.contract_labels([x, w], [["b", "g", "c", *places, *kernel], ["g", "o", "c", *kernel]], ["b", "g", "o", *places])
+    y = F.reshape(y, (y.shape[0], weight.shape[0], *y.shape[3:]))
+    return y if bias is None else y + F.reshape(bias, (-1, *(1,) * n))
+
+
+@op("conv1d", _CONVOLUTION)
+def conv1d(
+    x: Node, weight: Node, bias: Node | None = None, *, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1
+) -> Node:
+    """Cross-correlation of x [b, c, l] with weight [o, c/groups, k]."""
+    return convolved(x, weight, bias, (stride, padding, dilation), groups)
+
+
+@op("conv2d", _CONVOLUTION)
+def conv2d(
+    x: Node, weight: Node, bias: Node | None = None, *, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1
+) -> Node:
+    """Cross-correlation of x [b, c, h, w] with weight [o, c/groups, kh, kw]."""
+    return convolved(x, weight, bias, (stride, padding, dilation), groups)
+
+
+def pooled(x: Node, kernel: Sizes, stride: Sizes | None, padding: Sizes, filler: Literal) -> Node:
+    """The windows of the last two dimensions, as two new last dimensions."""
+    size, pads = each(kernel, 2), each(padding, 2)
+    step = size if stride is None else each(stride, 2)
+    for i, d in enumerate((x.ndim - 2, x.ndim - 1)):
+        x = windows(x, d, size[i], step[i], pads[i], 1, filler)
+    return x
+
+
+@op("max_pool2d", _CONVOLUTION)
+def max_pool2d(x: Node, *, kernel: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> Node:
+    """Maximum over windows of the last two dimensions; at ties the gradient is shared equally (PyTorch: the first one)."""
+    return F.reduce("max", pooled(x, kernel, stride, padding, -math.inf), [-2, -1])
+
+
+@op("avg_pool2d", _CONVOLUTION)
+def avg_pool2d(x: Node, *, kernel: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> Node:
+    """Mean over windows of the last two dimensions; padding counts as zeros."""
+    return divided(F.total(pooled(x, kernel, stride, padding, 0), [-2, -1]), math.prod(each(kernel, 2)))
