@@ -40,8 +40,13 @@ def _decide(yes: bool, no: bool) -> bool:
     return yes
 
 
+def _same(a: Any, b: Any) -> bool:
+    """One ball object stands for one number, so it equals itself (unless it is undefined)."""
+    return a is b and not (isinstance(a, arb) and a.is_nan())
+
+
 def _lt(a: Any, b: Any) -> bool:
-    if a is b:  # one ball object stands for one number, so it equals itself
+    if _same(a, b):
         return False
     if isinstance(a, arb) or isinstance(b, arb):
         a, b = arb(a), arb(b)
@@ -50,7 +55,7 @@ def _lt(a: Any, b: Any) -> bool:
 
 
 def _eq(a: Any, b: Any) -> bool:
-    if a is b:
+    if _same(a, b):
         return True
     if isinstance(a, arb) or isinstance(b, arb):
         a, b = arb(a), arb(b)

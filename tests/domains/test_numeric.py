@@ -1,0 +1,37 @@
+"""The numeric domain: leading dimensions ride along with every primitive."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ops.references import REFERENCES
+from trainverify.domains.ball import Ball, balls
+from trainverify.domains.numeric import NUMERIC
+from trainverify.ops import OPS
+
+LOCAL = [d.name for d in OPS if not d.collective and not d.point_to_point]
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_leading_dimensions_are_independent_runs(name: str) -> None:
+    sample = REFERENCES[name][1][1]
+    runs = [sample.draw(seed) for seed in (1, 2, 3)]
+    lowered = OPS.lower(name, sample.attrs, sample.types)
+    stacked = [None if vs[0] is None else np.stack(vs) for vs in zip(*runs, strict=True)]
+    together = NUMERIC.run(lowered.outputs, stacked, (3,))
+    apart = [NUMERIC.run(lowered.outputs, inputs) for inputs in runs]
+    for result, parts in zip(together, zip(*apart, strict=True), strict=True):
+        np.testing.assert_allclose(result, np.stack(parts), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "topk", "conv1d", "moe_gate", "put_along_dim", "argmax", "create_mask"])
+def test_leading_dimensions_of_balls(name: str) -> None:
+    sample = REFERENCES[name][1][0]
+    inputs = sample.draw(1)
+    lowered = OPS.lower(name, sample.attrs, sample.types)
+    stacked = [None if v is None else balls(np.stack([v, v])) for v in inputs]
+    wanted = NUMERIC.run(lowered.outputs, inputs)
+    for result, want in zip(Ball().run(lowered.outputs, stacked, (2,)), wanted, strict=True):
+        assert result.shape == (2, *want.shape)
+        np.testing.assert_allclose(result.astype(np.float64)[1], want.astype(np.float64), rtol=1e-9, atol=1e-12)
