@@ -1,0 +1,101 @@
+"""Small sizes for axes, and positions on them: partition structure is kept, everything else shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trainverify.axes.structure import Axes, Axis
+
+
+class NotABoundary(Exception):
+    """A position that the reduction did not keep."""
+
+
+class Sizes:
+    """Reduced sizes. Equal pieces stay equal and unequal ones unequal, in the same order."""
+
+    def __init__(self, axes: Axes, used: Iterable[Axis], base: int = 2):
+        self._axes = axes
+        self._size: dict[int, int] = {}
+        self._atoms: dict[int, Axis] = {}
+        self._done: dict[int, Axis] = {}
+        self._family: dict[int, int] = {}  # atom of a sum → another of the same family; sizes are ranked within one
+        for axis in used:
+            self._collect(axis, None)
+        ranks: dict[int, list[int]] = {}
+        for key, a in self._atoms.items():
+            if key in self._family and a.size > 1:
+                ranks.setdefault(self._head(key), []).append(a.size)
+        order = {head: {size: base + i for i, size in enumerate(sorted(set(sizes)))} for head, sizes in ranks.items()}
+        turn = 0
+        for key, a in self._atoms.items():
+            if a.fixed or a.frozen or a.size <= base:
+                self._size[key] = a.size
+            elif key in self._family:
+                self._size[key] = min(a.size, order[self._head(key)][a.size])
+            else:
+                self._size[key] = min(a.size, base + turn % 2)  # 2 and 3 in turn: nothing fits by coincidence
+                turn += 1
+
+    def _head(self, key: int) -> int:
+        while self._family[key] != key:
+            key = self._family[key]
+        return key
+
+    def _collect(self, axis: Axis, owner: int | None) -> int | None:
+        """Note the atoms below an axis; those below one sum are one family. Returns a member of the family."""
+        a = axis.root()
+        if a.factors is not None or a.pieces is not None:
+            if owner is None:
+                if id(a) in self._done:
+                    return None
+                self._done[id(a)] = a
+            member = None
+            for part in a.factors or a.pieces or ():
+                found = self._collect(part, owner)
+                member = member if member is not None else found
+                if a.pieces is not None and owner is None:
+                    owner = found
+            return owner if owner is not None else member
+        self._atoms[id(a)] = a
+        if owner is not None or id(a) in self._family:
+            self._family.setdefault(id(a), id(a))
+            if owner is not None:
+                self._family.setdefault(owner, owner)
+                self._family[self._head(id(a))] = self._head(owner)
+        return id(a)
+
+    def __call__(self, axis: Axis) -> int:
+        a = axis.root()
+        if a.factors is not None:
+            n = 1
+            for f in a.factors:
+                n *= self(f)
+            return n
+        if a.pieces is not None:
+            return sum(self(p) for p in a.pieces)
+        if id(a) not in self._size:  # an axis made after the count: size 0 or 1, or fixed
+            return a.size
+        return self._size[id(a)]
+
+    def position(self, axis: Axis, at: int) -> int:
+        """Where a boundary of the full axis is on the reduced one."""
+        a = axis.root()
+        if at == 0:
+            return 0
+        if at == a.size:
+            return self(a)
+        if a.frozen or a.fixed:
+            return at
+        if a.pieces is not None:
+            start = low = 0
+            for p in a.pieces:
+                if start <= at < start + p.size:
+                    return low + self.position(p, at - start)
+                start, low = start + p.size, low + self(p)
+        if a.factors is not None:
+            digits = self._axes.leaves([a])
+            fast = self._axes.product(digits[1:])
+            slow, rest = divmod(at, fast.size)
+            return self.position(digits[0], slow) * self(fast) + self.position(fast, rest)
+        raise NotABoundary(f"position {at} of {a!r}")

@@ -1,0 +1,73 @@
+"""A lowered op at reduced sizes: sizes and offsets go through the axes, literals stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainverify.axes.inference import Line, NodeAxes, literal
+from trainverify.axes.reduction import NotABoundary, Sizes
+from trainverify.primitives import node as F
+from trainverify.primitives.node import Node, rebuild
+
+
+def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
+    """The same nodes with reduced shapes and attributes."""
+
+    def change(node: Node, args: tuple[Node, ...]) -> Node:
+        dims = axes.dims[id(node)]
+        shape = tuple(sizes(a) for a in dims)
+        attrs = node.attrs
+        match node.prim:
+            case "iota":
+                attrs = (_start(node, axes.lines[id(node)], sizes, shape[0]), node.attrs[1])
+            case "slice":
+                d, start, step = node.attrs
+                attrs = (d, _slice_start(node, axes, sizes, d, start, step), step)
+            case "pad":
+                d, low, high, value = node.attrs
+                first = sizes.position(dims[d], low)
+                attrs = (d, first, shape[d] - first - args[0].shape[d], value)
+            case "one_hot":
+                line = axes.lines[id(node.args[0])]
+                root = None if line is None else line.root()
+                start = node.attrs[0]
+                attrs = (start if root is None or root.axis is None else sizes.position(root.axis, start),)
+            case "map" if node.attrs[0] in ("lt", "le", "eq") and node.args[0].kind == "int":
+                args = tuple(
+                    _point(old, new, axes.lines[id(other)], sizes)
+                    for old, new, other in zip(node.args, args, reversed(node.args), strict=True)
+                )
+        return Node(node.prim, args, attrs, shape, node.kind)
+
+    return rebuild(outputs, change)
+
+
+def _start(node: Node, line: Line | None, sizes: Sizes, size: int) -> int:
+    start: int = node.attrs[0]
+    root = None if line is None else line.root()
+    if root is not None and root.axis is not None:
+        return sizes.position(root.axis, start)
+    full = node.shape[0]
+    if start == 0 or size == full:
+        return start
+    if start % full:
+        raise NotABoundary(f"integers from {start} on, {full} of them")
+    return start // full * size  # counts in its own blocks
+
+
+def _slice_start(node: Node, axes: NodeAxes, sizes: Sizes, d: int, start: int, step: int) -> int:
+    axis = axes.dims[id(node.args[0])][d].root()
+    if step == 1 or axis.frozen:
+        return sizes.position(axis, start)
+    if step == -1:
+        return sizes(axis) - 1
+    return sizes.position(axis, start - start % step) + start % step
+
+
+def _point(old: Node, new: Node, line: Line | None, sizes: Sizes) -> Node:
+    """A literal compared with positions is a position, if it is on the line at all."""
+    value = literal(old)
+    root = None if line is None else line.root()
+    if value is None or root is None or root.axis is None or not 0 <= value <= root.axis.size:
+        return new
+    return F.expand(F.const(sizes.position(root.axis, value)), new.shape)

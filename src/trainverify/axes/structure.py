@@ -1,0 +1,295 @@
+"""Axes: what the dimensions of all tensors of a logical program and a plan are made of.
+
+An `Axis` is a dimension's worth of positions. It is an atom, a product of axes (slow digit first: `[4096]` viewed as
+`[8, 512]`), or a sum of axes (pieces one after the other: a slice or an uneven concat). Operators identify axes with
+one another; identifying two splits them until they have the same structure. Where two structures cannot be
+aligned (`[6]` as `[2, 3]` and as `[3, 2]`) the axis is *frozen*: it keeps its size, and the clash is recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_PIECES = 256
+
+
+class Axis:
+    """A node of a union-find forest. Only the root's fields count."""
+
+    __slots__ = ("factors", "fixed", "frozen", "link", "pieces", "size")
+
+    def __init__(self, size: int, fixed: bool = False):
+        self.size = size
+        self.link: Axis | None = None
+        self.factors: list[Axis] | None = None
+        self.pieces: list[Axis] | None = None
+        self.fixed = fixed  # keeps its size because it counts devices or copies
+        self.frozen = False  # keeps its size because its structure could not be aligned
+
+    def root(self) -> Axis:
+        a = self
+        while a.link is not None:
+            a = a.link
+        if self is not a and self.link is not a:
+            self.link = a
+        return a
+
+    def __repr__(self) -> str:
+        a = self.root()
+        if a.factors is not None:
+            return "(" + " ".join(map(repr, a.factors)) + ")"
+        if a.pieces is not None:
+            return "[" + " + ".join(map(repr, a.pieces)) + "]"
+        return f"{a.size}{'!' if a.frozen else '' if not a.fixed else '='}"
+
+
+@dataclass(frozen=True)
+class Clash:
+    """Two ways to cut one axis that cannot be aligned."""
+
+    text: str
+    where: str
+
+
+class Axes:
+    """Axes under construction; `where` names the op at hand, for messages."""
+
+    def __init__(self) -> None:
+        self.clashes: list[Clash] = []
+        self.where = ""
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def leaves(self, axes: Sequence[Axis]) -> list[Axis]:
+        """Digits of a list of axes, slow first: atoms and sums."""
+        found: list[Axis] = []
+        stack = list(reversed(axes))
+        while stack:
+            a = stack.pop().root()
+            if a.factors is not None:
+                stack.extend(reversed(a.factors))
+            elif a.size != 1:
+                found.append(a)
+        return found
+
+    # -- identifying -------------------------------------------------------------------------------------------------
+
+    def same(self, a: Axis, b: Axis) -> None:
+        a, b = a.root(), b.root()
+        if a is b or a.size == b.size == 1:
+            return
+        if a.size != b.size:
+            raise ValueError(f"axes of sizes {a.size} and {b.size}")
+        if self._atom(a):
+            self._join(a, b)
+        elif self._atom(b):
+            self._join(b, a)
+        elif a.factors is None and b.factors is None:
+            self._same_sums(a, b)
+        else:
+            self.align([a], [b])
+            if a.root() is not b.root() and a.root().factors is not None and b.root().factors is not None:
+                self._join(a.root(), b.root())
+
+    @staticmethod
+    def _atom(a: Axis) -> bool:
+        return a.factors is None and a.pieces is None
+
+    def _join(self, a: Axis, b: Axis) -> None:
+        """a becomes b."""
+        b.fixed |= a.fixed
+        if a.frozen and not b.frozen:
+            self.freeze(b)
+        a.link = b
+        a.factors = a.pieces = None
+
+    def align(self, left: Sequence[Axis], right: Sequence[Axis]) -> None:
+        """Identify two lists of axes as one sequence of positions (a reshape)."""
+        lefts, rights = self.leaves(left), self.leaves(right)
+        while lefts and rights:
+            a, b = lefts[0].root(), rights[0].root()
+            if a.factors is not None or b.factors is not None:  # split meanwhile
+                lefts[:1], rights[:1] = self.leaves([a]), self.leaves([b])
+                continue
+            if a is b:
+                del lefts[0], rights[0]
+            elif a.size == b.size:
+                if self._atom(a):
+                    self._join(a, b)
+                elif self._atom(b):
+                    self._join(b, a)
+                else:
+                    self._same_sums(a, b)
+                del lefts[0], rights[0]
+            elif a.size > b.size and a.size % b.size == 0 and self.split(a, b.size):
+                lefts[:1] = self.leaves([a])
+            elif b.size > a.size and b.size % a.size == 0 and self.split(b, a.size):
+                rights[:1] = self.leaves([b])
+            else:
+                self.clash(f"{[x.size for x in self.leaves(left)]} and {[x.size for x in self.leaves(right)]}", [*left, *right])
+                return
+
+    def clash(self, text: str, axes: Sequence[Axis]) -> None:
+        self.clashes.append(Clash(text, self.where))
+        for a in axes:
+            self.freeze(a)
+
+    def freeze(self, axis: Axis) -> None:
+        a = axis.root()
+        if not a.frozen:
+            a.frozen = True
+            for part in a.factors or a.pieces or ():
+                self.freeze(part)
+
+    def split(self, axis: Axis, slow: int) -> bool:
+        """Make an atom or a sum a product of `slow` and the rest; False where its pieces do not allow it."""
+        a = axis.root()
+        fast = a.size // slow
+        if self._atom(a):
+            parts = [Axis(slow, a.fixed), Axis(fast, a.fixed)]
+            for p in parts:
+                p.frozen = a.frozen
+            a.factors = parts
+            return True
+        if a.factors is not None:
+            return False
+        pieces = [p.root() for p in a.pieces or ()]
+        if any(p.size % fast for p in pieces):
+            return False
+        shared = Axis(fast)
+        counts = []
+        for p in pieces:  # every piece is a number of blocks of the fast digit
+            count = Axis(p.size // fast)
+            self.align([p], [count, shared])
+            counts.append(count)
+        a = axis.root()
+        if a.pieces is None:
+            return a.factors is not None
+        a.pieces = None
+        outer = Axis(slow)
+        if all(c.size == 1 for c in counts):
+            outer.fixed = True
+        else:
+            outer.pieces = counts
+        outer.frozen = a.frozen
+        a.factors = [outer, shared]
+        return True
+
+    def _same_sums(self, a: Axis, b: Axis) -> None:
+        if a.pieces is None or b.pieces is None:
+            self.align([a], [b])
+            return
+        cuts = sorted(set(self.cuts(a)) | set(self.cuts(b)))
+        if len(cuts) > MAX_PIECES:
+            self.clash(f"{len(cuts)} pieces", [a, b])
+            return
+        for axis in (a, b):
+            for c in cuts:
+                self.cut(axis, c)
+        a, b = a.root(), b.root()
+        if a is b:
+            return
+        if a.pieces is None or b.pieces is None:
+            self.same(a, b)
+            return
+        left, right = list(a.pieces), list(b.pieces)
+        if [p.size for p in left] != [p.size for p in right]:
+            self.clash(f"pieces {[p.size for p in left]} and {[p.size for p in right]}", [a, b])
+            return
+        self._join(a, b)
+        for p, q in zip(left, right, strict=True):
+            self.same(p, q)
+
+    def cuts(self, axis: Axis) -> list[int]:
+        """Positions where a sum's pieces begin (none for others)."""
+        a = axis.root()
+        if a.pieces is None:
+            return []
+        found, at = [], 0
+        for p in a.pieces[:-1]:
+            at += p.size
+            found.append(at)
+        return found
+
+    # -- cutting -----------------------------------------------------------------------------------------------------
+
+    def cut(self, axis: Axis, at: int) -> None:
+        """Make `at` a boundary."""
+        a = axis.root()
+        if at in (0, a.size) or a.frozen or a.fixed:
+            return
+        if self._atom(a):
+            a.pieces = [Axis(at), Axis(a.size - at)]
+        elif a.pieces is not None:
+            start = 0
+            for i, p in enumerate(a.pieces):
+                if at == start:
+                    return
+                if start < at < start + p.size:
+                    p = p.root()
+                    self.cut(p, at - start)
+                    p = p.root()
+                    if p.pieces is not None:
+                        a.pieces[i : i + 1] = p.pieces  # keep sums flat
+                    if len(a.pieces) > MAX_PIECES:
+                        self.clash(f"more than {MAX_PIECES} pieces", [a])
+                    return
+                start += p.size
+        else:
+            digits = self.leaves([a])
+            fast = math.prod(d.size for d in digits[1:])
+            slow, rest = divmod(at, fast)
+            self.cut(digits[0], slow)
+            if rest:  # inside one block: isolate the block, then cut the fast digits
+                self.cut(digits[0], slow + 1)
+                self.cut(self.product(digits[1:]), rest)
+
+    def product(self, axes: Sequence[Axis]) -> Axis:
+        if len(axes) == 1:
+            return axes[0]
+        made = Axis(math.prod(a.size for a in axes))
+        made.factors = list(axes)
+        made.frozen = any(a.root().frozen for a in axes)
+        return made
+
+    def piece(self, axis: Axis, start: int, size: int) -> Axis:
+        """The axis of positions start … start+size−1."""
+        a = axis.root()
+        if (start, size) == (0, a.size):
+            return a
+        if size == 0:
+            return Axis(0, fixed=True)
+        self.cut(a, start)
+        self.cut(a, start + size)
+        a = a.root()
+        if a.frozen or (a.fixed and self._atom(a)):
+            made = Axis(size)
+            made.frozen = True
+            return made
+        if a.pieces is not None:
+            at, inside = 0, []
+            for p in a.pieces:
+                if start <= at and at + p.size <= start + size:
+                    inside.append(p)
+                at += p.size
+            if sum(p.size for p in inside) != size:
+                self.clash(f"piece {start}:{start + size} of {a!r}", [a])
+                return Axis(size, fixed=True)
+            if len(inside) == 1:
+                return inside[0]
+            made = Axis(size)
+            made.pieces = inside
+            return made
+        digits = self.leaves([a])
+        fast = math.prod(d.size for d in digits[1:])
+        slow, rest = divmod(start, fast)
+        if rest == 0 and size % fast == 0:
+            return self.product([self.piece(digits[0], slow, size // fast), *digits[1:]])
+        if rest + size <= fast:
+            return self.piece(self.product(digits[1:]), rest, size)
+        self.clash(f"piece {start}:{start + size} of {a!r}", [a])
+        made = Axis(size)
+        made.frozen = True
+        return made
