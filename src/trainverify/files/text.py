@@ -16,7 +16,12 @@ from trainverify.files.errors import Bad, Wrong, show
 from trainverify.files.limits import Limits
 
 _GZIP: Final = b"\x1f\x8b"
-_CHUNK: Final = 1 << 20
+_CHUNK: Final = 1 << 18
+_STEPS: Final = np.zeros(256, np.int8)  # what a byte does to the depth
+_STEPS[[ord("["), ord("{")]] = 1
+_STEPS[[ord("]"), ord("}")]] = -1
+_MARKS: Final = _STEPS != 0
+_MARKS[[ord('"'), ord(",")]] = True
 
 
 def load(path: str | os.PathLike[str], limits: Limits) -> Any:
@@ -70,17 +75,20 @@ def check_structure(data: bytes, limits: Limits) -> None:
     depth, values, inside = 0, 1, 0
     for start in range(0, len(data), _CHUNK):
         piece = np.frombuffer(data, np.uint8, min(_CHUNK, len(data) - start), start)
-        quotes = np.cumsum(piece == ord('"'), dtype=np.int32) + inside
-        outside = (quotes & 1) == 0
+        where = np.flatnonzero(_MARKS[piece])
+        if not len(where):
+            continue
+        marks = piece[where]
+        quotes = np.cumsum(marks == ord('"'), dtype=np.int32) + inside
         inside = int(quotes[-1]) & 1
-        opens = ((piece == ord("[")) | (piece == ord("{"))) & outside
-        closes = ((piece == ord("]")) | (piece == ord("}"))) & outside
-        level = np.cumsum(opens.astype(np.int32) - closes, dtype=np.int32)
-        if depth + int(level.max()) > limits.depth:
-            at = start + int(np.argmax(level + depth > limits.depth))
+        outside = (quotes & 1 == 0) & (marks != ord('"'))
+        steps = _STEPS[marks] * outside
+        level = np.cumsum(steps, dtype=np.int32) + depth
+        if int(level.max()) > limits.depth:
+            at = start + int(where[np.argmax(level > limits.depth)])
             raise Bad(f"nested more than {limits.depth} deep at byte {at}")
-        depth += int(level[-1])
-        values += int(np.count_nonzero(opens)) + int(np.count_nonzero((piece == ord(",")) & outside))
+        depth = int(level[-1])
+        values += int(np.count_nonzero(steps > 0)) + int(np.count_nonzero((marks == ord(",")) & outside))
         if values > limits.values:
             raise Bad(f"more than {limits.values} values")
 
