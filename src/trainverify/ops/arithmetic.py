@@ -58,7 +58,7 @@ def neg(x: Node) -> Node:
     return -x
 
 
-@op("pow", _ELEMENTWISE)
+@op("pow", _ELEMENTWISE, example="x[a,b]; exponent=3")
 def pow_(x: Node, *, exponent: float) -> Node:
     """x to a literal power."""
     return F.power(x, exponent)
@@ -161,7 +161,7 @@ def floor(x: Node) -> Node:
     return F.call("floor", x)
 
 
-@op("clamp", _ELEMENTWISE)
+@op("clamp", _ELEMENTWISE, example="x[a,b]; min=-1, max=1")
 def clamp(x: Node, *, min: float | None = None, max: float | None = None) -> Node:
     """x limited to [min, max]; derivative 1 inside and on the bounds, 0 outside."""
     y = x if min is None else F.select(x < min, min, x)
@@ -239,7 +239,7 @@ def logical_not(x: Node) -> Node:
     return ~truth(x)
 
 
-@op("where", _ELEMENTWISE)
+@op("where", _ELEMENTWISE, example="condition:bool[a,b] x[a,b] y[a,b]")
 def where(condition: Node, x: Node, y: Node) -> Node:
     """x where the condition holds, else y."""
     return F.select(truth(condition), x, y)

@@ -15,7 +15,7 @@ from trainverify.primitives.node import Node
 _ATTENTION = "attention"
 
 
-@op("attention", _ATTENTION)
+@op("attention", _ATTENTION, example="q[b,h,s,d] k[b,h,t,d] v[b,h,t,e]; is_causal=True")
 def attention(
     q: Node,
     k: Node,
@@ -51,7 +51,7 @@ def attention(
     return F.reshape(mixed, (b, h, s, v.shape[-1])), F.reshape(shift + F.call("log", weight), (b, h, s))
 
 
-@op("apply_rotary_emb", _ATTENTION)
+@op("apply_rotary_emb", _ATTENTION, example="x[s,d=6] cos[s,d] sin[s,d]")
 def apply_rotary_emb(x: Node, cos: Node, sin: Node, *, style: Literal["half", "interleaved"] = "half") -> Node:
     """x·cos + rotate(x)·sin over the last dimension: pairs (x[i], x[i + d/2]) or, interleaved, (x[2i], x[2i + 1]) turn by an angle.
 

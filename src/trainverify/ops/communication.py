@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal
 
-from trainverify.ops.table import collective
+from trainverify.ops.table import collective, op
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
 
@@ -45,25 +45,25 @@ def divided_among(x: Node, dim: int, members: int) -> Node:
     return F.move(cut, d, 0)
 
 
-@collective("all_reduce")
+@collective("all_reduce", example="x[a,b]; group='g'")
 def all_reduce(x: Node, *, members: int, group: str, op: Reduction = "sum") -> Node:
     """Sum (avg, max) over the members, on every member."""
     return everywhere(combine(x, op), members)
 
 
-@collective("all_gather")
+@collective("all_gather", example="x[a,b]; group='g'")
 def all_gather(x: Node, *, members: int, group: str, dim: int = 0) -> Node:
     """The members' blocks joined along `dim` in group order, on every member."""
     return everywhere(joined(x, dim), members)
 
 
-@collective("reduce_scatter")
+@collective("reduce_scatter", example="x[a=6,b]; group='g'")
 def reduce_scatter(x: Node, *, members: int, group: str, dim: int = 0, op: Reduction = "sum") -> Node:
     """Sum (avg, max) over the members; each keeps the block at its own position."""
     return divided_among(combine(x, op), dim, members)
 
 
-@collective("all_to_all")
+@collective("all_to_all", example="x[a=6,b]; group='g', split_dim=0, concat_dim=1")
 def all_to_all(x: Node, *, members: int, group: str, split_dim: int, concat_dim: int) -> Node:
     """Each member cuts its tensor along `split_dim`, sends block j to member j, joins what it gets along `concat_dim`."""
     d = F.axis(split_dim, x.ndim - 1) + 1
@@ -76,25 +76,37 @@ def all_to_all(x: Node, *, members: int, group: str, split_dim: int, concat_dim:
     return F.reshape(moved, (*moved.shape[:c], moved.shape[c] * moved.shape[c + 1], *moved.shape[c + 2 :]))
 
 
-@collective("broadcast", senders="root")
+@collective("broadcast", senders="root", example="x[a,b]; group='g', root=0")
 def broadcast(x: Node, *, members: int, group: str, root: int) -> Node:
     """The root's tensor on every member."""
     return everywhere(F.reshape(x, x.shape[1:]), members)
 
 
-@collective("reduce", receivers="root")
+@collective("reduce", receivers="root", example="x[a,b]; group='g', root=0")
 def reduce(x: Node, *, members: int, group: str, root: int, op: Reduction = "sum") -> Node:
     """Sum (avg, max) over the members, on the root only."""
     return everywhere(combine(x, op), 1)
 
 
-@collective("scatter", senders="root")
+@collective("scatter", senders="root", example="x[a=6,b]; group='g', root=0")
 def scatter(x: Node, *, members: int, group: str, root: int, dim: int = 0) -> Node:
     """The root's tensor cut into equal blocks along `dim`, one for each member."""
     return divided_among(F.reshape(x, x.shape[1:]), dim, members)
 
 
-@collective("gather", receivers="root")
+@collective("gather", receivers="root", example="x[a,b]; group='g', root=0")
 def gather(x: Node, *, members: int, group: str, root: int, dim: int = 0) -> Node:
     """The members' blocks joined along `dim` in group order, on the root only."""
     return everywhere(joined(x, dim), 1)
+
+
+@op("send", "communication", point_to_point=True)
+def send(x: Node, *, peer: int, tag: int = 0, batch: str | None = None) -> tuple[Node, ...]:
+    """Hands a tensor to rank `peer`, whose matching `recv` returns it. Ops with the same `batch` next to each other start together."""
+    return ()
+
+
+@op("recv", "communication", point_to_point=True)
+def recv(*, peer: int, shape: tuple[int, ...], dtype: str = "f32", tag: int = 0, batch: str | None = None) -> tuple[Node, ...]:
+    """The tensor that rank `peer` sends: the n-th recv from a peer with a tag gets its n-th send."""
+    return ()

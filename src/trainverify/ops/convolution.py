@@ -47,7 +47,7 @@ def convolved(x: Node, weight: Node, bias: Node | None, options: tuple[Sizes, Si
     return y if bias is None else y + F.reshape(bias, (-1, *(1,) * n))
 
 
-@op("conv1d", _CONVOLUTION)
+@op("conv1d", _CONVOLUTION, example="x[b,c,l=9] weight[o,c,k=2]")
 def conv1d(
     x: Node, weight: Node, bias: Node | None = None, *, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1
 ) -> Node:
@@ -55,7 +55,7 @@ def conv1d(
     return convolved(x, weight, bias, (stride, padding, dilation), groups)
 
 
-@op("conv2d", _CONVOLUTION)
+@op("conv2d", _CONVOLUTION, example="x[b,c,h=9,w=14] weight[o,c,2,2]")
 def conv2d(
     x: Node, weight: Node, bias: Node | None = None, *, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1
 ) -> Node:
@@ -72,13 +72,13 @@ def pooled(x: Node, kernel: Sizes, stride: Sizes | None, padding: Sizes, filler:
     return x
 
 
-@op("max_pool2d", _CONVOLUTION)
+@op("max_pool2d", _CONVOLUTION, example="x[h=6,w=8]; kernel=2")
 def max_pool2d(x: Node, *, kernel: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> Node:
     """Maximum over windows of the last two dimensions; at ties the gradient is shared equally (PyTorch: the first one)."""
     return F.reduce("max", pooled(x, kernel, stride, padding, -math.inf), [-2, -1])
 
 
-@op("avg_pool2d", _CONVOLUTION)
+@op("avg_pool2d", _CONVOLUTION, example="x[h=6,w=8]; kernel=2")
 def avg_pool2d(x: Node, *, kernel: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> Node:
     """Mean over windows of the last two dimensions; padding counts as zeros."""
     return divided(F.total(pooled(x, kernel, stride, padding, 0), [-2, -1]), math.prod(each(kernel, 2)))

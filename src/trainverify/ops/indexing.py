@@ -30,14 +30,14 @@ def spread_to(x: Node, ids: Node, src: Node, d: int) -> Node:
     return y
 
 
-@op("take_along_dim", _INDEXING)
+@op("take_along_dim", _INDEXING, example="x[a,v] ids:i64[a,j]; dim=1")
 def take_along_dim(x: Node, ids: Node, *, dim: int) -> Node:
     """y[…, j, …] = x[…, ids[…, j, …], …] (`torch.gather`); ids may be smaller than x in the other dimensions."""
     d = F.axis(dim, x.ndim)
     return F.gather(cut_to(x, ids, d), ids, d)
 
 
-@op("put_along_dim", _INDEXING)
+@op("put_along_dim", _INDEXING, example="x[a,v] ids:i64[a,j] src[a,j]; dim=1")
 def put_along_dim(x: Node, ids: Node, src: Node, *, dim: int) -> Node:
     """x, with src[…, j, …] written at position ids[…, j, …] (`torch.scatter`); along a dimension, ids must differ."""
     d = F.axis(dim, x.ndim)
@@ -45,13 +45,13 @@ def put_along_dim(x: Node, ids: Node, src: Node, *, dim: int) -> Node:
     return F.select(written > 0, spread_to(x, ids, src, d), x)
 
 
-@op("scatter_add", _INDEXING)
+@op("scatter_add", _INDEXING, example="x[a,v] ids:i64[a,j] src[a,j]; dim=1")
 def scatter_add(x: Node, ids: Node, src: Node, *, dim: int) -> Node:
     """x, with src[…, j, …] added at position ids[…, j, …]."""
     return x + spread_to(x, ids, src, F.axis(dim, x.ndim))
 
 
-@op("index_select", _INDEXING)
+@op("index_select", _INDEXING, example="x[v,h] ids:i64[j]; dim=0")
 def index_select(x: Node, ids: Node, *, dim: int) -> Node:
     """The slices of x at a vector of positions along a dimension."""
     d = F.axis(dim, x.ndim)
@@ -60,13 +60,13 @@ def index_select(x: Node, ids: Node, *, dim: int) -> Node:
     return F.gather(x, F.broadcast(ids, (*x.shape[:d], ids.shape[0], *x.shape[d + 1 :]), (d,)), d)
 
 
-@op("one_hot", _INDEXING)
+@op("one_hot", _INDEXING, example="ids:i64[b]; num_classes=4")
 def one_hot(ids: Node, *, num_classes: int) -> Node:
     """A new last dimension: 1 at the id's position, else 0 (integers); an id out of range gives zeros."""
     return F.cast(F.one_hot(ids, num_classes), "int")
 
 
-@op("topk", _INDEXING)
+@op("topk", _INDEXING, example="x[a,c]; k=2")
 def topk(x: Node, *, k: int, dim: int = -1, largest: bool = True) -> tuple[Node, Node]:
     """The k largest (smallest) elements along a dimension in order, and their positions."""
     ids = F.take(F.rowwise("argsort", x, dim, descending=largest), dim, 0, k)

@@ -40,7 +40,7 @@ def picked(scores: Node, target: Node) -> Node:
     return F.contract("... v, ... v -> ...", scores, F.one_hot(target, scores.shape[-1]))
 
 
-@op("cross_entropy", _LOSS)
+@op("cross_entropy", _LOSS, example="logits[n,v] target:i64[n]")
 def cross_entropy(
     logits: Node, target: Node, *, reduction: Reduction = "mean", ignore_index: int = -100, label_smoothing: float = 0
 ) -> Node:
@@ -56,25 +56,25 @@ def cross_entropy(
     return over_valid(loss, target, ignore_index, reduction)
 
 
-@op("nll_loss", _LOSS)
+@op("nll_loss", _LOSS, example="scores[n,v] target:i64[n]")
 def nll_loss(scores: Node, target: Node, *, reduction: Reduction = "mean", ignore_index: int = -100) -> Node:
     """−scores[target] over the last dimension; ignored targets count neither in the sum nor in the mean."""
     return over_valid(-picked(scores, target), target, ignore_index, reduction)
 
 
-@op("mse_loss", _LOSS)
+@op("mse_loss", _LOSS, example="x[a,b] target[a,b]; reduction='sum'")
 def mse_loss(x: Node, target: Node, *, reduction: Reduction = "mean") -> Node:
     """(x − target)²."""
     return reduced((x - target) * (x - target), reduction)
 
 
-@op("binary_cross_entropy", _LOSS)
+@op("binary_cross_entropy", _LOSS, example="p[a,b] target[a,b]; reduction='sum'")
 def binary_cross_entropy(p: Node, target: Node, *, reduction: Reduction = "mean") -> Node:
     """−target·log p − (1 − target)·log(1 − p), 0 < p < 1 (PyTorch cuts the logarithms off at −100)."""
     return reduced(-(target * F.call("log", p) + (1 - target) * F.call("log", 1 - p)), reduction)
 
 
-@op("binary_cross_entropy_with_logits", _LOSS)
+@op("binary_cross_entropy_with_logits", _LOSS, example="x[a,b] target[a,b]; reduction='sum'")
 def binary_cross_entropy_with_logits(x: Node, target: Node, *, reduction: Reduction = "mean") -> Node:
     """Binary cross entropy of p = sigmoid(x): log(1 + eˣ) − target·x."""
     return reduced(F.call("log", 1 + F.call("exp", x)) - target * x, reduction)

@@ -20,26 +20,26 @@ def causal(queries: int, keys: int, query_offset: int = 0, key_offset: int = 0, 
     return seen if window is None else seen & (F.reshape(F.iota(queries, query_offset - window), (queries, 1)) < column)
 
 
-@op("create_mask", _MASK)
+@op("create_mask", _MASK, example="; queries=3, keys=5, query_offset=2")
 def create_mask(*, queries: int, keys: int, query_offset: int = 0, key_offset: int = 0, window: int | None = None) -> Node:
     """Causal mask bool[queries, keys] of positions starting at the offsets: a query sees keys up to itself, or the last `window`."""
     return causal(queries, keys, query_offset, key_offset, window)
 
 
-@op("segment_mask", _MASK)
+@op("segment_mask", _MASK, example="query_segments:i64[b,s] key_segments:i64[b,t]")
 def segment_mask(query_segments: Node, key_segments: Node, *, is_causal: bool = False, query_offset: int = 0, key_offset: int = 0) -> Node:
     """Mask of packed sequences from segment ids [b, s] and [b, t]: bool[b, s, t], true within a segment (and causal if asked)."""
     same = F.call("eq", unsqueezed(query_segments, -1), unsqueezed(key_segments, -2))
     return same & causal(same.shape[-2], same.shape[-1], query_offset, key_offset) if is_causal else same
 
 
-@op("apply_mask", _MASK)
+@op("apply_mask", _MASK, example="x[a,b] mask:bool[a,b]")
 def apply_mask(x: Node, mask: Node, *, value: float = -math.inf) -> Node:
     """x where the mask is true, else the literal `value`."""
     return F.select(mask, x, value)
 
 
-@op("masked_fill", _MASK)
+@op("masked_fill", _MASK, example="x[a,b] mask:bool[a,b]; value=0")
 def masked_fill(x: Node, mask: Node, *, value: float) -> Node:
     """The literal `value` where the mask is true, else x."""
     return F.select(mask, value, x)

@@ -24,7 +24,7 @@ def chosen(x: Node, k: int) -> Node:
     return F.total(F.one_hot(best(x, k), x.shape[-1]), [-2])
 
 
-@op("moe_gate", _MOE)
+@op("moe_gate", _MOE, example="logits[t,e]; top_k=2, normalize=True")
 def moe_gate(
     logits: Node,
     bias: Node | None = None,

@@ -41,13 +41,13 @@ def affine(x: Node, weight: Node | None, bias: Node | None) -> Node:
     return y if bias is None else y + bias
 
 
-@op("rms_norm", _NEURAL)
+@op("rms_norm", _NEURAL, example="x[b,k] weight[k]")
 def rms_norm(x: Node, weight: Node | None = None, *, eps: float = 1e-6) -> Node:
     """x / √(mean(x²) + eps) · weight over the last dimension."""
     return affine(x * F.power(mean_over(x * x, [-1], keepdim=True) + eps, Fraction(-1, 2)), weight, None)
 
 
-@op("layer_norm", _NEURAL)
+@op("layer_norm", _NEURAL, example="x[b,k] weight[k] bias[k]")
 def layer_norm(x: Node, weight: Node | None = None, bias: Node | None = None, *, dims: int = 1, eps: float = 1e-5) -> Node:
     """(x − mean) / √(variance + eps) · weight + bias over the last `dims` dimensions."""
     last = range(x.ndim - dims, x.ndim)
@@ -66,7 +66,7 @@ def normalised(x: Node, mean: Node, variance: Node, weight: Node | None, bias: N
     return affine(y, None if weight is None else by_channel(weight, x), None if bias is None else by_channel(bias, x))
 
 
-@op("batch_norm", _NEURAL)
+@op("batch_norm", _NEURAL, example="x[n,c] weight[c] bias[c]")
 def batch_norm(
     x: Node,
     weight: Node | None = None,
@@ -103,14 +103,14 @@ def updated(running: Node, new: Node, momentum: float) -> Node:
     return running * (1 - m) + F.detach(new) * m
 
 
-@op("batch_norm_sums", _NEURAL)
+@op("batch_norm_sums", _NEURAL, example="x[n,c,s]")
 def batch_norm_sums(x: Node) -> tuple[Node, Node]:
     """Σ x and Σ x² for each channel of x [n, c, …]: what a synchronised batch norm adds up over its group."""
     others = [d for d in range(x.ndim) if d != 1]
     return F.total(x, others), F.total(x * x, others)
 
 
-@op("batch_norm_apply", _NEURAL)
+@op("batch_norm_apply", _NEURAL, example="x[n,c] total[c] squares[c] weight[c] bias[c]; count=4096")
 def batch_norm_apply(
     x: Node, total: Node, squares: Node, weight: Node | None = None, bias: Node | None = None, *, count: int, eps: float = 1e-5
 ) -> tuple[Node, Node, Node]:
@@ -120,7 +120,7 @@ def batch_norm_apply(
     return normalised(x, mean, variance, weight, bias, eps), mean, variance
 
 
-@op("embedding", _NEURAL)
+@op("embedding", _NEURAL, example="ids:i64[b] weight[v,h]")
 def embedding(ids: Node, weight: Node, *, start: int = 0) -> Node:
     """Rows of `weight` by id. `weight` holds the rows from `start` on; an id outside gives zeros (vocabulary parallel)."""
     return F.contract("... v, v h -> ... h", F.one_hot(ids, weight.shape[0], start), weight)

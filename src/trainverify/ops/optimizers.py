@@ -16,7 +16,7 @@ def exact(value: float) -> Fraction | float:
     return value if isinstance(value, int | Fraction) else Fraction(repr(value))
 
 
-@op("sgd", _OPTIMIZER)
+@op("sgd", _OPTIMIZER, example="w[a,b] grad[a,b] momentum_buffer[a,b]; lr=0.1, momentum=0.9")
 def sgd(
     w: Node,
     grad: Node,
@@ -41,7 +41,7 @@ def sgd(
     return w - step * exact(lr), buffer
 
 
-@op("adamw", _OPTIMIZER)
+@op("adamw", _OPTIMIZER, example="w[a] grad[a] m[a] v[a]; lr=0.1, step=1")
 def adamw(
     w: Node,
     grad: Node,
@@ -66,7 +66,7 @@ def adamw(
     return w * (1 - rate * Fraction(exact(weight_decay))) - update * rate, m_new, v_new
 
 
-@op("clip_factor", _OPTIMIZER)
+@op("clip_factor", _OPTIMIZER, example="norm[]; max_norm=1")
 def clip_factor(norm: Node, *, max_norm: float, eps: float = 1e-6) -> Node:
     """min(1, max_norm / (norm + eps)), as torch.nn.utils.clip_grad_norm_ multiplies gradients by."""
     return F.call("min", F.cast(F.const(1), "real"), exact(max_norm) / (norm + exact(eps)))

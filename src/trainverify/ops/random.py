@@ -15,17 +15,16 @@ def place(shape: Shape, origin: tuple[int, ...], logical_shape: Shape) -> Node:
     """Row-major number, in the logical tensor, of every element of the block of `shape` that starts at `origin`."""
     if not len(shape) == len(origin) == len(logical_shape):
         raise F.ShapeError("origin and logical_shape need one number for each dimension")
-    index = F.full(0, shape)
+    steps = []
     for d, size in enumerate(shape):
         if not 0 <= origin[d] <= origin[d] + size <= logical_shape[d]:
             raise F.ShapeError(f"block {list(shape)} at {list(origin)} is not inside {list(logical_shape)}")
         stride = math.prod(logical_shape[d + 1 :])
-        along = F.iota(size, origin[d] * stride, stride)
-        index = index + F.broadcast(along, shape, (d,))
-    return index
+        steps.append(F.broadcast(F.iota(size, origin[d] * stride, stride), shape, (d,)))
+    return sum(steps[1:], start=steps[0]) if steps else F.const(0)
 
 
-@op("uniform", _RANDOM)
+@op("uniform", _RANDOM, example="; shape=(2, 3), key=7")
 def uniform(
     *,
     shape: tuple[int, ...],
@@ -39,7 +38,7 @@ def uniform(
     return F.call("uniform", key, offset, index)
 
 
-@op("dropout", _RANDOM)
+@op("dropout", _RANDOM, example="x[a,b]; p=0.5, key=7")
 def dropout(
     x: Node,
     *,

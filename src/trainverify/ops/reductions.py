@@ -32,19 +32,19 @@ def mean_over(x: Node, dims: Iterable[int], keepdim: bool = False) -> Node:
     return divided(F.total(x, dims, keepdim), count_of(x, dims))
 
 
-@op("sum", _REDUCTION)
+@op("sum", _REDUCTION, example="x[a,b]; dim=1")
 def sum_(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
     """Sum over dimensions (all of them by default)."""
     return F.total(x, dims_of(x, dim), keepdim)
 
 
-@op("mean", _REDUCTION)
+@op("mean", _REDUCTION, example="x[a,b]; dim=1")
 def mean(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
     """Mean over dimensions (all of them by default)."""
     return mean_over(x, dims_of(x, dim), keepdim)
 
 
-@op("var", _REDUCTION)
+@op("var", _REDUCTION, example="x[a,b]; dim=1")
 def var(x: Node, *, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Node:
     """Σ (x − mean)² / (count − correction) over dimensions (all of them by default)."""
     dims = dims_of(x, dim)
@@ -52,19 +52,19 @@ def var(x: Node, *, dim: Dims = None, correction: int = 1, keepdim: bool = False
     return divided(F.total(centred * centred, dims, keepdim), count_of(x, dims) - correction)
 
 
-@op("amax", _REDUCTION)
+@op("amax", _REDUCTION, example="x[a,b]; dim=1")
 def amax(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
     """Maximum over dimensions; at ties the gradient is shared equally."""
     return F.reduce("max", x, dims_of(x, dim), keepdim)
 
 
-@op("amin", _REDUCTION)
+@op("amin", _REDUCTION, example="x[a,b]; dim=1")
 def amin(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
     """Minimum over dimensions; at ties the gradient is shared equally."""
     return F.reduce("min", x, dims_of(x, dim), keepdim)
 
 
-@op("prod", _REDUCTION)
+@op("prod", _REDUCTION, example="x[a,b]; dim=1")
 def prod(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
     """Product over dimensions (all of them by default)."""
     return F.reduce("prod", x, dims_of(x, dim), keepdim)
@@ -80,19 +80,19 @@ def position(fn: str, x: Node, dim: int | None, keepdim: bool) -> Node:
     return F.reshape(found, (*x.shape[:d], 1, *x.shape[d + 1 :])) if keepdim else found
 
 
-@op("argmax", _REDUCTION)
+@op("argmax", _REDUCTION, example="x[a,b]; dim=1")
 def argmax(x: Node, *, dim: int | None = None, keepdim: bool = False) -> Node:
     """Position of the maximum (the first one) along a dimension, or in the flattened tensor."""
     return position("argmax", x, dim, keepdim)
 
 
-@op("argmin", _REDUCTION)
+@op("argmin", _REDUCTION, example="x[a,b]; dim=1")
 def argmin(x: Node, *, dim: int | None = None, keepdim: bool = False) -> Node:
     """Position of the minimum (the first one) along a dimension, or in the flattened tensor."""
     return position("argmin", x, dim, keepdim)
 
 
-@op("norm", _REDUCTION)
+@op("norm", _REDUCTION, example="x[a,b]; dim=1")
 def norm(x: Node, *, p: float = 2, dim: Dims = None, keepdim: bool = False) -> Node:
     """(Σ |x|ᵖ)^(1/p) over dimensions, p > 0; p = ∞ is the maximum of |x|."""
     dims = dims_of(x, dim)
@@ -104,7 +104,7 @@ def norm(x: Node, *, p: float = 2, dim: Dims = None, keepdim: bool = False) -> N
     return F.power(F.total(powers, dims, keepdim), 1 / Fraction(p))
 
 
-@op("grad_norm", _REDUCTION)
+@op("grad_norm", _REDUCTION, example="x[a,b] y[c]")
 def grad_norm(*xs: Node) -> Node:
     """√(Σ x²) over all elements of all tensors."""
     if not xs:
@@ -118,7 +118,7 @@ def shift_of(x: Node, dims: Iterable[int]) -> Node:
     return F.detach(F.reduce("max", x, dims, keepdim=True))
 
 
-@op("logsumexp", _REDUCTION)
+@op("logsumexp", _REDUCTION, example="x[a,b]; dim=1")
 def logsumexp(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
     """log Σ exp(x) over dimensions, with the maximum subtracted first."""
     dims = dims_of(x, dim)
@@ -128,7 +128,7 @@ def logsumexp(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
     return result if keepdim else F.reshape(result, tuple(s for d, s in enumerate(x.shape) if d not in gone))
 
 
-@op("cumsum", _REDUCTION)
+@op("cumsum", _REDUCTION, example="x[a,b]; dim=1")
 def cumsum(x: Node, *, dim: int) -> Node:
     """Running sum along a dimension: y[i] = Σ over j ≤ i of x[j]."""
     return F.rowwise("cumsum", x, dim)

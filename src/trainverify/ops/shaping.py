@@ -27,19 +27,19 @@ def detach(x: Node) -> Node:
     return F.detach(x)
 
 
-@op("multiref", _SHAPING)
+@op("multiref", _SHAPING, example="x[a,b]; times=2")
 def multiref(x: Node, *, times: int) -> tuple[Node, ...]:
     """`times` copies of a tensor; its gradient is the sum of theirs."""
     return (x,) * times
 
 
-@op("to", _SHAPING)
+@op("to", _SHAPING, example="x[a,b]; dtype='i64'")
 def to(x: Node, *, dtype: str) -> Node:
     """Another dtype. Between floats this is the identity; a float becomes an integer by truncation."""
     return F.cast(x, dtype_kind(dtype))
 
 
-@op("float", _SHAPING)
+@op("float", _SHAPING, example="x:i64[a,b]")
 def float_(x: Node, *, dtype: str = "f32") -> Node:
     """As real numbers; the identity on floats."""
     if dtype_kind(dtype) != "real":
@@ -47,13 +47,13 @@ def float_(x: Node, *, dtype: str = "f32") -> Node:
     return F.cast(x, "real")
 
 
-@op("reshape", _SHAPING)
+@op("reshape", _SHAPING, example="x[a=2,b=3,c]; shape=(6, 5)")
 def reshape(x: Node, *, shape: tuple[int, ...]) -> Node:
     """The same elements in row-major order under another shape; one size may be −1."""
     return F.reshape(x, shape)
 
 
-@op("view", _SHAPING)
+@op("view", _SHAPING, example="x[d=6,c=5]; shape=(2, 3, 5)")
 def view(x: Node, *, shape: tuple[int, ...]) -> Node:
     """The same elements in row-major order under another shape; one size may be −1."""
     return F.reshape(x, shape)
@@ -68,25 +68,25 @@ def transpose(x: Node, *, dim0: int = 0, dim1: int = 1) -> Node:
     return F.transpose(x, order)
 
 
-@op("permute", _SHAPING)
+@op("permute", _SHAPING, example="x[a,b,c]; dims=(2, 0, 1)")
 def permute(x: Node, *, dims: tuple[int, ...]) -> Node:
     """Dimensions in another order."""
     return F.transpose(x, dims)
 
 
-@op("slice", _SHAPING)
+@op("slice", _SHAPING, example="x[a,d=8]; dim=1, start=1, stop=6, step=2")
 def slice_(x: Node, *, dim: int = 0, start: int = 0, stop: int, step: int = 1) -> Node:
     """x[start:stop:step] along one dimension."""
     return F.take(x, dim, start, stop, step)
 
 
-@op("concat", _SHAPING)
+@op("concat", _SHAPING, example="x[a,b] y[c,b]")
 def concat(*xs: Node, dim: int = 0) -> Node:
     """Tensors one after the other along a dimension."""
     return F.concat(xs, dim)
 
 
-@op("stack", _SHAPING)
+@op("stack", _SHAPING, example="x[a,b] y[a,b]")
 def stack(*xs: Node, dim: int = 0) -> Node:
     """Tensors of one shape side by side along a new dimension."""
     if not xs:
@@ -95,7 +95,7 @@ def stack(*xs: Node, dim: int = 0) -> Node:
     return F.concat([unsqueezed(x, d) for x in xs], d)
 
 
-@op("split", _SHAPING)
+@op("split", _SHAPING, example="x[c=5,b]; sizes=(2, 3)")
 def split(x: Node, *, sizes: tuple[int, ...], dim: int = 0) -> tuple[Node, ...]:
     """Consecutive pieces of the given sizes along a dimension."""
     d = F.axis(dim, x.ndim)
@@ -109,7 +109,7 @@ def split(x: Node, *, sizes: tuple[int, ...], dim: int = 0) -> tuple[Node, ...]:
     return tuple(pieces)
 
 
-@op("chunk", _SHAPING)
+@op("chunk", _SHAPING, example="x[d=6,b]; chunks=2, index=1")
 def chunk(x: Node, *, chunks: int, index: int, dim: int = 0) -> Node:
     """Piece `index` of `chunks` along a dimension; the pieces have ⌈size/chunks⌉ elements, the last one the rest."""
     d = F.axis(dim, x.ndim)
@@ -124,13 +124,13 @@ def unsqueezed(x: Node, dim: int) -> Node:
     return F.reshape(x, (*x.shape[:d], 1, *x.shape[d:]))
 
 
-@op("unsqueeze", _SHAPING)
+@op("unsqueeze", _SHAPING, example="x[a,b]; dim=1")
 def unsqueeze(x: Node, *, dim: int) -> Node:
     """A new dimension of size 1."""
     return unsqueezed(x, dim)
 
 
-@op("squeeze", _SHAPING)
+@op("squeeze", _SHAPING, example="x[a,1,b]; dim=1")
 def squeeze(x: Node, *, dim: int | tuple[int, ...] | None = None) -> Node:
     """Without the named dimensions of size 1 (all of them by default)."""
     named = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
@@ -138,7 +138,7 @@ def squeeze(x: Node, *, dim: int | tuple[int, ...] | None = None) -> Node:
     return F.reshape(x, tuple(s for d, s in enumerate(x.shape) if d not in gone or s != 1))
 
 
-@op("expand", _SHAPING)
+@op("expand", _SHAPING, example="x[a,1]; shape=(5, 4)")
 def expand(x: Node, *, shape: tuple[int, ...]) -> Node:
     """Dimensions of size 1 repeated to the given sizes; −1 keeps a size, new dimensions come first."""
     lead = len(shape) - x.ndim
@@ -147,7 +147,7 @@ def expand(x: Node, *, shape: tuple[int, ...]) -> Node:
     return F.expand(x, tuple(x.shape[d - lead] if s == -1 else s for d, s in enumerate(shape)))
 
 
-@op("flip", _SHAPING)
+@op("flip", _SHAPING, example="x[a,b]; dims=(1,)")
 def flip(x: Node, *, dims: tuple[int, ...]) -> Node:
     """The order reversed along the given dimensions."""
     for d in dims:
@@ -155,7 +155,7 @@ def flip(x: Node, *, dims: tuple[int, ...]) -> Node:
     return x
 
 
-@op("roll", _SHAPING)
+@op("roll", _SHAPING, example="x[a,b]; shifts=(1,), dims=(1,)")
 def roll(x: Node, *, shifts: tuple[int, ...], dims: tuple[int, ...]) -> Node:
     """Elements moved up by `shifts` along `dims`; what leaves at the end comes back at the start."""
     for shift, dim in zip(shifts, dims, strict=True):
@@ -165,7 +165,7 @@ def roll(x: Node, *, shifts: tuple[int, ...], dims: tuple[int, ...]) -> Node:
     return x
 
 
-@op("pad", _SHAPING)
+@op("pad", _SHAPING, example="x[a,b]; pads=(1, 2)")
 def pad(x: Node, *, pads: tuple[int, ...], value: float = 0) -> Node:
     """Copies of a literal before and after; `pads` lists (before, after) from the last dimension on, negative ones cut off."""
     if len(pads) % 2 or len(pads) > 2 * x.ndim:
@@ -178,13 +178,13 @@ def pad(x: Node, *, pads: tuple[int, ...], value: float = 0) -> Node:
     return x
 
 
-@op("arange", _SHAPING)
+@op("arange", _SHAPING, example="; start=2, stop=8")
 def arange(*, start: int = 0, stop: int, step: int = 1, dtype: str = "i64") -> Node:
     """start, start + step, … below stop."""
     return F.cast(F.iota(len(range(start, stop, step)), start, step), dtype_kind(dtype))
 
 
-@op("full", _SHAPING)
+@op("full", _SHAPING, example="; shape=(2, 3), value=0")
 def full(*, shape: tuple[int, ...], value: bool | float, dtype: str = "f32") -> Node:
     """One literal everywhere."""
     return F.full(value, shape, dtype_kind(dtype))

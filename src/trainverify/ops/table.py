@@ -1,7 +1,7 @@
 """Operators: what a definition is, how it is declared, and how it becomes primitive nodes.
 
 ```python
-@op("linear", "linear algebra")
+@op("linear", "linear algebra", example="x[b,k] w[o,k] bias[o]")
 def linear(x: Node, w: Node, bias: Node | None = None) -> Node: ...
 ```
 Positional parameters annotated `Node` are tensors, keyword-only parameters are attributes; both are read
@@ -69,6 +69,7 @@ class OpDef:
     point_to_point: bool = False
     gradient_of: OpDef | None = None
     doc: str = ""
+    example: str = ""  # arguments to show it with: "x[b,k] w[o,k]; dim=1"
 
     def attribute(self, name: str) -> Attribute | None:
         return next((a for a in self.attributes if a.name == name), None)
