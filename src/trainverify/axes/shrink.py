@@ -24,7 +24,7 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
                 d, start, step = node.attrs
                 attrs = (d, _slice_start(node, axes, sizes, d, start, step), step)
             case "pad":
-                d, low, high, value = node.attrs
+                d, low, _, value = node.attrs
                 first = sizes.position(dims[d], low)
                 attrs = (d, first, shape[d] - first - args[0].shape[d], value)
             case "one_hot":

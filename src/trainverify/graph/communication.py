@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from trainverify.graph.plan import Groups, Plan, Template
 from trainverify.graph.program import CALL, MAX_CALL_DEPTH, CallError, Function, Op, Ref, Value, bind, call_bindings
@@ -112,38 +113,65 @@ class Communication:
     def members(self, rank: int, event: Event) -> tuple[int, ...]:
         return self.groups[str(self.value(rank, event.target))]
 
+    @cached_property
+    def reached(self) -> dict[int, dict[Value, tuple[int, ...]]]:
+        """For every rank: group or peer → the targets of its program that reach it."""
+        found: dict[int, dict[Value, tuple[int, ...]]] = {}
+        for unit, targets in zip(self.units, self.targets, strict=True):
+            columns = []
+            for _, v in targets:
+                column = unit.bindings.get(v.name) if isinstance(v, Ref) else None
+                columns.append((v,) * len(unit.ranks) if column is None else column)
+            for row, rank in enumerate(unit.ranks):
+                here: dict[Value, tuple[int, ...]] = {}
+                for i, column in enumerate(columns):
+                    here[column[row]] = (*here.get(column[row], ()), i)
+                found[rank] = here
+        return found
+
     def uses(self, rank: int, group: str) -> tuple[int, ...]:
         """Which of its targets reach this group on a rank."""
-        targets = self.targets[self.unit_of[rank]]
-        return tuple(i for i, (kind, v) in enumerate(targets) if kind and self.value(rank, v) == group)
+        return self.reached[rank].get(group, ())
 
     def classes(self) -> list[RankClass]:
         """The coarsest classes of ranks that behave alike (see the module's text)."""
+        reached = self.reached
         ranks = sorted(self.unit_of)
-        resolved = {r: [self.value(r, v) for _, v in self.targets[self.unit_of[r]]] for r in ranks}
-        # initial colour: program, and which targets coincide
-        colour = _number({r: (self.unit_of[r], tuple(resolved[r].index(v) for v in resolved[r])) for r in ranks})
-        kinds = {r: [k for k, _ in self.targets[self.unit_of[r]]] for r in ranks}
-        use = {}
-        for r in ranks:
-            by_group: dict[Value, list[int]] = {}
-            for i, v in enumerate(resolved[r]):
-                by_group.setdefault(v, []).append(i)
-            use[r] = {v: tuple(ix) for v, ix in by_group.items()}
-        used = {v for r in ranks for is_group, v in zip(kinds[r], resolved[r], strict=True) if is_group}
+        used = {v for r in ranks for v in reached[r] if isinstance(v, str)}
+        # initial colour: program, which targets coincide, and tags that differ between ranks
+        tags = [tuple({t: None for e in es if isinstance(t := e.op.get("tag"), Ref)}) for es in self.events]
+        colour = _number(
+            {r: (self.unit_of[r], tuple(reached[r].values()), tuple(self.value(r, t) for t in tags[self.unit_of[r]])) for r in ranks}
+        )
+        count = len(set(colour.values()))
         while True:
-            view = {g: tuple(sorted((colour.get(m, -1), use.get(m, {}).get(g, ())) for m in self.groups.get(str(g), ()))) for g in used}
-            signature = {}
-            for r in ranks:
-                seen = tuple(
-                    view[v] if is_group else (colour.get(v, -1), use.get(v, {}).get(r, ())) if isinstance(v, int) else ("?",)
-                    for is_group, v in zip(kinds[r], resolved[r], strict=True)
+            seen: dict[object, int] = {}  # views of groups by number: they are compared many times
+            view = {
+                g: seen.setdefault(
+                    tuple(sorted((colour.get(m, -1), reached[m].get(g, ()) if m in reached else ()) for m in self.groups.get(g, ()))),
+                    len(seen),
                 )
-                signature[r] = (colour[r], seen)
-            finer = _number(signature)
-            if len(set(finer.values())) == len(set(colour.values())):
+                for g in used
+            }
+            finer = _number(
+                {
+                    r: (
+                        colour[r],
+                        tuple(
+                            (view[v], ix)
+                            if isinstance(v, str)
+                            else (colour.get(v, -1), reached[v].get(r, ()) if v in reached else (), ix)
+                            if isinstance(v, int)
+                            else ("?",)
+                            for v, ix in reached[r].items()
+                        ),
+                    )
+                    for r in ranks
+                }
+            )
+            colour, before, count = finer, count, len(set(finer.values()))
+            if count == before:
                 break
-            colour = finer
         found: dict[int, list[int]] = {}
         for r in ranks:
             found.setdefault(colour[r], []).append(r)
@@ -173,12 +201,14 @@ class Waiting:
 class Schedule:
     """Rendezvous in an order in which they can happen: each step is a set of (class, event index) that meet.
 
-    `stuck` is not empty when some classes never finish: one waiting representative for each.
+    `stuck` is not empty when some classes never finish: one waiting representative for each. `cycle` then
+    are ranks that wait for each other in a circle, or a chain whose last one waits for a rank that has finished.
     """
 
     classes: tuple[RankClass, ...]
     steps: tuple[tuple[tuple[int, int], ...], ...]
     stuck: tuple[Waiting, ...]
+    cycle: tuple[Waiting, ...] = ()
 
 
 def schedule(talk: Communication) -> Schedule:
@@ -221,9 +251,31 @@ class _Run:
         stuck = []
         for c, rest in enumerate(self.started):
             if rest:
-                event = self.lists[c][rest[0]]
-                stuck.append(Waiting(self.classes[c].ranks[0], event, self.blocker(c, event)))
-        return Schedule(tuple(self.classes), tuple(steps), tuple(stuck))
+                rank, event = self.classes[c].ranks[0], self.lists[c][rest[0]]
+                stuck.append(Waiting(rank, event, self.absent(rank, event)))
+        return Schedule(tuple(self.classes), tuple(steps), tuple(stuck), self.cycle(stuck[0].rank) if stuck else ())
+
+    def cycle(self, rank: int) -> tuple[Waiting, ...]:
+        """Follow who waits for whom, rank by rank: classes stand alike, but wait for different ranks."""
+        path: dict[int, Waiting] = {}
+        while rank not in path:
+            c = self.class_of.get(rank)
+            if c is None or not self.started[c]:
+                return tuple(path.values())
+            event = self.lists[c][self.started[c][0]]
+            path[rank] = Waiting(rank, event, self.absent(rank, event))
+            rank = path[rank].waits_for
+        waiting = list(path.values())
+        return tuple(waiting[[w.rank for w in waiting].index(rank) :])
+
+    def absent(self, rank: int, event: Event) -> int:
+        """The first rank that does not answer to an event of exactly this rank."""
+        target = self.talk.value(rank, event.target)
+        whom = self.talk.groups.get(str(target), ()) if event.collective else (target,) if isinstance(target, int) else ()
+        for p in whom:
+            if p != rank and (p not in self.class_of or self.answer(rank, event, p) is None):
+                return p
+        return rank
 
     def start(self, c: int) -> None:
         es, i = self.lists[c], self.following[c]
@@ -282,17 +334,14 @@ class _Run:
             for earlier in self.started[c]:  # an earlier message of the batch to the same peer goes first
                 if earlier == index:
                     break
-                if same_channel(self.lists[c][earlier], event):
+                if self.same_channel(rank, self.lists[c][earlier], event):
                     return None
         return tuple(sorted(found))
 
-    def blocker(self, c: int, event: Event) -> int:
-        rank = self.classes[c].ranks[0]
-        for p in self.partners(c, event):
-            if p not in self.class_of or self.answer(rank, event, p) is None:
-                return p
-        return rank
-
-
-def same_channel(a: Event, b: Event) -> bool:
-    return a.op.name == b.op.name and a.target == b.target and a.op.get("tag", 0) == b.op.get("tag", 0)
+    def same_channel(self, rank: int, a: Event, b: Event) -> bool:
+        value = self.talk.value
+        return (
+            a.op.name == b.op.name
+            and value(rank, a.target) == value(rank, b.target)
+            and value(rank, a.op.get("tag", 0)) == value(rank, b.op.get("tag", 0))
+        )

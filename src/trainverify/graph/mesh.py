@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -46,8 +47,7 @@ class Mesh:
         for name, index in fixed.items():
             if name not in self.names or not 0 <= index < self.length(name):
                 raise ValueError(f"{self} has no {name}={index}")
-        spans = [[fixed[n]] if n in fixed else range(s) for n, s in self.axes]
-        return tuple(self.rank(dict(zip(self.names, c, strict=True))) for c in itertools.product(*spans))
+        return _ranks(self.axes, tuple(sorted(fixed.items())))
 
     def group(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
         """The ranks that differ from `rank` along `axes` only, in rank order."""
@@ -56,3 +56,13 @@ class Mesh:
 
     def __str__(self) -> str:
         return f"mesh({', '.join(f'{n}={s}' for n, s in self.axes)})"
+
+
+@functools.lru_cache(maxsize=4096)
+def _ranks(axes: tuple[tuple[str, int], ...], fixed: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    chosen = dict(fixed)
+    spans, stride = [], 1
+    for name, size in reversed(axes):
+        spans.append([chosen[name] * stride] if name in chosen else range(0, size * stride, stride))
+        stride *= size
+    return tuple(map(sum, itertools.product(*reversed(spans))))

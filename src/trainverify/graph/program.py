@@ -12,7 +12,7 @@ from trainverify.graph.types import TensorType
 
 Phase = Literal["forward", "backward", "optimizer", "metric"]
 PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "metric")
-Role = Literal["loss", "gradient", "parameter", "state", "metric"]
+Role = Literal["loss", "gradient", "parameter", "state", "metric", "declared"]  # "declared": a lineage claim to check, never in files
 CALL: Final = "call"
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -115,8 +115,17 @@ class Output:
     of: str | None = None
 
     def __str__(self) -> str:
-        names = {"loss": "loss", "gradient": f"gradient of {self.of}", "parameter": f"updated parameter {self.of}"}
-        return names.get(self.role, f"updated state {self.of}" if self.role == "state" else f"metric {self.of}")
+        match self.role:
+            case "loss":
+                return "loss"
+            case "gradient":
+                return f"gradient of {self.of}"
+            case "declared":
+                return f"declared lineage of {self.tensor}"
+            case "metric":
+                return f"metric {self.of}"
+            case _:
+                return f"updated {self.role} {self.of}"
 
 
 @dataclass(frozen=True)

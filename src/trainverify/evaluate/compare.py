@@ -1,0 +1,181 @@
+"""Comparing what ranks hold with what the logical program says they should: numbers first, balls to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from flint import arb
+
+from trainverify.domains.arrays import Array
+from trainverify.domains.ball import Ball, precision
+from trainverify.evaluate.run import PlanValues, run_logical, run_plan
+from trainverify.evaluate.small import Small
+from trainverify.graph.lineage import Layout, positions, region
+from trainverify.graph.obligations import Obligation
+from trainverify.primitives.scalars import Undecided
+
+EQUAL, DIFFERENT = 1e-9, 1e-6  # relative to the largest entry of the tensor
+PRECISIONS = (96, 192, 384, 768)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A local tensor that does not look like the part of the logical tensor it should hold."""
+
+    obligation: Obligation
+    layout: Layout
+    rank: int
+    distance: float  # relative; inf where the plan has no number
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A certain difference: one element, both values as enclosures that do not meet."""
+
+    obligation: Obligation
+    layout: Layout
+    rank: int
+    index: tuple[int, ...]  # in the logical tensor
+    got: str
+    want: str
+    seed: int
+
+
+Decision = Literal["equal", "different", "literal rounding", "undecided"]
+
+
+def held(small: Small, layout: Layout, rank: int, whole: Array, local: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """(got, want, flat logical positions) for every part of a holding."""
+    flat = whole.reshape(-1)
+    for part in small.parts[layout, rank]:
+        if not part.padding:
+            got = region(part, local)
+            where = positions(part, small.shapes[layout.logical]).reshape(got.shape)
+            yield got, flat[where], where
+
+
+def places(small: Small) -> dict[int, tuple[int, int]]:
+    return {r: (c, row) for c, k in enumerate(small.classes) for row, r in enumerate(k.ranks)}
+
+
+def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[str, Array], plan: PlanValues) -> tuple[list[Suspect], int]:
+    """Everything that is not clearly equal, and the number of comparisons made."""
+    found: list[Suspect] = []
+    count = 0
+    at = places(small)
+    for o in obligations:
+        want_all = logical[o.output.tensor]
+        for h in o.holdings:
+            for rank in h.ranks:
+                local = plan.get(*at[rank], h.layout.local)
+                count += 1
+                if local is None:
+                    found.append(Suspect(o, h.layout, rank, float("inf")))
+                    continue
+                worst = max((distance(got, want) for got, want, _ in held(small, h.layout, rank, want_all, local)), default=0.0)
+                if worst > EQUAL:
+                    found.append(Suspect(o, h.layout, rank, worst))
+    return found, count
+
+
+def distance(got: Array, want: Array) -> float:
+    if not got.size:
+        return 0.0
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    if np.isnan(want).any():
+        return 0.0 if np.isnan(got).all() else float("inf")
+    scale = max(float(np.abs(want).max()), 1e-300)
+    with np.errstate(all="ignore"):
+        gap = np.abs(got - want)
+    gap = np.where(got == want, 0.0, gap)  # equal infinities
+    worst = float(np.where(np.isnan(gap), np.inf, gap).max())
+    return worst / scale if np.isfinite(worst) else float("inf")
+
+
+def decide(
+    small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], seed: int
+) -> tuple[Decision, Difference | None]:
+    """Settle a suspect in the ball domain, on the same inputs."""
+    part = backward_slice(small, suspect)
+    for bits in PRECISIONS:
+        with precision(bits):
+            try:
+                exact = _ball_difference(part, lineage, suspect, inputs, seed, widen=False)
+                if exact is None:
+                    continue
+                if exact == "equal":
+                    return "equal", None
+                wide = _ball_difference(part, lineage, suspect, inputs, seed, widen=True)
+            except Undecided:
+                continue
+            return ("different", wide) if isinstance(wide, Difference) else ("literal rounding", None)
+    return "undecided", None
+
+
+def _ball_difference(
+    small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], seed: int, widen: bool
+) -> Difference | Literal["equal"] | None:
+    """A certain difference, "equal" (all enclosures meet and are tiny), or None (too wide to tell)."""
+    domain = Ball(widen_literals=widen)
+    logical = run_logical(small, inputs, domain)
+    values = run_plan(small, lineage, inputs, domain)
+    local = values.get(*places(small)[suspect.rank], suspect.layout.local)
+    if local is None:
+        return None
+    tiny = True
+    whole = logical[suspect.layout.logical]
+    shape = small.shapes[suspect.layout.logical]
+    for got, want, where in held(small, suspect.layout, suspect.rank, whole, np.asarray(local, dtype=object)):
+        for g, w, p in zip(got.flat, want.flat, where.flat, strict=True):
+            if _apart(g, w):
+                index = tuple(int(i) for i in np.unravel_index(int(p), shape))
+                return Difference(suspect.obligation, suspect.layout, suspect.rank, index, show(g), show(w), seed)
+            if isinstance(g, arb):
+                tiny &= bool((g - w).abs_upper() < arb(10) ** -40 * (1 + abs(w).abs_upper()))
+    return "equal" if tiny else None
+
+
+def _apart(got: Any, want: Any) -> bool:
+    if isinstance(got, arb) and isinstance(want, arb):
+        if want.is_finite() and not got.is_finite():
+            return bool(got.is_nan()) or not got.overlaps(want)  # the plan has no number where the logical program has one
+        return not got.overlaps(want)
+    return bool(got != want)
+
+
+def show(value: Any) -> str:
+    return value.str(12, radius=False) if isinstance(value, arb) else str(value)
+
+
+def backward_slice(small: Small, suspect: Suspect) -> Small:
+    """Only the steps that the suspect tensor and its logical counterpart need."""
+    need = {suspect.layout.logical}
+    steps = []
+    for step in reversed(small.logical_steps):
+        if any(o in need for o in step.outputs):
+            steps.append(step)
+            need.update(i for i in step.inputs if i is not None)
+    c, _ = places(small)[suspect.rank]
+    wanted: list[set[str]] = [set() for _ in small.classes]
+    wanted[c].add(suspect.layout.local)
+    met: set[int] = set()
+    while True:  # meetings connect classes; go round until nothing new is needed
+        before = sum(map(len, wanted)) + len(met)
+        for k, names in zip(small.classes, wanted, strict=True):
+            for step in reversed(k.order):
+                if any(o in names for o in step.outputs):
+                    names.update(i for i in step.inputs if i is not None)
+        for i, meeting in enumerate(small.meetings):
+            if any(t in wanted[d] for group in meeting.receivers for d, _, t in group):
+                met.add(i)
+                for group in meeting.senders:
+                    for d, _, t in group:
+                        wanted[d].add(t)
+        if sum(map(len, wanted)) + len(met) == before:
+            break
+    pairs = zip(small.classes, wanted, strict=True)
+    classes = [replace(k, order=[s for s in k.order if any(o in names for o in s.outputs)]) for k, names in pairs]
+    return replace(small, logical_steps=steps[::-1], classes=classes, meetings=[m for i, m in enumerate(small.meetings) if i in met])

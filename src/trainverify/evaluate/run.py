@@ -1,0 +1,161 @@
+"""Running both programs at small sizes in any array domain, ranks stacked in front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trainverify.domains.arrays import Array, ArrayDomain
+from trainverify.domains.ball import Ball, balls
+from trainverify.evaluate.small import Small
+from trainverify.graph.lineage import Layout, positions, region
+from trainverify.graph.program import Domain
+
+_FILL: Any = {"real": 0.0, "int": 0, "bool": False}
+
+
+class NotComputed(Exception):
+    """A tensor that no op ever computed (a plan that never gets there)."""
+
+
+def random_inputs(small: Small, seed: int) -> dict[str, Array]:
+    """Values for everything the logical program starts from: small numbers, repeated ids, uneven masks."""
+    rng = np.random.default_rng(seed)
+    program = small.logical
+    values: dict[str, Array] = {}
+    for n in program.sources:
+        values[n] = sample(rng, program.tensors[n].kind, small.shapes[n], small.domains.get(n))
+    return values
+
+
+def sample(rng: np.random.Generator, kind: str, shape: tuple[int, ...], domain: Domain | None) -> Array:
+    if kind == "bool":
+        return rng.random(shape) < 0.6
+    if kind == "int":
+        ids = rng.integers(0, max(1, 4 if domain is None or domain.size is None else domain.size), shape)
+        if domain is not None and domain.ignore is not None and ids.size > 1:
+            flat = ids.reshape(-1)
+            flat[rng.random(ids.size) < 0.3] = domain.ignore
+            flat[rng.integers(0, ids.size)] = 0  # never all ignored
+        return ids
+    values = rng.uniform(-0.9, 0.9, shape)
+    match domain.kind if domain is not None else None:
+        case "nonnegative" | "positive":
+            return np.abs(values) + 0.05
+        case "indicator":
+            return (values > -0.3).astype(np.float64)
+    return values
+
+
+def run_logical(small: Small, inputs: Mapping[str, Array], domain: ArrayDomain) -> dict[str, Array]:
+    values = {n: _in_domain(v, domain) for n, v in inputs.items()}
+    for step in small.logical_steps:
+        args = [None if i is None else values[i] for i in step.inputs]
+        values.update(zip(step.outputs, domain.run(step.nodes, args), strict=True))
+    return values
+
+
+def _in_domain(value: Array, domain: ArrayDomain) -> Array:
+    return balls(value) if isinstance(domain, Ball) else value
+
+
+@dataclass
+class PlanValues:
+    """values[class][tensor] has one row per rank of the class; rows not computed are marked in `done`."""
+
+    values: list[dict[str, Array]] = field(default_factory=list)
+    done: list[dict[str, set[int]]] = field(default_factory=list)
+
+    def get(self, c: int, row: int, tensor: str) -> Array | None:
+        return self.values[c][tensor][row] if row in self.done[c].get(tensor, ()) else None
+
+    def put(self, c: int, rows: tuple[int, ...], tensor: str, value: Array, ranks: int) -> None:
+        store = self.values[c]
+        if len(rows) == ranks and tensor not in store:
+            store[tensor] = value
+        else:
+            if tensor not in store:
+                store[tensor] = np.empty((ranks, *value.shape[1:]), dtype=value.dtype)
+            elif not store[tensor].flags.writeable:
+                store[tensor] = store[tensor].copy()
+            store[tensor][list(rows)] = value
+        self.done[c].setdefault(tensor, set()).update(rows)
+
+
+def run_plan(small: Small, lineage: tuple[Layout, ...], inputs: Mapping[str, Array], domain: ArrayDomain) -> PlanValues:
+    """All ranks of the plan from the same inputs as the logical program, cut by lineage."""
+    out = PlanValues([{} for _ in small.classes], [{} for _ in small.classes])
+    holders: dict[tuple[int, str], list[Layout]] = {}
+    for lay, rank in small.parts:
+        if lay in lineage:
+            holders.setdefault((rank, lay.local), []).append(lay)
+    for c, k in enumerate(small.classes):
+        for n in k.program.sources:
+            shape, kind = small.local_shapes[c][n], k.program.tensors[n].kind
+            rows = [local_value(small, holders.get((r, n), []), r, shape, inputs, kind) for r in k.ranks]
+            out.put(c, tuple(range(len(rows))), n, _in_domain(np.stack(rows), domain), len(rows))
+    pending = [list(k.order) for k in small.classes]
+
+    def advance(c: int) -> None:
+        """Run every local step whose inputs are there."""
+        k = small.classes[c]
+        rest = []
+        for step in pending[c]:
+            ready = all(i is None or set(step.rows) <= out.done[c].get(i, set()) for i in step.inputs)
+            if not ready:
+                rest.append(step)
+                continue
+            full = len(step.rows) == len(k.ranks)
+            args = [None if i is None else out.values[c][i] if full else out.values[c][i][list(step.rows)] for i in step.inputs]
+            for name, value in zip(step.outputs, domain.run(step.nodes, args, (len(step.rows),)), strict=True):
+                out.put(c, step.rows, name, np.asarray(value), len(k.ranks))
+        pending[c] = rest
+
+    for c in range(len(small.classes)):
+        advance(c)
+    for meeting in small.meetings:
+        _meet(small, meeting, out, domain)
+        for c in {c for group in meeting.receivers for c, _, _ in group}:
+            advance(c)
+    return out
+
+
+def _meet(small: Small, meeting: Any, out: PlanValues, domain: ArrayDomain) -> None:
+    stacks = []
+    for group in meeting.senders:
+        members = []
+        for c, row, tensor in group:
+            value = out.get(c, row, tensor)
+            if value is None:
+                raise NotComputed(f"{tensor} on rank {small.classes[c].ranks[row]}")
+            members.append(np.asarray(value))
+        stacks.append(np.stack(members))
+    given = np.stack(stacks)
+    result = given if meeting.nodes is None else domain.run(meeting.nodes, [given], (len(stacks),))[0]
+    for g, group in enumerate(meeting.receivers):
+        for i, (c, row, tensor) in enumerate(group):
+            out.put(c, (row,), tensor, np.asarray(result[g, i])[None], len(small.classes[c].ranks))
+
+
+def local_value(small: Small, layouts: list[Layout], rank: int, shape: tuple[int, ...], inputs: Mapping[str, Array], kind: str) -> Array:
+    """What a rank's source holds, cut out of the logical inputs."""
+    first = next((inputs[lay.logical] for lay in layouts), None)
+    local = np.full(shape, _FILL[kind], dtype=np.float64 if first is None else first.dtype)
+    for lay in layouts:
+        whole = inputs[lay.logical].reshape(-1)
+        for part in small.parts[lay, rank]:
+            if not part.padding:
+                target = region(part, local)
+                target[...] = whole[positions(part, small.shapes[lay.logical])].reshape(target.shape)
+    return local
+
+
+def elements(small: Small) -> int:
+    """A measure of the work: elements of all tensors of all ranks."""
+    logical = sum(math.prod(s) for s in small.shapes.values())
+    local = [sum(math.prod(s) for s in shapes.values()) for shapes in small.local_shapes]
+    return logical + sum(len(k.ranks) * n for k, n in zip(small.classes, local, strict=True))
