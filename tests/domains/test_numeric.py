@@ -9,6 +9,7 @@ from ops.references import REFERENCES
 from trainverify.domains.ball import Ball, balls
 from trainverify.domains.numeric import NUMERIC
 from trainverify.ops import OPS
+from trainverify.primitives import node as F
 
 LOCAL = [d.name for d in OPS if not d.collective and not d.point_to_point]
 
@@ -35,3 +36,19 @@ def test_leading_dimensions_of_balls(name: str) -> None:
     for result, want in zip(Ball().run(lowered.outputs, stacked, (2,)), wanted, strict=True):
         assert result.shape == (2, *want.shape)
         np.testing.assert_allclose(result.astype(np.float64)[1], want.astype(np.float64), rtol=1e-9, atol=1e-12)
+
+
+def test_ids_out_of_range_give_zeros() -> None:
+    x, ids = F.input_(0, (3,), "real"), F.input_(1, (4,), "int")
+    value, at = np.array([2.0, 3.0, 5.0]), np.array([-1, 2, 3, 0])
+    outputs = [F.gather(x, ids, 0), F.one_hot(ids, 3), F.one_hot(ids, 2, start=2)]
+    wanted = [[0, 5, 0, 2], [[0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 0, 0]], [[0, 0], [1, 0], [0, 1], [0, 0]]]
+    assert [r.tolist() for r in NUMERIC.run(outputs, [value, at])] == wanted
+    assert [r.astype(float).tolist() for r in Ball().run(outputs, [balls(value), balls(at)])] == wanted
+
+
+def test_a_real_becomes_an_integer_by_truncation() -> None:
+    x = F.input_(0, (4,), "real")
+    value = np.array([-1.5, -0.25, 0.0, 2.75])
+    for domain, given in ((NUMERIC, value), (Ball(), balls(value))):
+        assert domain.run([F.cast(x, "int")], [given])[0].tolist() == [-1, 0, 0, 2]

@@ -221,8 +221,9 @@ def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: int, **rest: Any)
 
 def _combined(xs: list[Tensor], op: str) -> Tensor:
     result = xs[0]
+    combine = {"max": torch.maximum, "min": torch.minimum, "prod": torch.mul}.get(op, torch.add)
     for x in xs[1:]:
-        result = torch.maximum(result, x) if op == "max" else result + x
+        result = combine(result, x)
     return result / len(xs) if op == "avg" else result
 
 
@@ -238,7 +239,14 @@ def all_to_all(xs: list[Tensor], n: int, split_dim: int, concat_dim: int) -> lis
 _COLLECTIVES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
     "all_reduce": (
         per_rank(lambda xs, n, op="sum": [_combined(xs, op)] * n),
-        (group(2, real(3, 5)), group(3, real(2), op="avg"), group(5, real(2, 1), op="max"), group(1, real(7))),
+        (
+            group(2, real(3, 5)),
+            group(3, real(2), op="avg"),
+            group(5, real(2, 1), op="max"),
+            group(1, real(7)),
+            group(3, real(2), op="min"),
+            group(3, real(2), op="prod"),
+        ),
     ),
     "all_gather": (
         per_rank(lambda xs, n, dim=0: [torch.cat(xs, dim)] * n),
@@ -294,6 +302,9 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(given([3, -2]), exponent=2),
         ),
     ),
+    "square": (torch.square, _VECTORS),
+    "reciprocal": (torch.reciprocal, _VECTORS),
+    "softplus": (nn.softplus, _VECTORS),
     "sqrt": (torch.sqrt, _POSITIVE),
     "rsqrt": (torch.rsqrt, _POSITIVE),
     "exp": (torch.exp, _VECTORS),
@@ -345,6 +356,9 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(real(7, 1), dim=1, correction=0),
         ),
     ),
+    "std": (torch.std, (call(real(2, 3, 5)), call(real(2, 3, 5), dim=(0, -1), keepdim=True), call(real(3, 7), dim=1, correction=0))),
+    "any": (torch.any, (call(bools(2, 3, 5), dim=1), call(ids(2, 7, high=2), dim=(0, 1)), call(bools(3, 1), dim=1, keepdim=True))),
+    "all": (torch.all, (call(bools(2, 3, 5), dim=1), call(ids(2, 7, high=2), dim=(0, 1)), call(bools(3, 1), dim=1, keepdim=True))),
     "amax": (all_dims(torch.amax), (*_REDUCED, call(given([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), dim=1))),
     "amin": (all_dims(torch.amin), (*_REDUCED, call(given([[1.0, 3.0, 1.0], [2.0, 2.0, 2.0]]), dim=1))),
     "prod": (
@@ -441,6 +455,16 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(real(3), chunks=1, index=0),
         ),
     ),
+    "select": (torch.select, (call(real(2, 3), dim=0, index=1), call(real(2, 3, 5), dim=1, index=-1), call(real(1, 7), dim=-1, index=2))),
+    "unbind": (lambda x, dim=0: x.unbind(dim), (call(real(2, 3)), call(real(2, 3, 5), dim=1), call(real(7, 1), dim=-1))),
+    "repeat": (
+        lambda x, sizes: x.repeat(sizes),
+        (call(real(2, 3), sizes=(2, 1)), call(real(5), sizes=(2, 1, 3)), call(real(1, 7), sizes=(3, 2))),
+    ),
+    "repeat_interleave": (
+        torch.repeat_interleave,
+        (call(real(2, 3), repeats=2, dim=0), call(real(2, 3, 5), repeats=3, dim=1), call(real(1, 7), repeats=1, dim=-1)),
+    ),
     "unsqueeze": (torch.unsqueeze, (call(real(2, 3), dim=0), call(real(5), dim=-1), call(real(1, 7), dim=1))),
     "squeeze": (
         lambda x, dim=None: x.squeeze() if dim is None else x.squeeze(dim),
@@ -528,6 +552,14 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(real(2, 5)),
             call(real(7, 3, 5), real(3, 5), None, dims=2, eps=0.1),
             call(real(2, 3), None, real(3)),
+        ),
+    ),
+    "group_norm": (
+        lambda x, w=None, b=None, *, groups, eps=1e-5: nn.group_norm(x, groups, w, b, eps),
+        (
+            call(real(2, 6), real(6), real(6), groups=3),
+            call(real(2, 6, 5), groups=2),
+            call(real(3, 4, 1, 7), real(4), real(4), groups=1, eps=0.1),
         ),
     ),
     "batch_norm": (

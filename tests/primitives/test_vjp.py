@@ -12,7 +12,7 @@ import pytest
 from trainverify.domains.numeric import NUMERIC
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
-from trainverify.primitives.scalars import SCALARS
+from trainverify.primitives.scalars import SCALARS, conditions
 from trainverify.primitives.vjp import RULES, NotDifferentiable, vjp
 
 IDS = F.input_(1, (2, 2), "int")
@@ -86,6 +86,22 @@ def test_partial_derivatives_of_scalar_functions(row: Any) -> None:
         ahead, behind = ([v + s * 1e-6 * (j == i) for j, v in enumerate(values)] for s in (1, -1))
         slope = (NUMERIC.run([y], ahead)[0] - NUMERIC.run([y], behind)[0]) / 2e-6
         np.testing.assert_allclose(found, slope, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("fn", "param", "needed"),
+    [
+        ("pow", 3, ()),
+        ("pow", -2, ((0, "nonzero"),)),
+        ("pow", Fraction(1, 2), ((0, "nonneg"),)),
+        ("pow", Fraction(-1, 2), ((0, "positive"),)),
+        ("div", None, ((1, "nonzero"),)),
+        ("log", None, ((0, "positive"),)),
+        ("exp", None, ()),
+    ],
+)
+def test_when_a_function_is_defined(fn: str, param: Any, needed: Any) -> None:
+    assert conditions(fn, param) == needed
 
 
 def test_product_with_zeros() -> None:

@@ -64,6 +64,18 @@ def pow_(x: Node, *, exponent: float) -> Node:
     return F.power(x, exponent)
 
 
+@op("square", _ELEMENTWISE)
+def square(x: Node) -> Node:
+    """x²."""
+    return x * x
+
+
+@op("reciprocal", _ELEMENTWISE)
+def reciprocal(x: Node) -> Node:
+    """1 / x; needs x ≠ 0."""
+    return 1 / x
+
+
 @op("sqrt", _ELEMENTWISE)
 def sqrt(x: Node) -> Node:
     """√x; needs x ≥ 0."""
@@ -126,6 +138,12 @@ def logistic(x: Node) -> Node:
 def sigmoid(x: Node) -> Node:
     """1 / (1 + e⁻ˣ)."""
     return logistic(x)
+
+
+@op("softplus", _ELEMENTWISE)
+def softplus(x: Node) -> Node:
+    """log(1 + eˣ)."""
+    return F.call("log", 1 + F.call("exp", x))
 
 
 @op("silu", _ELEMENTWISE)

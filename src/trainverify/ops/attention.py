@@ -30,7 +30,7 @@ def attention(
     """softmax(scale·q·kᵀ)·v for q [b, h, s, d], k [b, g, t, d], v [b, g, t, e]; h/g query heads share one of keys and values.
 
     A boolean mask keeps where true, a real one is added; `is_causal` compares positions from the offsets on;
-    scale is d^(−1/2) by default. Returns the result [b, h, s, e] and logsumexp [b, h, s]."""
+    scale is d^(−1/2) by default. Returns the result [b, h, s, e] and logsumexp [b, h, s]; a query that sees no key has neither."""
     if any(x.ndim != 4 for x in (q, k, v)) or q.shape[1] % k.shape[1]:
         raise F.ShapeError("attention needs q, k, v [batch, heads, sequence, size], heads of q a multiple of those of k")
     b, h, s, d = q.shape

@@ -13,13 +13,13 @@ from trainverify.ops.table import collective, op
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
 
-Reduction = Literal["sum", "avg", "max"]
+Reduction = Literal["sum", "avg", "max", "min", "prod"]
 
 
 def combine(x: Node, op: str) -> Node:
     """One value from all members'."""
-    if op == "max":
-        return F.reduce("max", x, [0])
+    if op in ("max", "min", "prod"):
+        return F.reduce(op, x, [0])
     result = F.total(x, [0])
     return result * Fraction(1, x.shape[0]) if op == "avg" else result
 
@@ -47,7 +47,7 @@ def divided_among(x: Node, dim: int, members: int) -> Node:
 
 @collective("all_reduce", example="x[a,b]; group='g'")
 def all_reduce(x: Node, *, members: int, group: str, op: Reduction = "sum") -> Node:
-    """Sum (avg, max) over the members, on every member."""
+    """Sum (or avg, max, min, prod) over the members, on every member."""
     return everywhere(combine(x, op), members)
 
 
@@ -59,7 +59,7 @@ def all_gather(x: Node, *, members: int, group: str, dim: int = 0) -> Node:
 
 @collective("reduce_scatter", example="x[a=6,b]; group='g'")
 def reduce_scatter(x: Node, *, members: int, group: str, dim: int = 0, op: Reduction = "sum") -> Node:
-    """Sum (avg, max) over the members; each keeps the block at its own position."""
+    """Sum (or avg, max, min, prod) over the members; each keeps the block at its own position."""
     return divided_among(combine(x, op), dim, members)
 
 
@@ -84,7 +84,7 @@ def broadcast(x: Node, *, members: int, group: str, root: int) -> Node:
 
 @collective("reduce", receivers="root", example="x[a,b]; group='g', root=0")
 def reduce(x: Node, *, members: int, group: str, root: int, op: Reduction = "sum") -> Node:
-    """Sum (avg, max) over the members, on the root only."""
+    """Sum (or avg, max, min, prod) over the members, on the root only."""
     return everywhere(combine(x, op), 1)
 
 

@@ -56,6 +56,15 @@ def layer_norm(x: Node, weight: Node | None = None, bias: Node | None = None, *,
     return affine(centred * F.power(variance + eps, Fraction(-1, 2)), weight, bias)
 
 
+@op("group_norm", _NEURAL, example="x[n,c=6] weight[c] bias[c]; groups=2")
+def group_norm(x: Node, weight: Node | None = None, bias: Node | None = None, *, groups: int, eps: float = 1e-5) -> Node:
+    """(x − mean) / √(variance + eps) · weight + bias for each sample and group of channels of x [n, c, …]."""
+    rows = F.reshape(x, (x.shape[0], groups, -1))
+    centred = rows - mean_over(rows, [-1], keepdim=True)
+    y = F.reshape(centred * F.power(mean_over(centred * centred, [-1], keepdim=True) + eps, Fraction(-1, 2)), x.shape)
+    return affine(y, None if weight is None else by_channel(weight, x), None if bias is None else by_channel(bias, x))
+
+
 def by_channel(value: Node, x: Node) -> Node:
     """A value for each channel, shaped to go with x [n, c, …]."""
     return F.reshape(value, (-1, *(1,) * (x.ndim - 2)))

@@ -47,9 +47,18 @@ def mean(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
 @op("var", _REDUCTION, example="x[a,b]; dim=1")
 def var(x: Node, *, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Node:
     """Σ (x − mean)² / (count − correction) over dimensions (all of them by default)."""
-    dims = dims_of(x, dim)
+    return variance(x, dims_of(x, dim), correction, keepdim)
+
+
+def variance(x: Node, dims: tuple[int, ...], correction: int, keepdim: bool) -> Node:
     centred = x - mean_over(x, dims, keepdim=True)
     return divided(F.total(centred * centred, dims, keepdim), count_of(x, dims) - correction)
+
+
+@op("std", _REDUCTION, example="x[a,b]; dim=1")
+def std(x: Node, *, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Node:
+    """Square root of the variance."""
+    return F.power(variance(x, dims_of(x, dim), correction, keepdim), Fraction(1, 2))
 
 
 @op("amax", _REDUCTION, example="x[a,b]; dim=1")
@@ -62,6 +71,18 @@ def amax(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
 def amin(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
     """Minimum over dimensions; at ties the gradient is shared equally."""
     return F.reduce("min", x, dims_of(x, dim), keepdim)
+
+
+@op("any", _REDUCTION, example="x:bool[a,b]; dim=1")
+def any_(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
+    """Whether one or more are true (not zero)."""
+    return F.reduce("max", F.cast(x, "bool"), dims_of(x, dim), keepdim)
+
+
+@op("all", _REDUCTION, example="x:bool[a,b]; dim=1")
+def all_(x: Node, *, dim: Dims = None, keepdim: bool = False) -> Node:
+    """Whether all are true (not zero)."""
+    return F.reduce("min", F.cast(x, "bool"), dims_of(x, dim), keepdim)
 
 
 @op("prod", _REDUCTION, example="x[a,b]; dim=1")

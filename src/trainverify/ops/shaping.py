@@ -119,6 +119,21 @@ def chunk(x: Node, *, chunks: int, index: int, dim: int = 0) -> Node:
     return F.take(x, d, index * size, min((index + 1) * size, x.shape[d]))
 
 
+@op("select", _SHAPING, example="x[a,b]; dim=1, index=2")
+def select(x: Node, *, dim: int, index: int) -> Node:
+    """One position of a dimension, which is gone afterwards; a negative index counts from the end."""
+    d = F.axis(dim, x.ndim)
+    i = F.axis(index, x.shape[d])
+    return F.reshape(F.take(x, d, i, i + 1), (*x.shape[:d], *x.shape[d + 1 :]))
+
+
+@op("unbind", _SHAPING, example="x[a,2]; dim=1")
+def unbind(x: Node, *, dim: int = 0) -> tuple[Node, ...]:
+    """All positions of a dimension, each without that dimension."""
+    d = F.axis(dim, x.ndim)
+    return tuple(F.reshape(F.take(x, d, i, i + 1), (*x.shape[:d], *x.shape[d + 1 :])) for i in range(x.shape[d]))
+
+
 def unsqueezed(x: Node, dim: int) -> Node:
     d = F.axis(dim, x.ndim + 1)
     return F.reshape(x, (*x.shape[:d], 1, *x.shape[d:]))
@@ -145,6 +160,26 @@ def expand(x: Node, *, shape: tuple[int, ...]) -> Node:
     if lead < 0 or -1 in shape[:lead]:
         raise F.ShapeError(f"cannot expand {list(x.shape)} to {list(shape)}")
     return F.expand(x, tuple(x.shape[d - lead] if s == -1 else s for d, s in enumerate(shape)))
+
+
+@op("repeat", _SHAPING, example="x[a,b]; sizes=(2, 1)")
+def repeat(x: Node, *, sizes: tuple[int, ...]) -> Node:
+    """The whole tensor `sizes[d]` times along dimension d; new dimensions come first."""
+    if len(sizes) < x.ndim:
+        raise F.ShapeError(f"repeat {list(sizes)} of {x.ndim} dimensions")
+    shape = (1,) * (len(sizes) - x.ndim) + x.shape
+    pairs = [n for size in shape for n in (1, size)]
+    wide = [n for times, size in zip(sizes, shape, strict=True) for n in (times, size)]
+    return F.reshape(F.expand(F.reshape(x, tuple(pairs)), tuple(wide)), tuple(t * s for t, s in zip(sizes, shape, strict=True)))
+
+
+@op("repeat_interleave", _SHAPING, example="x[a,b]; repeats=2, dim=0")
+def repeat_interleave(x: Node, *, repeats: int, dim: int) -> Node:
+    """Every position of a dimension `repeats` times in a row."""
+    d = F.axis(dim, x.ndim)
+    spread = unsqueezed(x, d + 1)
+    wide = F.expand(spread, (*x.shape[: d + 1], repeats, *x.shape[d + 1 :]))
+    return F.reshape(wide, (*x.shape[:d], x.shape[d] * repeats, *x.shape[d + 1 :]))
 
 
 @op("flip", _SHAPING, example="x[a,b]; dims=(1,)")

@@ -188,3 +188,12 @@ _ROWS = (
     Scalar("uniform", 3, "int", "real", _numeric_uniform, lambda k, o, i: arb(fmpq(*hashed_uniform(k, o, i).as_integer_ratio()))),
 )
 SCALARS: Final[dict[str, Scalar]] = {row.name: row for row in _ROWS}
+
+
+def conditions(fn: str, param: int | Fraction | float | None = None) -> tuple[tuple[int, str], ...]:
+    """When a function is defined: `needs` of its row, and for a power what its exponent asks."""
+    if fn != "pow" or param is None:
+        return SCALARS[fn].needs
+    if param == int(param):
+        return () if param >= 0 else ((0, "nonzero"),)
+    return ((0, "nonneg" if param > 0 else "positive"),)
