@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from flint import arb
 
+from ops.references import REFERENCES
 from trainverify.domains.ball import Ball, ball, balls, precision
+from trainverify.domains.numeric import NUMERIC
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.primitives import node as F
@@ -106,3 +108,25 @@ def test_argmax_needs_only_the_largest_to_be_certain() -> None:
     assert Ball().run([F.rowwise("argmax", tied, 0)], [balls(np.array([0.3, 2.0, -1.0]))])[0][()] == 1
     with pytest.raises(Undecided):
         Ball().run([F.rowwise("argsort", tied, 0)], [balls(np.array([0.3, 2.0, -1.0]))])
+
+
+@pytest.mark.parametrize("name", [d.name for d in OPS if not d.collective and not d.point_to_point])
+def test_enclosures_contain_the_values_at_every_point_of_wide_inputs(name: str) -> None:
+    sample = REFERENCES[name][1][0]
+    inputs, radius = sample.draw(8), 1e-3
+    lowered = OPS.lower(name, sample.attrs, sample.types)
+    wide = [v if v is None else balls(v) for v in inputs]
+    reals = [i for i, v in enumerate(inputs) if v is not None and v.dtype.kind == "f"]
+    for i in reals:
+        wide[i] = np.vectorize(lambda b: arb(b, radius), otypes=[object])(wide[i])
+    try:
+        enclosures = Ball().run(lowered.outputs, wide)
+    except Undecided:
+        assert name in ("floor", "moe_gate", "sort", "argsort", "topk", "relu", "to", "eq", "ne", "lt", "le", "gt", "ge")
+        return
+    rng = np.random.default_rng(9)
+    for _ in range(3):
+        point = [v + rng.uniform(-radius, radius, v.shape) if i in reals else v for i, v in enumerate(inputs)]
+        for enclosure, value in zip(enclosures, NUMERIC.run(lowered.outputs, point), strict=True):
+            for b, v in zip(enclosure.flat, value.flat, strict=True):
+                assert not isinstance(b, arb) or b.lower() - 1e-9 <= v <= b.upper() + 1e-9

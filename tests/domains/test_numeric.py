@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from ops.references import REFERENCES
-from trainverify.domains.ball import Ball, balls
+from trainverify.domains.ball import Ball, ball, balls
 from trainverify.domains.numeric import NUMERIC
 from trainverify.ops import OPS
 from trainverify.primitives import node as F
+from trainverify.primitives.scalars import hashed_uniform
 
 LOCAL = [d.name for d in OPS if not d.collective and not d.point_to_point]
 
@@ -52,3 +53,15 @@ def test_a_real_becomes_an_integer_by_truncation() -> None:
     value = np.array([-1.5, -0.25, 0.0, 2.75])
     for domain, given in ((NUMERIC, value), (Ball(), balls(value))):
         assert domain.run([F.cast(x, "int")], [given])[0].tolist() == [-1, 0, 0, 2]
+
+
+def test_random_numbers_are_the_same_in_all_domains() -> None:
+    rng = np.random.default_rng(1)
+    values = [rng.integers(-(2**40), 2**40, (7,)) for _ in range(3)]
+    node = F.call("uniform", *(F.input_(i, (7,), "int") for i in range(3)))
+    wanted = [hashed_uniform(*(int(v) for v in vs)) for vs in zip(*values, strict=True)]
+    assert NUMERIC.run([node], values)[0].tolist() == [float(w) for w in wanted]
+    assert [ball(w).overlaps(b) for w, b in zip(wanted, Ball().run([node], [balls(v) for v in values])[0], strict=True)] == [True] * 7
+    numbers = NUMERIC.run([F.call("uniform", 5, 0, F.iota(4096))], [])[0]
+    assert abs(numbers.mean() - 0.5) < 0.02
+    assert 0 < numbers.min() < 0.01 < 0.99 < numbers.max() < 1

@@ -116,20 +116,30 @@ def _ball_int(x: Any) -> int:
     return int(x)
 
 
+_KEY, _OFFSET, _INDEX, _START = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xA0761D6478BD642F, 0x632BE59BD9B4E019
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
 def hashed_uniform(key: int, offset: int, index: int) -> Fraction:
     """A number in (0, 1), a fixed function of its arguments (splitmix64); all there is to randomness here."""
     mask = (1 << 64) - 1
-    z = (key * 0x9E3779B97F4A7C15 + offset * 0xD1B54A32D192ED03 + index * 0xA0761D6478BD642F + 0x632BE59BD9B4E019) & mask
+    z = (key * _KEY + offset * _OFFSET + index * _INDEX + _START) & mask
     for _ in range(2):
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        z = ((z ^ (z >> 30)) * _MIX[0]) & mask
+        z = ((z ^ (z >> 27)) * _MIX[1]) & mask
         z ^= z >> 31
     return Fraction(2 * (z >> 11) + 1, 1 << 54)
 
 
 def _numeric_uniform(key: Any, offset: Any, index: Any) -> Any:
-    flat = [float(hashed_uniform(int(k), int(o), int(i))) for k, o, i in zip(key.flat, offset.flat, index.flat, strict=True)]
-    return np.array(flat, dtype=np.float64).reshape(key.shape)
+    """`hashed_uniform` on arrays: unsigned 64-bit arithmetic wraps by itself."""
+    u = np.uint64
+    z = key.astype(u) * u(_KEY) + offset.astype(u) * u(_OFFSET) + index.astype(u) * u(_INDEX) + u(_START)
+    for _ in range(2):
+        z = (z ^ (z >> u(30))) * u(_MIX[0])
+        z = (z ^ (z >> u(27))) * u(_MIX[1])
+        z = z ^ (z >> u(31))
+    return (u(2) * (z >> u(11)) + u(1)).astype(np.float64) / 2.0**54
 
 
 def _erf(x: Any) -> Any:
