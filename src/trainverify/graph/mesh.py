@@ -58,7 +58,7 @@ class Mesh:
         return f"mesh({', '.join(f'{n}={s}' for n, s in self.axes)})"
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=256)
 def _ranks(axes: tuple[tuple[str, int], ...], fixed: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
     chosen = dict(fixed)
     spans, stride = [], 1

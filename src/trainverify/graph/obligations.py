@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trainverify.graph.lineage import Layout, Partial, Pattern, Placements, of
+from trainverify.graph.lineage import Layout, Partial, Parts, Pattern, Placements
 from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Output, Program
 
@@ -42,24 +42,32 @@ class Missing:
 
 
 def obligations(logical: Program, plan: Plan, units: Sequence[Template]) -> tuple[list[Obligation], list[Missing]]:
-    """Everything to be shown, and everything that is not there to be shown."""
+    """Everything to be shown, and everything that is not there to be shown.
+
+    A gradient lives as declared for it, on the ranks that report it so; without a declaration, as its parameter
+    does, on every rank that holds the parameter. Layouts of tensors that a rank computes are claims, not holdings.
+    """
     found: list[Obligation] = []
     missing: list[Missing] = []
-    unit_of = {r: u for u in units for r in u.ranks}
+    plans = _Held(plan, units)
     for output in logical.outputs:
         if output.role in ("loss", "metric"):
             holdings = list(_reported(output, units))
             if not holdings:
                 missing.append(Missing(output, None, None, f"no rank reports the {output}"))
         else:
-            declared = [x for x in of(plan.lineage, output.tensor) if output.role == "gradient"]
-            if declared:
+            absent: list[Missing] = []
+            declared = plans.layouts.get(output.tensor, []) if output.role == "gradient" else []
+            holdings = [h for x in declared if (h := plans.reported(x)) is not None]
+            done = frozenset(r for h in holdings for r in h.ranks)
+            explicit = bool(holdings)
+            for lay in plans.layouts.get(str(output.of), []):
+                holdings += plans.updated(output, lay, done, absent)
+            if not holdings and declared:  # never reported: what is declared has to do
                 holdings = [Holding(x, x.holders(plan.mesh)) for x in declared]
-            else:
-                holdings = []
-                for lay in of(plan.lineage, str(output.of)):
-                    holdings += _updated(output, lay, plan, unit_of, missing)
-                if not holdings and not any(m.output == output for m in missing):
+            elif not explicit:
+                missing += absent
+                if not holdings and not absent:
                     missing.append(Missing(output, None, None, f"no rank holds {output.of}"))
         if holdings:
             found.append(Obligation(output, tuple(holdings)))
@@ -73,21 +81,53 @@ def _reported(output: Output, units: Sequence[Template]) -> Iterator[Holding]:
             yield Holding(Layout(output.tensor, local, Placements(())), u.ranks)
 
 
-def _updated(output: Output, lay: Layout, plan: Plan, unit_of: dict[int, Template], missing: list[Missing]) -> Iterator[Holding]:
-    by_name: dict[str, list[int]] = {}
-    absent: dict[str, list[int]] = {}
-    for rank in lay.holders(plan.mesh):
-        unit = unit_of.get(rank)
-        local = None if unit is None else unit.program.output(output.role, lay.local)
-        if local is None:
-            absent.setdefault("program" if unit is None else unit.program.name, []).append(rank)
-        else:
-            by_name.setdefault(local, []).append(rank)
-    for name, ranks in absent.items():
-        shown = f"rank {ranks[0]}" + (f" (and {len(ranks) - 1} more)" if len(ranks) > 1 else "")
-        missing.append(Missing(output, ranks[0], lay.local, f"{shown} of {name!r} holds {lay.local} but has no {output}"))
-    for local, ranks in by_name.items():
-        yield Holding(replace(lay, logical=output.tensor, local=local), tuple(ranks))
+class _Held:
+    """Who holds what, looked up by program instead of by rank."""
+
+    def __init__(self, plan: Plan, units: Sequence[Template]):
+        self.mesh = plan.mesh
+        self.units = units
+        self.unit_of = {r: i for i, u in enumerate(units) for r in u.ranks}
+        self.outputs = [{(o.role, o.of): o.tensor for o in reversed(u.program.outputs)} for u in units]
+        self.gradients = [{o.tensor for o in u.program.outputs if o.role == "gradient"} for u in units]
+        self.sources = [frozenset(u.program.sources) for u in units]
+        self.layouts: dict[str, list[Layout]] = {}
+        for lay in plan.lineage:
+            self.layouts.setdefault(lay.logical, []).append(lay)
+        self._split: dict[tuple[tuple[str, int], ...], dict[int | None, tuple[int, ...]]] = {}
+
+    def split(self, lay: Layout) -> dict[int | None, tuple[int, ...]]:
+        """Holders by the program they run (None: no program)."""
+        if lay.where in self._split and not isinstance(lay.form, Parts):
+            return self._split[lay.where]
+        found: dict[int | None, list[int]] = {}
+        for rank in lay.holders(self.mesh):
+            found.setdefault(self.unit_of.get(rank), []).append(rank)
+        result = {u: tuple(ranks) for u, ranks in found.items()}
+        if not isinstance(lay.form, Parts):
+            self._split[lay.where] = result
+        return result
+
+    def reported(self, lay: Layout) -> Holding | None:
+        """The ranks whose program reports the local tensor as a gradient."""
+        ranks = [r for u, rs in self.split(lay).items() if u is not None and lay.local in self.gradients[u] for r in rs]
+        return Holding(lay, tuple(ranks)) if ranks else None
+
+    def updated(self, output: Output, lay: Layout, done: frozenset[int], missing: list[Missing]) -> Iterator[Holding]:
+        by_name: dict[str, list[int]] = {}
+        for u, ranks in self.split(lay).items():
+            rest = [r for r in ranks if r not in done] if done else list(ranks)
+            if not rest or (u is not None and lay.local in self.units[u].program.tensors and lay.local not in self.sources[u]):
+                continue
+            local = None if u is None else self.outputs[u].get((output.role, lay.local))
+            if local is None:
+                name = "program" if u is None else self.units[u].program.name
+                shown = f"rank {rest[0]}" + (f" (and {len(rest) - 1} more)" if len(rest) > 1 else "")
+                missing.append(Missing(output, rest[0], lay.local, f"{shown} of {name!r} holds {lay.local} but has no {output}"))
+            else:
+                by_name.setdefault(local, []).extend(rest)
+        for local, found in by_name.items():
+            yield Holding(replace(lay, logical=output.tensor, local=local), tuple(found))
 
 
 def is_partial(lay: Layout) -> bool:
