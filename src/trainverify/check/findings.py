@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -11,6 +12,7 @@ Severity = Literal["error", "unsupported", "warning"]
 
 # code → title. TV1xx programs, TV2xx communication, TV3xx lineage and obligations.
 CODES: Final[dict[str, str]] = {
+    "TV100": "object that is not a program or plan",
     "TV101": "tensor that nothing defines",
     "TV102": "use before definition",
     "TV103": "tensor defined twice",
@@ -23,6 +25,7 @@ CODES: Final[dict[str, str]] = {
     "TV110": "reference that nothing binds",
     "TV111": "backward op of a forward op that does not exist",
     "TV112": "communication in a logical program",
+    "TV113": "missing or malformed type",
     "TV201": "unknown or malformed group",
     "TV202": "rank outside its group",
     "TV203": "members of a collective disagree",
@@ -40,6 +43,7 @@ CODES: Final[dict[str, str]] = {
     "TV307": "missing output",
     "TV308": "nothing to verify",
     "TV309": "preconditions that differ",
+    "TV310": "lineage between different kinds of sources",
 }
 
 
@@ -59,3 +63,51 @@ class Finding:
         )
         hint = f"\n  hint: {self.hint}" if self.hint else ""
         return f"{self.code} {CODES[self.code]}{where}: {self.message}{hint}"
+
+
+class Report:
+    """Findings as they are made: each once, and of every code at most `most`; the rest is counted."""
+
+    def __init__(self, most: int = 100):
+        self.most = most
+        self._found: list[Finding] = []
+        self._seen: set[tuple[str, str, str | None]] = set()
+        self._counts: dict[str, int] = {}
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        *,
+        rank: int | None = None,
+        tensor: str | None = None,
+        source: Source | None = None,
+        hint: str | None = None,
+        severity: Severity = "error",
+    ) -> None:
+        key = (code, message, None if source is None else str(source))
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self._counts[code] = self._counts.get(code, 0) + 1
+        if self._counts[code] <= self.most:
+            self._found.append(Finding(code, message, rank, tensor, source, hint, severity))
+
+    def has(self, *codes: str) -> bool:
+        """Whether something other than a warning was found under one of these codes."""
+        return any(f.code in codes and f.severity != "warning" for f in self._found)
+
+    def findings(self) -> list[Finding]:
+        more = [Finding(c, f"{n - self.most} more like these") for c, n in self._counts.items() if n > self.most]
+        return [*self._found, *more]
+
+
+def others(count: int, what: str) -> str:
+    """` (and 3 more ranks)`, or nothing."""
+    return f" (and {count} more {what})" if count > 0 else ""
+
+
+def names(items: Iterable[str], most: int = 6) -> str:
+    """A few names, the rest counted."""
+    listed = list(items)
+    return ", ".join(listed[:most]) + (f", … ({len(listed)} in all)" if len(listed) > most else "")

@@ -1,0 +1,86 @@
+"""The whole well-formedness check of a logical program and a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainverify.check.bodies import Bodies
+from trainverify.check.findings import Finding, Report, names, others
+from trainverify.check.lineage import check_lineage
+from trainverify.check.operators import Operators
+from trainverify.check.programs import check_program
+from trainverify.check.talk import check_talk
+from trainverify.graph.plan import Plan, PlanError, Template, units
+from trainverify.graph.program import Program
+from trainverify.ops import OPS
+from trainverify.ops.table import OpTable
+
+
+def validate(logical: Program | None, plan: Plan | None, ops: OpTable = OPS) -> list[Finding]:
+    """Everything that is wrong with them; nothing is skipped because it is not understood.
+
+    Either may be absent: then only what the other one says by itself is checked.
+    """
+    report = Report()
+    operators = Operators(ops)
+    if logical is not None:
+        _guarded(report, "the logical program", lambda: _logical(logical, operators, report))
+    found: list[Template] = []
+    if plan is not None:
+        _guarded(report, f"plan {getattr(plan, 'name', '?')}", lambda: found.extend(_plan(plan, operators, report)))
+    if logical is not None and plan is not None and found:
+        _guarded(report, "lineage", lambda: check_lineage(logical, plan, found, report))
+    return report.findings()
+
+
+def _guarded(report: Report, what: str, check: Callable[[], object]) -> None:
+    """An object so malformed that a check fails on it is a finding too."""
+    try:
+        check()
+    except MemoryError:
+        raise
+    except Exception as error:
+        report.add("TV100", f"{what}: {type(error).__name__}: {error}")
+
+
+def _logical(program: Program, operators: Operators, report: Report) -> None:
+    check_program(program, {}, Bodies(operators, report, None), True)
+
+
+def _plan(plan: Plan, operators: Operators, report: Report) -> list[Template]:
+    """Programs and communication. Returns the programs as they run, or nothing where that cannot be said."""
+    if not _ranks(plan, report):
+        return []
+    try:
+        found = list(units(plan))
+    except PlanError as error:
+        report.add("TV208", str(error))
+        return []
+    bodies = Bodies(operators, report, plan.groups)
+    followed = [check_program(u.program, plan.functions, bodies, False, u) for u in found]
+    if all(followed) and not report.has("TV100", "TV107", "TV110"):
+        check_talk(plan, found, operators, report)
+    return found
+
+
+def _ranks(plan: Plan, report: Report) -> bool:
+    """Every rank of the mesh runs exactly one program."""
+    seen: dict[int, str] = {}
+    good = True
+    for t in plan.templates:
+        for r in t.ranks:
+            if type(r) is not int or not 0 <= r < plan.size:
+                report.add("TV207", f"{t.program.name}: there is no rank {r!r} in {plan.mesh}")
+                good = False
+            elif r in seen:
+                report.add("TV207", f"rank {r} runs {seen[r]} and {t.program.name}", rank=r)
+                good = False
+            else:
+                seen[r] = t.program.name
+    missing = [r for r in range(plan.size) if r not in seen]
+    if missing:
+        hint = f"ranks {names(map(str, missing))}" if len(missing) > 1 else None
+        report.add(
+            "TV207", f"rank {missing[0]} of {plan.mesh} runs no program{others(len(missing) - 1, 'ranks')}", rank=missing[0], hint=hint
+        )
+    return good and not missing
