@@ -364,6 +364,11 @@ def _same_space(found: Sequence[tuple[bool, Box]], shape: tuple[int, ...]) -> tu
     return [box if is_flat else flat(box, shape) for is_flat, box in found], (math.prod(shape),)
 
 
+def _plain(box: Box) -> list[Box]:
+    """A flat box as ranges; others have nothing but ranges."""
+    return [box] if len(box) != 1 else [(plain(int(p), int(p) + r.block),) for r in box[0] for p in r.starts()]
+
+
 def _intervals(box: Box) -> list[tuple[int, int]]:
     """A flat box as sorted ranges."""
     return sorted((r.start + i * r.stride, r.start + i * r.stride + r.block) for r in box[0] for i in range(r.count))

@@ -79,7 +79,7 @@ class Decoder:
         self.used[what] = self.used.get(what, 0) + n
         most: int = getattr(self.limits, what)
         if self.used[what] > most:
-            raise Bad(f"more than {most} {what.replace('_', ' ')}")
+            raise Bad(f"more than {most} {'items in ranges and runs' if what == 'expanded' else what}")
 
     def name(self, data: Any) -> str:
         known = self.names.get(data) if type(data) is str else None

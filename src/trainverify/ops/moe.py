@@ -42,7 +42,7 @@ def moe_gate(
     A bias is added for the choice only. With groups, only experts of the best `top_groups` groups can be
     chosen; a group counts as its best expert, or as the sum of its best two."""
     scores = softmax_of(logits, -1) if scoring == "softmax" else logistic(logits)
-    choice = F.detach(scores if bias is None else scores + bias)
+    choice = scores if bias is None else scores + bias  # only its order matters, which has no derivative
     if groups > 1:
         experts = logits.shape[-1]
         parts = F.reshape(choice, (*logits.shape[:-1], groups, experts // groups))
