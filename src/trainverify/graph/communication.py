@@ -26,17 +26,17 @@ class Event:
     given: TensorType | None
     result: TensorType | None
 
-    @property
+    @cached_property
     def collective(self) -> bool:
         return self.op.get("group") is not None
 
-    @property
+    @cached_property
     def target(self) -> Value:
         """The group of a collective, or the peer."""
         found: Value = self.op.get("group") if self.collective else self.op.get("peer")
         return found
 
-    @property
+    @cached_property
     def batch(self) -> str | None:
         return None if self.collective else self.op.get("batch")
 
