@@ -300,6 +300,7 @@ class _References:
         self._outlines: dict[str | None, _Outline] = {}
         self._visited: set[Any] = set()
         self._projected: dict[tuple[str, str], tuple[Value, ...]] = {}
+        self._distinct: dict[tuple[tuple[str, str], ...], list[tuple[int, tuple[Value, ...]]]] = {}
 
     def run(self) -> None:
         for name, column in self.columns.items():
@@ -367,14 +368,19 @@ class _References:
         # a reference that is a group or peer as a whole counts by what it does to types; others by their values
         role = {v.name: k for k, v in attrs.items() if isinstance(v, Ref) and k in ("group", *_NAMES_A_RANK)}
         plain = {n for k, v in attrs.items() if not (isinstance(v, Ref) and role.get(v.name) == k) for n in references(v)}
-        columns = [self._column(n, "" if n in plain else role.get(n, "")) for n in needed]
-        seen: dict[Any, int] = {}
-        for row, values in enumerate(zip(*columns, strict=True)):
-            seen.setdefault(repr(values) if len(columns) > 1 else (type(values[0]), values[0]), row)
-        for row in seen.values():
-            here = {n: c[row] for n, c in zip(needed, columns, strict=True)}
+        for row, values in self._combinations(tuple((n, "" if n in plain else role.get(n, "")) for n in needed)):
+            here = dict(zip(needed, values, strict=True))
             concrete = {k: resolve(v, here) for k, v in attrs.items()}
             self.bodies.types(outline.body, op, concrete, outline.types, self.ranks[row])
+
+    def _combinations(self, key: tuple[tuple[str, str], ...]) -> list[tuple[int, tuple[Value, ...]]]:
+        """The distinct values that some references have together, each with the first row that has them."""
+        if key not in self._distinct:
+            seen: dict[str, tuple[int, tuple[Value, ...]]] = {}
+            for row, values in enumerate(zip(*(self._column(n, role) for n, role in key), strict=True)):
+                seen.setdefault(repr(values), (row, values))
+            self._distinct[key] = list(seen.values())
+        return self._distinct[key]
 
     def _column(self, name: str, role: str) -> tuple[Value, ...]:
         """A column with values that cannot make a difference to types made equal."""

@@ -127,7 +127,10 @@ class _Lineage:
                 self._seen.add(key)
                 problem = next((p for part in parts if (p := part_problem(part, local.shape, kind.shape)) is not None), None)
                 if problem is None:
-                    self._shares(lay, rank, parts, kind.shape)
+                    try:
+                        self._shares(lay, rank, parts, kind.shape)
+                    except TooFine as error:
+                        self.report.add("TV304", f"{self.shown(lay)}: {error}", rank=rank, tensor=lay.local, severity="unsupported")
                 else:
                     self.report.add("TV303", f"{self.shown(lay)}: {problem}", rank=rank, tensor=lay.local)
                     self.broken.add(lay.logical)
@@ -362,11 +365,6 @@ def _same_space(found: Sequence[tuple[bool, Box]], shape: tuple[int, ...]) -> tu
     if not any(is_flat for is_flat, _ in found):
         return [box for _, box in found], shape
     return [box if is_flat else flat(box, shape) for is_flat, box in found], (math.prod(shape),)
-
-
-def _plain(box: Box) -> list[Box]:
-    """A flat box as ranges; others have nothing but ranges."""
-    return [box] if len(box) != 1 else [(plain(int(p), int(p) + r.block),) for r in box[0] for p in r.starts()]
 
 
 def _intervals(box: Box) -> list[tuple[int, int]]:
