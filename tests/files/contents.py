@@ -19,7 +19,11 @@ from trainverify.graph.types import DTYPES, TensorType
 names = st.sampled_from(["x", "w", "layer.0/attn.q", 'a"b', "back\\slash", "größe", "𝛼", "a b", "[0]", "ops"]) | st.text(
     st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=6
 ).filter(str.isprintable)
-types = st.builds(TensorType, st.lists(st.sampled_from([0, 1, 2, 3, 5, 7, 2**40]), max_size=1).map(tuple) | st.just((2, 3, 5)), st.sampled_from(list(DTYPES)))
+types = st.builds(
+    TensorType,
+    st.lists(st.sampled_from([0, 1, 2, 3, 5, 7, 2**40]), max_size=1).map(tuple) | st.just((2, 3, 5)),
+    st.sampled_from(list(DTYPES)),
+)
 sources = st.builds(Source, st.sampled_from(["model.py", "C:\\net.py", "a:b.py", "päth/x.py"]), st.integers(0, 10**9 - 1))
 scalars = (
     st.none()

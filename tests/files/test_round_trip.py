@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from files.contents import exact, plans, programs
 from hypothesis import HealthCheck, given, settings
 
+from files.contents import exact, plans, programs
 from trainverify import files
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
@@ -66,6 +66,16 @@ def test_types_of_attributes_survive(tmp_path: Path) -> None:
     back = round_trip(program, tmp_path)
     assert isinstance(back, Program)
     assert [(type(v), repr(v)) for _, v in back.ops[0].attrs] == [(type(v), repr(v)) for v in values]
+
+
+def test_many_lists_are_not_deep_lists(tmp_path: Path) -> None:
+    program = Program("p", X, ops=(Op("o", (), (), tuple((f"a{i}", ((1,), (2,))) for i in range(40))),))
+    assert round_trip(program, tmp_path) == program
+
+
+def test_compressed_files_hold_no_time_and_no_name(tmp_path: Path) -> None:
+    files.write(tmp_path / "f.json.gz", Program("p", X))
+    assert (tmp_path / "f.json.gz").read_bytes()[:8] == b"\x1f\x8b\x08\0\0\0\0\0"
 
 
 def test_text_of_a_program(tmp_path: Path) -> None:
@@ -131,9 +141,10 @@ def test_a_failed_write_changes_nothing(tmp_path: Path, name: str, monkeypatch: 
     def broken(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(files.FileError, match="No space left on device"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", broken)
-        files.write(tmp_path / name, Program("new", X))
+        with pytest.raises(files.FileError, match="No space left on device"):
+            files.write(tmp_path / name, Program("new", X))
     with pytest.raises(files.FileError):
         files.write(tmp_path / name, Program("new", X, inputs=("missing",)))
     assert (tmp_path / name).read_bytes() == before
