@@ -175,10 +175,10 @@ def find(small: Small, plan: Plan, wrong: Sequence[Suspect], difference: Differe
 
 def declared(logical: Program, plan: Plan, wanted: Sequence[Obligation]) -> list[Obligation]:
     """Lineage of intermediate tensors is a claim: it becomes an obligation of its own."""
-    known = set(logical.sources) | {o.output.tensor for o in wanted}
+    held = {h.layout for o in wanted for h in o.holdings}
     claims: dict[str, list[Holding]] = {}
     for lay in plan.lineage:
-        if lay.logical not in known:
+        if lay.logical not in logical.sources and lay not in held:
             claims.setdefault(lay.logical, []).append(Holding(lay, lay.holders(plan.mesh)))
     return [Obligation(Output(name, "declared"), tuple(holdings)) for name, holdings in claims.items()]
 

@@ -11,9 +11,9 @@ from flint import arb
 
 from trainverify.domains.arrays import Array
 from trainverify.domains.ball import Ball, precision
-from trainverify.evaluate.run import PlanValues, run_logical, run_plan
+from trainverify.evaluate.run import NotComputed, PlanValues, run_logical, run_plan
 from trainverify.evaluate.small import Small
-from trainverify.graph.lineage import Layout, positions, region
+from trainverify.graph.lineage import Layout, Part, positions, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.scalars import Undecided
 
@@ -47,14 +47,36 @@ class Difference:
 Decision = Literal["equal", "different", "literal rounding", "undecided"]
 
 
-def held(small: Small, layout: Layout, rank: int, whole: Array, local: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """(got, want, flat logical positions) for every part of a holding."""
+def held(small: Small, layout: Layout, rank: int, whole: Array, plan: PlanValues) -> Iterator[tuple[Array, Array, Array]]:
+    """(got, want, flat logical positions) for every part of a holding. A share of a sum counts together with the others."""
     flat = whole.reshape(-1)
+    local: Array = plan.get(*places(small)[rank], layout.local)
     for part in small.parts[layout, rank]:
         if not part.padding:
-            got = region(part, local)
-            where = positions(part, small.shapes[layout.logical]).reshape(got.shape)
-            yield got, flat[where], where
+            got = region(part, local) if part.partial is None else _added_up(small, layout, rank, part, plan)
+            where = positions(part, small.shapes[layout.logical]).reshape(-1)
+            yield got, flat[where].reshape(got.shape), where.reshape(got.shape)
+
+
+def _added_up(small: Small, layout: Layout, rank: int, part: Part, plan: PlanValues) -> Array:
+    """A rank's share plus one copy of every other share of the same region."""
+    assert part.partial is not None
+    op, own, n = part.partial
+    shares = {own: (rank, part)}
+    for (lay, other), parts in small.parts.items():
+        for p in parts:
+            if lay == layout and p.partial is not None and p.logical == part.logical and p.partial[1] != own:
+                shares.setdefault(p.partial[1], (other, p))
+    if len(shares) < n:
+        raise NotComputed(f"share of {layout} that no rank holds")
+    at = places(small)
+    total: Array = 0
+    for other, p in shares.values():
+        value = plan.get(*at[other], layout.local)
+        if value is None:
+            raise NotComputed(f"{layout.local} on rank {other}")
+        total = total + region(p, value)
+    return np.asarray(total / n if op == "avg" else total)
 
 
 def places(small: Small) -> dict[int, tuple[int, int]]:
@@ -75,7 +97,7 @@ def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[s
                 if local is None:
                     found.append(Suspect(o, h.layout, rank, float("inf")))
                     continue
-                worst = max((distance(got, want) for got, want, _ in held(small, h.layout, rank, want_all, local)), default=0.0)
+                worst = max((distance(got, want) for got, want, _ in held(small, h.layout, rank, want_all, plan)), default=0.0)
                 if worst > EQUAL:
                     found.append(Suspect(o, h.layout, rank, worst))
     return found, count
@@ -128,7 +150,7 @@ def _ball_difference(
     tiny = True
     whole = logical[suspect.layout.logical]
     shape = small.shapes[suspect.layout.logical]
-    for got, want, where in held(small, suspect.layout, suspect.rank, whole, np.asarray(local, dtype=object)):
+    for got, want, where in held(small, suspect.layout, suspect.rank, whole, values):
         for g, w, p in zip(got.flat, want.flat, where.flat, strict=True):
             if _apart(g, w):
                 index = tuple(int(i) for i in np.unravel_index(int(p), shape))
@@ -160,7 +182,9 @@ def backward_slice(small: Small, suspect: Suspect) -> Small:
             need.update(i for i in step.inputs if i is not None)
     c, _ = places(small)[suspect.rank]
     wanted: list[set[str]] = [set() for _ in small.classes]
-    wanted[c].add(suspect.layout.local)
+    for d, k in enumerate(small.classes):  # shares of a sum live on other ranks too
+        if d == c or any((suspect.layout, r) in small.parts for r in k.ranks):
+            wanted[d].add(suspect.layout.local)
     met: set[int] = set()
     while True:  # meetings connect classes; go round until nothing new is needed
         before = sum(map(len, wanted)) + len(met)

@@ -23,6 +23,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
 
 TOLERANCE = 1e-7
+MOVES = frozenset({"slice", "split", "chunk", "recv", "all_gather", "reduce_scatter", "all_to_all", "scatter", "gather", "broadcast"})
 
 
 @dataclass(frozen=True)
@@ -79,52 +80,66 @@ class _Locator:
         self.wrong = wrong
         self.logical = logical
         self.plan = plan
+        self.mesh = mesh
         self.factors = candidates(mesh)
         self.made_by: dict[str, Op] = {o: s.op for s in small.logical_steps for o in s.outputs}
         self.known = {n: _Values(v) for n, v in logical.items() if np.asarray(v).dtype.kind == "f"}
-        everything = [np.asarray(a, dtype=np.float64).reshape(-1) for rows in plan.values for a in rows.values() if a.dtype.kind == "f"]
-        self.pool = _Values(np.concatenate(everything) if everything else np.zeros(0))
-        self._match: dict[tuple[int, int, str], frozenset[str]] = {}
+        self._share: dict[tuple[str, float], list[Array]] = {}  # (logical tensor, factor) → pieces of it
+        self._place: dict[tuple[str, str, int, int], Array | None] = {}
+        self._match = self._matches()
 
     def place(self) -> Place:
-        failed = self.wrong[0]
-        for name in self._ancestors():
-            if not self._computed(name):
-                stand_in = self._stand_in(name)
+        order = {o: i for i, s in enumerate(self.small.logical_steps) for o in s.outputs}
+        failed = min(self.wrong, key=lambda s: order.get(s.obligation.output.tensor, -1))
+        for name in self._ancestors(failed.obligation.output.tensor):
+            if not self._computed(name) and name != failed.obligation.output.tensor:
+                stand_in = self._misaligned(name) or self._stand_in(name)
                 if stand_in is not None:
                     return stand_in
-        return self._output(failed)
+        return self._misaligned(failed.obligation.output.tensor) or self._output(failed)
 
-    def _ancestors(self) -> list[str]:
-        """Logical tensors that the wrong outputs depend on, in execution order."""
-        need = {s.obligation.output.tensor for s in self.wrong}
+    def _ancestors(self, output: str) -> list[str]:
+        """Logical tensors that an output depends on, in execution order."""
+        need = {output}
         for step in reversed(self.small.logical_steps):
             if any(o in need for o in step.outputs):
                 need.update(i for i in step.inputs if i is not None)
         return [o for s in self.small.logical_steps for o in s.outputs if o in need and o in self.known]
 
+    def _rows(self) -> Iterator[tuple[tuple[int, int, str], Array]]:
+        for c, tensors in enumerate(self.plan.values):
+            for name, rows in tensors.items():
+                if rows.dtype.kind == "f":
+                    for row in sorted(self.plan.done[c][name]):
+                        yield (c, row, name), rows[row, ...].reshape(-1)
+
+    def _matches(self) -> dict[tuple[int, int, str], frozenset[str]]:
+        """For every local tensor the logical tensors that all of its elements could come from, up to one factor."""
+        keys, arrays, probes = [], [], []
+        for key, array in self._rows():
+            plain = array[np.isfinite(array) & (np.abs(array) > 1e-200)]
+            if plain.size:
+                keys.append(key)
+                arrays.append(array)
+                probes.append(plain[0])
+        found: list[set[str]] = [set() for _ in keys]
+        probe = np.asarray(probes)
+        for f in map(float, self.factors):
+            for name, known in self.known.items():
+                for i in np.flatnonzero(known.holds(probe * f)):
+                    if name not in found[i] and known.holds(arrays[i] * f).all():
+                        found[i].add(name)
+                        self._share.setdefault((name, f), []).append(arrays[i] * f)
+        return {key: frozenset(names) for key, names in zip(keys, found, strict=True)}
+
     def _computed(self, name: str) -> bool:
+        """Whether tensors that hold nothing but elements of this one hold all of them, under one factor."""
         values = np.asarray(self.logical[name], dtype=np.float64)
-        return any(bool(self.pool.holds(values * float(f)).all()) for f in self.factors)
+        shares = [arrays for (n, _), arrays in self._share.items() if n == name]
+        return any(bool(_Values(np.concatenate(arrays)).holds(values).all()) for arrays in shares)
 
     def matches(self, c: int, row: int, tensor: str) -> frozenset[str]:
-        """Logical tensors all of whose pieces this local tensor could be, up to a factor."""
-        key = (c, row, tensor)
-        if key not in self._match:
-            value = self.plan.get(c, row, tensor)
-            if value is None or np.asarray(value).dtype.kind != "f":
-                self._match[key] = frozenset()
-            else:
-                array = np.asarray(value, dtype=np.float64).reshape(-1)
-                probe = array[np.isfinite(array) & (np.abs(array) > 1e-200)][:1]
-                found = set()
-                if probe.size:
-                    for f in self.factors:
-                        for n, known in self.known.items():
-                            if n not in found and known.holds(probe * float(f))[0] and known.holds(array * float(f)).all():
-                                found.add(n)
-                self._match[key] = frozenset(found)
-        return self._match[key]
+        return self._match.get((c, row, tensor), frozenset())
 
     # -- what stands in the place of a missing tensor ----------------------------------------------------------------
 
@@ -181,6 +196,108 @@ class _Locator:
                     if name not in self.matches(c, row, t):
                         yield c, row, t, step.op
 
+    # -- the right elements in the wrong place -----------------------------------------------------------------------
+
+    def _positions(self, c: int, row: int, tensor: str, name: str) -> Array | None:
+        """Where in a logical tensor the elements of a local one come from (-1: zeros, which come from anywhere)."""
+        key = (name, tensor, c, row)
+        if key not in self._place:
+            value = np.asarray(self.plan.get(c, row, tensor), dtype=np.float64)
+            whole = np.asarray(self.logical[name], dtype=np.float64).reshape(-1)
+            order = np.argsort(whole)
+            ordered = whole[order]
+            found = None
+            for f in map(float, self.factors):
+                flat = value.reshape(-1) * f
+                if not self.known[name].holds(flat).all():
+                    continue
+                i = np.clip(np.searchsorted(ordered, flat), 0, whole.size - 1)
+                j = np.clip(i - 1, 0, whole.size - 1)
+                best = np.where(np.abs(ordered[j] - flat) < np.abs(ordered[i] - flat), j, i)
+                found = np.where(np.abs(flat) > 1e-200, order[best], -1).reshape(value.shape)
+                break
+            self._place[key] = found
+        return self._place[key]
+
+    def _indices(self, c: int, row: int, tensor: str, name: str) -> list[Array] | None:
+        """Per dimension of the logical tensor, the positions held, in the local order; None if not a plain block."""
+        where = self._positions(c, row, tensor, name)
+        shape = self.small.shapes[name]
+        if where is None or where.ndim != len(shape):
+            return None
+        result = []
+        for d in range(len(shape)):
+            lines = np.moveaxis(where, d, 0).reshape(where.shape[d], -1)
+            digits = [np.unique(np.unravel_index(line[line >= 0], shape)[d]) for line in lines]
+            if any(u.size > 1 for u in digits):
+                return None
+            result.append(np.asarray([u[0] if u.size else -1 for u in digits]))  # -1: zeros only, not known
+        return result
+
+    def _misaligned(self, name: str) -> Place | None:
+        """A plan op like the one that makes a missing tensor, whose inputs hold different positions of one shared axis."""
+        op = self.made_by.get(name)
+        if op is None:
+            return None
+        for c, step in self._steps():
+            if step.op.name != op.name or len(step.inputs) != len(op.inputs):
+                continue
+            for row in step.rows:
+                place = self._misaligned_at(name, op, c, step, row)
+                if place is not None:
+                    return place
+        return None
+
+    def _misaligned_at(self, name: str, op: Op, c: int, step: Step, row: int) -> Place | None:
+        held_on: dict[int, list[tuple[str, str, Array]]] = {}  # axis → (local, logical, positions)
+        for i, j in zip(op.inputs, step.inputs, strict=True):
+            if i is None or j is None or i not in self.known or i not in self.matches(c, row, j):
+                continue
+            indices = self._indices(c, row, j, i)
+            for axis, index in zip(self.small.logical_axes[i], indices or (), strict=indices is not None):
+                held_on.setdefault(axis, []).append((j, i, index))
+        sources = self.small.classes[c].program.sources
+        for found in held_on.values():
+            for local, logical, index in found[1:]:
+                first, of, other = found[0]
+                if index.shape != other.shape or not ((index != other) & (index >= 0) & (other >= 0)).any():
+                    continue
+                rank = self.small.classes[c].ranks[row]
+                mine, whole, got, want = (first, of, other, index) if first not in sources else (local, logical, index, other)
+                moved = self._first_permuted(c, row, mine, whole)
+                if moved is not None:
+                    d, r, tensor = moved
+                    cause = f"holds the elements of {whole} in another order"
+                    return Place(whole, self.made_by.get(whole), self.small.classes[d].ranks[r], tensor, self._maker(d, tensor), cause)
+                maker = self._maker(c, mine)
+                cause = f"{mine} holds positions {_span(got)} of {whole} where {_span(want)} are needed"
+                if maker is not None and maker.name in MOVES:
+                    return Place(whole, self.made_by.get(whole), rank, mine, maker, cause)
+                return Place(name, op, rank, step.outputs[op.outputs.index(name)], step.op, cause)
+        return None
+
+    def _first_permuted(self, c: int, row: int, tensor: str, name: str) -> tuple[int, int, str] | None:
+        """Follow a misplaced tensor back through copies and communication to the first that is out of order."""
+        best = None
+        seen = set()
+        todo = [(c, row, tensor)]
+        while todo:
+            d, r, t = todo.pop()
+            if (d, r, t) in seen:
+                continue
+            seen.add((d, r, t))
+            indices = self._indices(d, r, t, name)
+            if indices is not None and any((np.diff(i[i >= 0]) < 0).any() for i in indices):
+                best = (d, r, t)
+            for step in self.small.classes[d].order:
+                if t in step.outputs and r in step.rows:
+                    todo += [(d, r, i) for i in step.inputs if i is not None and name in self.matches(d, r, i)]
+            for meeting in self.small.meetings:
+                for giving, taking in zip(meeting.senders, meeting.receivers, strict=True):
+                    if (d, r, t) in taking:
+                        todo += [m for m in giving if name in self.matches(*m)]
+        return best
+
     # -- what the values show ----------------------------------------------------------------------------------------
 
     def _cause(self, name: str, c: int, row: int, tensor: str) -> str:
@@ -197,20 +314,22 @@ class _Locator:
         return "matches no logical tensor"
 
     def _sum_that_fits(self, c: int, row: int, tensor: str, known: _Values) -> str | None:
-        """A missing sum: adding up the copies of some group of ranks gives the logical value."""
+        """A missing sum: adding up the copies along some mesh axes gives the logical value, up to a factor."""
         rank = self.small.classes[c].ranks[row]
         alone = np.asarray(self.plan.get(c, row, tensor), dtype=np.float64)
-        for group in {tuple(sorted((d, r) for d, r, _ in g)) for m in self.small.meetings for g in m.senders}:
-            if (c, row) not in group or len(group) < 2:
-                continue
-            found = [self.plan.get(d, r, tensor) for d, r in group]
+        at = places(self.small)
+        for axes in (combo for n in (1, 2) for combo in itertools.combinations(self.mesh.names, n)):
+            group = self.mesh.group(rank, axes)
+            found = [self.plan.get(*at[r], tensor) for r in group]
             values = [np.asarray(v, dtype=np.float64) for v in found if v is not None]
-            if len(values) < len(group) or any(v.shape != alone.shape for v in values):
+            if len(group) < 2 or len(values) < len(group) or any(v.shape != alone.shape for v in values):
                 continue
             total = np.sum(values, axis=0)
-            if known.holds(total).all() and not np.allclose(total, alone * len(values)):
-                ranks = sorted(self.small.classes[d].ranks[r] for d, r in group)
-                return f"a partial sum: added up over ranks {ranks} it is the logical value, but rank {rank} has its own share only"
+            if np.allclose(total, alone * len(values)):
+                continue  # the same everywhere: a factor, not a sum
+            if any(known.holds(total * float(f)).all() for f in self.factors):
+                over = "+".join(axes)
+                return f"a partial sum: the logical value is its sum over {over} (ranks {list(group)}), rank {rank} has its own share only"
         return None
 
     def _output(self, failed: Suspect) -> Place:
@@ -223,7 +342,7 @@ class _Locator:
         if value is not None:
             ratios = []
             whole = np.asarray(self.logical[name], dtype=np.float64)
-            for got, want, _ in held(self.small, failed.layout, failed.rank, whole, np.asarray(value)):
+            for got, want, _ in held(self.small, failed.layout, failed.rank, whole, self.plan):
                 ok = np.abs(want) > 1e-200
                 ratios.append((got[ok] / want[ok]).reshape(-1))
             ratio = np.concatenate(ratios) if ratios else np.zeros(0)
@@ -235,3 +354,11 @@ class _Locator:
             elif name in self.known and not self.known[name].holds(value).all():
                 cause = "matches no logical tensor"
         return Place(name, self.made_by.get(name), failed.rank, tensor, self._maker(c, tensor), cause)
+
+
+def _span(index: Array) -> str:
+    """Positions as ranges where they are."""
+    values = [int(i) for i in index if i >= 0]
+    if values == list(range(values[0], values[0] + len(values))):
+        return f"{values[0]}…{values[-1]}"
+    return str(values)

@@ -71,7 +71,7 @@ class PlanValues:
     done: list[dict[str, set[int]]] = field(default_factory=list)
 
     def get(self, c: int, row: int, tensor: str) -> Array | None:
-        return self.values[c][tensor][row] if row in self.done[c].get(tensor, ()) else None
+        return self.values[c][tensor][row, ...] if row in self.done[c].get(tensor, ()) else None
 
     def put(self, c: int, rows: tuple[int, ...], tensor: str, value: Array, ranks: int) -> None:
         store = self.values[c]
@@ -138,7 +138,7 @@ def _meet(small: Small, meeting: Any, out: PlanValues, domain: ArrayDomain) -> N
     result = given if meeting.nodes is None else domain.run(meeting.nodes, [given], (len(stacks),))[0]
     for g, group in enumerate(meeting.receivers):
         for i, (c, row, tensor) in enumerate(group):
-            out.put(c, (row,), tensor, np.asarray(result[g, i])[None], len(small.classes[c].ranks))
+            out.put(c, (row,), tensor, result[g, i, ...][None], len(small.classes[c].ranks))
 
 
 def local_value(small: Small, layouts: list[Layout], rank: int, shape: tuple[int, ...], inputs: Mapping[str, Array], kind: str) -> Array:

@@ -68,6 +68,7 @@ class Small:
     reduced: bool  # whether any size shrank
     clashes: tuple[Clash, ...]
     elements: int  # of the largest tensor
+    logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
 
 
 _Places = list[list[tuple[int, int, str]]]
@@ -279,7 +280,8 @@ class SmallBuilder:
             default=0,
         )
         clashes = tuple(self.inference.axes.clashes)
-        return Small(self.logical, logical_steps, classes, meetings, shapes, local_shapes, domains, parts, reduced, clashes, largest)
+        names = {n: tuple(id(a.root()) for a in dims) for n, dims in self.scope.dims.items()}
+        return Small(self.logical, logical_steps, classes, meetings, shapes, local_shapes, domains, parts, reduced, clashes, largest, names)
 
     def _domain(self, name: str, domain: Domain, sizes: Sizes) -> Domain:
         line = self.scope.lines.get(name)

@@ -1,0 +1,212 @@
+"""MLP dp2×pp2×tp2, two micro-batches, whole step with SGD: the correct plan agrees, every planted bug is found and named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import trainverify as tv
+from trainverify.graph.lineage import Layout, Placements, layout
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Op, Program, Ref
+from trainverify.verify import verify
+from verify.changes import Change, attrs, becomes, in_program, inputs, lineage, on_rank, replaced, swapped, without_output
+
+ROWS, WIDTH, HIDDEN, OUT, MICRO = 5, 6, 14, 3, 2
+
+
+def logical() -> Program:
+    b = tv.program("mlp")
+    x, t = b.input("x", (4 * ROWS, WIDTH)), b.input("t", (4 * ROWS, OUT))
+    w0, w1, w2 = b.parameter("w0", (WIDTH, WIDTH)), b.parameter("w1", (HIDDEN, WIDTH)), b.parameter("w2", (OUT, HIDDEN))
+    z = b.silu(b.linear(x, w0, name="u"), name="z")
+    a = b.relu(b.linear(z, w1, name="h"), name="a")
+    e = b.sub(b.linear(a, w2, name="y"), t, name="e")
+    b.loss(b.mean(b.mul(e, e, name="sq"), name="loss"))
+    return tv.complete(b.build(), tv.SGD(lr=0.1, momentum=0.9))
+
+
+def plan() -> Plan:
+    p = tv.plan("mlp", tv.Mesh(dp=2, pp=2, tp=2))
+    with p.ranks(pp=0) as r:
+        w0 = r.parameter("w0", (WIDTH, WIDTH), "o k")
+        w1 = r.parameter("w1", (HIDDEN // 2, WIDTH), "(tp o) k")
+        sent = []
+        for m in range(MICRO):
+            x = r.input(f"x{m}", (ROWS, WIDTH), "(dp mb b) k", "x", fixed={"mb": (m, MICRO)})
+            z = r.copy(r.silu(r.linear(x, w0, name=f"u{m}"), name=f"z{m}"), "tp", name=f"z{m}.tp")
+            sent.append(r.relu(r.linear(z, w1, name=f"h{m}"), name=f"a{m}"))
+            # gathered over tp, travels whole, is cut again by the receiver
+            r.send(r.all_gather(sent[m], group="tp", dim=1, name=f"a{m}.whole"), r.peer(pp=1))
+        for m in range(MICRO):
+            r.backward(sent[m], seeds=[r.recv(sent[m].shape, r.peer(pp=1), name=f"a{m}.grad")])
+        update(r, w0, "o k")
+        update(r, w1, "(tp o) k")
+    with p.ranks(pp=1) as r:
+        w2 = r.parameter("w2", (OUT, HIDDEN // 2), "o (tp k)")
+        received, losses = [], []
+        half = HIDDEN // 2
+        start, stop = r.each(lambda at: at["tp"] * half), r.each(lambda at: (at["tp"] + 1) * half)
+        for m in range(MICRO):
+            t = r.input(f"t{m}", (ROWS, OUT), "(dp mb b) k", "t", fixed={"mb": (m, MICRO)})
+            whole = r.recv((ROWS, HIDDEN), r.peer(pp=0), name=f"a{m}.whole")
+            received.append(r.slice(whole, dim=1, start=start, stop=stop, name=f"a{m}"))
+            part = r.linear(received[m], w2, name=f"y{m}.part")
+            e = r.sub(r.all_reduce(part, group="tp", backward="identity", name=f"y{m}"), t, name=f"e{m}")
+            losses.append(r.mul(r.mean(r.mul(e, e, name=f"sq{m}"), name=f"mean{m}"), value=1 / MICRO, name=f"loss{m}"))
+        for m in range(MICRO):
+            (g,) = r.backward(losses[m], wrt=[received[m]])
+            r.send(g, r.peer(pp=0))
+        r.loss(r.all_reduce(r.add(*losses, name="loss.sum"), group="dp", op="avg", name="loss"))
+        update(r, w2, "o (tp k)")
+    return p.build()
+
+
+def update(r, w, form: str) -> None:
+    r.phase = "optimizer"
+    grad = r.all_reduce(r.gradient(w), group="dp", op="avg", name=f"{w.name}.grad.mean")
+    r.output(grad, "gradient", w.name)
+    momentum = r.state(f"{w.name}.momentum", w.shape, form)
+    new = r.sgd(w, grad, momentum, lr=0.1, momentum=0.9, name=[f"{w.name}.new", f"{w.name}.momentum.new"])
+    r.update(w, new[0])
+    r.update(momentum, new[1])
+
+
+def identity(op: Op) -> Op:
+    return replace(op, name="identity", attrs=())
+
+
+def reordered(group: str) -> Change:
+    """One collective uses a group of the same ranks in another order."""
+
+    def apply(p: Plan) -> Plan:
+        groups = dict(p.groups) | {f"{g}.turned": tuple(reversed(m)) for g, m in p.groups.items() if g.startswith(group)}
+        templates = []
+        for t in p.templates:
+            turned = {"group.turned": tuple(f"{g}.turned" for g in t.bindings[f"group.{group}"])}
+            templates.append(replace(t, bindings={**t.bindings, **turned}) if t.program.name == "pp0" else t)
+        return attrs("pp0", "a1.whole", group=Ref("group.turned"))(replace(p, groups=groups, templates=tuple(templates)))
+
+    return apply
+
+
+def last_only(op: Op) -> Op:
+    return replace(identity(op), inputs=op.inputs[1:])
+
+
+def targets_cut_otherwise(p: Plan) -> Plan:
+    for t in ("t0", "t1"):
+        p = lineage(t, lambda lay: replace(lay, form=replace(lay.form, text="(mb dp b) k")))(p)
+    return p
+
+
+def declares(*layouts: Layout) -> Change:
+    return lambda p: replace(p, lineage=(*p.lineage, *layouts))
+
+
+def partial_gradient(p: Plan) -> Plan:
+    """The local gradient is reported, and declared as what it is: a summand."""
+
+    def report(program: Program) -> Program:
+        outputs = tuple(replace(o, tensor="w2.grad.2") if o.tensor == "w2.grad.mean" else o for o in program.outputs)
+        return replace(program, outputs=outputs)
+
+    return declares(PARTIAL)(in_program("pp1", report)(p))
+
+
+PARTIAL = layout("w2.grad", Placements((("dp", tv.Partial()), ("tp", tv.Shard(1)))), "w2.grad.2", {"pp": 1})
+WRONG_H = [layout("h", "(dp mb b) (o tp)", f"h{m}", {"pp": 0}, {"mb": (m, 2)}) for m in range(MICRO)]
+
+
+# name: (expected verdict, the wrong tensor or the finding's code, the change)
+BUGS: dict[str, tuple[str, str, Change]] = {
+    "all_reduce takes the maximum": ("REFUTED", "y0", attrs("pp1", "y0", op="max")),
+    "all_reduce becomes all_gather": ("INVALID", "TV105", becomes("pp1", "y0", "all_gather", group=Ref("group.tp"))),
+    "forward all_reduce missing": ("REFUTED", "y1", replaced("pp1", "y1", identity)),
+    "backward all_reduce missing": ("REFUTED", "z1.grad", replaced("pp0", "z1.grad", identity)),
+    "gradient summed, not averaged": ("REFUTED", "w1.grad.mean", attrs("pp0", "w1.grad.mean", op="sum")),
+    "gradient synced over tp instead of dp": ("REFUTED", "w2.grad.mean", attrs("pp1", "w2.grad.mean", group=Ref("group.tp"))),
+    "gradient not synced": ("REFUTED", "w0.grad.mean", replaced("pp0", "w0.grad.mean", identity)),
+    "group in another order": ("REFUTED", "a1.whole", reordered("tp")),
+    "wrong half taken": ("REFUTED", "a0", attrs("pp1", "a0", start=0, stop=HIDDEN // 2)),
+    "halves exchanged on one rank": (
+        "REFUTED",
+        "a1",
+        on_rank(6, "a1", lambda op: op.with_attrs(start=HIDDEN // 2, stop=HIDDEN)),
+    ),
+    "loss scaled by tp": ("REFUTED", "loss", attrs("pp1", "loss0", value=2 / MICRO)),
+    "loss not averaged over dp": ("REFUTED", "loss", attrs("pp1", "loss", op="sum")),
+    "second micro-batch overwrites the gradient": (
+        "REFUTED",
+        "w1.grad.mean",
+        replaced("pp0", "w1.grad.2", last_only),
+    ),
+    "stale micro-batch": ("REFUTED", "e1", inputs("pp1", "e1", "y0", "t1")),
+    "backward of the wrong micro-batch": ("REFUTED", "h1.grad", inputs("pp0", "h1.grad", "h0", "a1.grad")),
+    "batch cut the other way for the targets": (
+        "REFUTED",
+        "e0",
+        targets_cut_otherwise,
+    ),
+    "optimizer uses the local gradient": ("REFUTED", "w2.new", inputs("pp1", "w2.new", "w2", "w2.grad.2", "w2.momentum")),
+    "momentum of another rate": ("REFUTED", "w1.new", attrs("pp0", "w1.new", momentum=0.8)),
+    "learning rate of one rank": ("REFUTED", "w0.new", on_rank(5, "w0.new", lambda op: op.with_attrs(lr=0.2))),
+    "gradient declared partial": (
+        "INVALID",
+        "TV306",
+        partial_gradient,
+    ),
+    "updated parameter left out": ("INVALID", "TV307", without_output("pp0", "w1.new")),
+    "momentum left out": ("INVALID", "TV307", without_output("pp1", "w2.momentum.new")),
+    "loss left out": ("INVALID", "TV307", without_output("pp1", "loss")),
+    "one rank skips its collective": ("INVALID", "TV203", on_rank(3, "w2.grad.mean", identity)),
+    "receives in the other order of stages": (
+        "INVALID",
+        "TV205",
+        swapped("pp1", lambda op: "a0.whole" in op.outputs, lambda op: op.name == "send"),
+    ),
+    "declared lineage of an activation is wrong": (
+        "REFUTED",
+        "h0",
+        declares(*WRONG_H),
+    ),
+    "claim that the local gradients are summands": ("REFUTED", "w2.grad.2", declares(PARTIAL)),
+    "tensor never defined": (
+        "INVALID",
+        "TV101",
+        in_program("pp0", lambda p: replace(p, ops=tuple(o for o in p.ops if "z0" not in o.outputs))),
+    ),
+}
+
+
+def test_correct_plan_agrees_and_is_not_proved() -> None:
+    report = verify(logical(), plan())
+    assert (report.verdict, report.exit_code) == ("UNKNOWN", 3)
+    assert report.reason.endswith("agreed on 3 random points")
+    assert not report.findings
+    assert len(report.obligations) == 10
+    assert {o.status for o in report.obligations} == {"agreed"}
+
+
+def test_program_against_itself_agrees() -> None:
+    assert verify(logical(), logical()).reason.endswith("agreed on 3 random points")
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bug(name: str) -> None:
+    verdict, named, change = BUGS[name]
+    report = verify(logical(), change(plan()))
+    assert report.verdict == verdict, report.reason
+    assert report.exit_code == 1
+    if verdict == "INVALID":
+        assert named in {f.code for f in report.findings}, report.findings
+    else:
+        assert report.difference is not None
+        assert report.difference.got != report.difference.want
+        assert report.place is not None
+        assert report.place.tensor == named, report.place
+
+
+def test_at_least_fifteen_bugs_are_planted() -> None:
+    assert len(BUGS) >= 15
