@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +22,7 @@ from trainverify.ops import OPS
 from trainverify.ops.table import GRAD, OpTable
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
+_MODELS = str(Path(_PACKAGE) / "zoo")  # model code: its lines are worth showing
 
 
 class BuildError(Exception):
@@ -42,18 +45,22 @@ class Tensor:
 
 
 def caller() -> Source | None:
-    """The first frame outside this package: the user's line."""
+    """The first frame outside this package, or in a model of the zoo: the user's line."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and not _users(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None:
-        return None
-    path = Path(frame.f_code.co_filename)
-    try:
-        path = path.relative_to(Path.cwd())
-    except ValueError:
-        path = Path(path.name)
-    return Source(path.as_posix(), frame.f_lineno)
+    return None if frame is None else Source(_shown(frame.f_code.co_filename, os.getcwd()), frame.f_lineno)
+
+
+@cache
+def _users(file: str) -> bool:
+    return not file.startswith(_PACKAGE) or file.startswith(_MODELS)
+
+
+@cache
+def _shown(file: str, folder: str) -> str:
+    path = Path(file)
+    return (path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)).as_posix()
 
 
 # (op, gradients of its outputs) → gradients of its inputs
@@ -185,7 +192,7 @@ class Tape:
             ]
         wanted = {t.name for t in wrt} | self._trainable
         found = self._reverse(dict(zip((r.name for r in roots), seeds, strict=True)), wanted, source)
-        for name in [n for n in self._trainable if n in found]:
+        for name in [n for n in found if n in self._trainable]:
             old = self._gradients.get(name)
             self._gradients[name] = found[name] if old is None else self.emit("add", (old, found[name]), {}, [name + ".grad"], source)[0]
         self.phase = before
@@ -197,7 +204,7 @@ class Tape:
     def _reverse(self, seeds: dict[str, Tensor], wanted: set[str], source: Source | None) -> dict[str, Tensor]:
         needs = set(wanted)  # tensors that depend on a wanted one
         for op in self.ops:
-            if any(i in needs for i in op.inputs):
+            if op.name != "detach" and any(i in needs for i in op.inputs):
                 needs.update(o for o in op.outputs if self.tensors[o].kind == "real")
         grads = dict(seeds)
         for index in range(len(self.ops) - 1, -1, -1):
