@@ -6,139 +6,160 @@ gradient, its new value and state, and the gradient norm and clip factor when th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import BuildError, Tensor
-from trainverify.graph.program import CALL, Program, inline
+from trainverify.complete.optimizers import SGD, AdamW, Optimizer
+from trainverify.graph.program import CALL, Op, Program, inline
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 
+__all__ = ["SGD", "Accumulate", "AdamW", "Optimizer", "complete", "finish"]
 
-@dataclass(frozen=True)
-class SGD:
-    lr: float
-    momentum: float = 0.0
-    dampening: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    first: bool = False  # no step has been taken: the momentum buffer starts as the gradient
-
-    def state(self) -> tuple[tuple[str, str | None], ...]:
-        return (("momentum", None),) if self.momentum else ()
-
-    def attrs(self, parameter: str) -> dict[str, object]:
-        plain = {"lr": self.lr, "weight_decay": self.weight_decay}
-        return {k: v for k, v in plain.items() if v} | (
-            {"momentum": self.momentum, "dampening": self.dampening, "nesterov": self.nesterov, "first": self.first}
-            if self.momentum
-            else {}
-        )
-
-    op = "sgd"
-
-
-def _decays(parameter: str) -> bool:
-    return True
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """`decays` tells by name which parameters are in the group with weight decay."""
-
-    lr: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    step: int = 1
-    decays: Callable[[str], bool] = _decays
-
-    def state(self) -> tuple[tuple[str, str | None], ...]:
-        return (("m", None), ("v", "nonnegative"))
-
-    def attrs(self, parameter: str) -> dict[str, object]:
-        decay = self.weight_decay if self.decays(parameter) else 0.0
-        return {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, "weight_decay": decay, "step": self.step}
-
-    op = "adamw"
-
-
-Optimizer = SGD | AdamW
+# What several micro-batches' losses make together:
+#   sum        Σ loss
+#   mean       the mean of the micro-batches' losses. It is the loss per sequence when that is what a micro-batch's
+#              loss is; of losses per token it is the mean of means, where every micro-batch weighs the same
+#   per_token  each loss is a quotient total / count: Σ total / Σ count, as if there were no micro-batches
+Accumulate = Literal["sum", "mean", "per_token"]
 
 
 def complete(
     forward: Program,
     optimizer: Optimizer | None = None,
+    *,
     microbatches: int = 1,
-    accumulate: Literal["sum", "mean"] = "sum",
+    accumulate: Accumulate | None = None,
+    auxiliary: Mapping[str, float] | None = None,
     clip: float | None = None,
     master: bool = False,
     ops: OpTable = OPS,
 ) -> Program:
     """The training step of a forward program that reports one loss.
 
-    With several micro-batches every input is cut along dimension 0 and the losses are added (`sum`) or averaged
-    (`mean`); what that means for the loss per token is the user's choice of loss. `master` keeps parameters in
-    f32 beside their working copies.
+    With several micro-batches the forward program is one of them: inputs of the step have so many times more rows
+    (dimension 0), and `accumulate` says what the losses make together. `auxiliary` gives weights to metrics of the
+    forward program (averaged over micro-batches, or added for `sum`): what is differentiated is the loss plus these,
+    what is reported is the loss itself and every metric without its weight. Buffers that the forward program updates
+    pass from one micro-batch to the next. `clip` limits the norm of all gradients together. `master` keeps
+    parameters in f32 beside their working copies.
     """
     flat = inline(forward)
-    loss_name = flat.output("loss")
-    if loss_name is None or any(op.name == CALL for op in flat.ops):
-        raise BuildError(f"{forward.name}: no output is declared as the loss")
-    if any(op.phase != "forward" for op in flat.ops):
-        raise BuildError(f"{forward.name}: it has backward ops already")
+    metrics = {str(o.of): o.tensor for o in flat.outputs if o.role == "metric"}
+    auxiliary = auxiliary or {}
+    _check(flat, metrics, auxiliary, microbatches, accumulate)
+    quotient = _quotient(flat) if accumulate == "per_token" else None
     b = ProgramBuilder(forward.name, ops)
-    known: dict[str, Tensor] = {}
-    for n in flat.inputs:
-        d = flat.domains.get(n)
-        known[n] = b._source(b._inputs, n, flat.tensors[n].shape, flat.tensors[n].dtype, d)
-    for n in flat.parameters:
-        known[n] = b.parameter(n, flat.tensors[n].shape, flat.tensors[n].dtype)
-    for n in flat.state:
-        known[n] = b._source(b._state, n, flat.tensors[n].shape, flat.tensors[n].dtype, flat.domains.get(n))
-    weight = Fraction(1, microbatches) if accumulate == "mean" else Fraction(1)
-    losses: list[Tensor] = []
-    extra: dict[str, Tensor] = {}
+    known = _declare(b, flat, microbatches)
+    passes = []
+    buffers = dict(known)
     for m in range(microbatches):
-        b.prefix = f"mb{m}/" if microbatches > 1 else ""
-        env = dict(known)
-        for n in flat.inputs if microbatches > 1 else ():
-            rows = known[n].shape[0] if known[n].shape else 0
-            if rows % microbatches or not rows:
-                raise BuildError(f"input {n!r} {list(known[n].shape)} cannot be cut into {microbatches} micro-batches")
-            size = rows // microbatches
-            (env[n],) = b.emit("slice", (known[n],), {"dim": 0, "start": m * size, "stop": (m + 1) * size}, [n])
-        for op in flat.ops:
-            inputs = [None if i is None else env[i] for i in op.inputs]
-            made = b.emit(op.name, inputs, op.attributes, list(op.outputs), op.source)
-            env.update(zip(op.outputs, made, strict=True))
-        loss = env[loss_name]
-        extra.update({o.tensor: env[o.tensor] for o in flat.outputs if o.role != "loss"})
-        seed = (
-            None
-            if weight == 1
-            else [b.emit("full", (), {"shape": loss.shape, "value": weight, "dtype": loss.type.dtype}, ["loss.grad"])[0]]
-        )
-        b.backward(loss, seeds=seed)
-        losses.append(loss)
+        env = _cut(b, flat, buffers, m, microbatches)
+        skipped = quotient if microbatches > 1 else None
+        _forward(b, flat, env, skipped)
+        passes.append(env)
+        if m + 1 < microbatches:
+            for o in flat.outputs:
+                if o.role == "state":
+                    (buffers[str(o.of)],) = b.emit("detach", (env[o.tensor],), {}, [str(o.of)])
     b.prefix = ""
-    for o in flat.outputs:  # buffers that the forward pass updates, metrics it reports
-        if o.role != "loss":
-            if microbatches > 1:
-                raise BuildError(f"output {o} of the forward pass has no meaning over several micro-batches")
-            b.outputs.append(o)
-    total = losses[0]
-    for loss in losses[1:]:
-        (total,) = b.emit("add", (total, loss), {}, ["loss.total"])
-    if weight != 1:
-        (total,) = b.emit("mul", (total,), {"value": weight}, ["loss.mean"])
-    b.loss(total)
+
+    def combined(name: str, averaged: bool, label: str) -> Tensor:
+        return _combine(b, [env[name] for env in passes], averaged, label)
+
+    if quotient is not None and microbatches > 1:
+        total, count = (combined(str(i), False, n) for i, n in zip(quotient.inputs, ("loss.total", "loss.count"), strict=True))
+        (loss,) = b.emit("div", (total, count), {}, ["loss.mean"])
+    else:
+        loss = combined(str(flat.output("loss")), accumulate == "mean", "loss.all")
+    b.loss(loss)
+    objective = loss
+    for metric, tensor in metrics.items():
+        value = combined(tensor, accumulate != "sum", metric + ".all")
+        b.metric(metric, value)
+        if metric in auxiliary:
+            (weighted,) = b.emit("mul", (value,), {"value": auxiliary[metric]}, [metric + ".weighted"])
+            (objective,) = b.emit("add", (objective, weighted), {}, ["objective"])
+    for o in flat.outputs:
+        if o.role == "state":
+            b.output(passes[-1][o.tensor], "state", o.of)
+    b.backward(objective)
     finish(b, [known[n] for n in flat.parameters], optimizer, clip, master)
     return b.build()
+
+
+def _check(
+    flat: Program, metrics: Mapping[str, str], auxiliary: Mapping[str, float], microbatches: int, accumulate: Accumulate | None
+) -> None:
+    if flat.output("loss") is None or any(op.name == CALL for op in flat.ops):
+        raise BuildError(f"{flat.name}: no output is declared as the loss")
+    if any(op.phase != "forward" for op in flat.ops):
+        raise BuildError(f"{flat.name}: it has backward ops already")
+    for o in flat.outputs:
+        if o.role not in ("loss", "metric", "state"):
+            raise BuildError(f"{flat.name}: {o} is not for a forward program to report")
+    for name in auxiliary:
+        if name not in metrics:
+            raise BuildError(f"{flat.name} reports no metric {name!r} (it has: {', '.join(metrics) or 'none'})")
+    if microbatches > 1 and accumulate is None:
+        raise BuildError(f"{microbatches} micro-batches: say what their losses make together (accumulate=sum, mean or per_token)")
+    for name in metrics:
+        if microbatches > 1 and name not in auxiliary:
+            raise BuildError(f"metric {name!r} of the forward pass has no meaning over several micro-batches")
+
+
+def _quotient(flat: Program) -> Op:
+    """The op that divides a loss by a count."""
+    loss = flat.output("loss")
+    op = next((op for op in flat.ops if loss in op.outputs), None)
+    if op is None or op.name != "div" or len(op.inputs) != 2:
+        raise BuildError(f"{flat.name}: accumulated per token, the loss must be a total divided by a count; it is {op or loss}")
+    return op
+
+
+def _declare(b: ProgramBuilder, flat: Program, microbatches: int) -> dict[str, Tensor]:
+    """The sources of the step: those of the forward program, with the rows of all micro-batches."""
+    known: dict[str, Tensor] = {}
+    for names, into in ((flat.inputs, b._inputs), (flat.parameters, b._parameters), (flat.state, b._state)):
+        for n in names:
+            shape = flat.tensors[n].shape
+            if names is flat.inputs and microbatches > 1:
+                if not shape:
+                    raise BuildError(f"input {n!r} has no dimension that runs over the batch")
+                shape = (shape[0] * microbatches, *shape[1:])
+            known[n] = b._source(into, n, shape, flat.tensors[n].dtype, flat.domains.get(n))
+    b._trainable.update(flat.parameters)
+    return known
+
+
+def _cut(b: ProgramBuilder, flat: Program, known: Mapping[str, Tensor], m: int, microbatches: int) -> dict[str, Tensor]:
+    """What micro-batch m starts from."""
+    env = dict(known)
+    if microbatches > 1:
+        b.prefix = f"mb{m}/"
+        for n in flat.inputs:
+            rows = flat.tensors[n].shape[0]
+            (env[n],) = b.emit("slice", (known[n],), {"dim": 0, "start": m * rows, "stop": (m + 1) * rows}, [n])
+    return env
+
+
+def _forward(b: ProgramBuilder, flat: Program, env: dict[str, Tensor], skipped: Op | None) -> None:
+    for op in flat.ops:
+        if op is not skipped:
+            made = b.emit(op.name, [None if i is None else env[i] for i in op.inputs], op.attributes, list(op.outputs), op.source)
+            env.update(zip(op.outputs, made, strict=True))
+
+
+def _combine(b: ProgramBuilder, values: Sequence[Tensor], averaged: bool, name: str) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        (total,) = b.emit("add", (total, value), {}, [name])
+    if averaged and len(values) > 1:
+        (total,) = b.emit("mul", (total,), {"value": Fraction(1, len(values))}, [name])
+    return total
 
 
 def finish(b: ProgramBuilder, parameters: list[Tensor], optimizer: Optimizer | None, clip: float | None, master: bool = False) -> None:
