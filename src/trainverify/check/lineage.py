@@ -310,6 +310,7 @@ class _Lineage:
             if m.output.of not in self.broken and m.output.tensor not in self.broken:
                 hint = None if m.rank is None else f"report it as an output, with role {m.output.role!r} of {m.local!r}"
                 self.report.add("TV307", m.reason, rank=m.rank, tensor=m.local, hint=hint)
+        declared = {id(lay) for lay in good}
         for obligation in found:
             output = obligation.output
             kind = self.types.get(output.tensor)
@@ -317,9 +318,9 @@ class _Lineage:
                 continue
             for holding in obligation.holdings:
                 self._holding(output, kind, holding.layout, holding.ranks)
-            declared = [h.layout for h in obligation.holdings]
-            if output.role == "gradient" and output.tensor not in self.broken and not any(map(is_partial, declared)):
-                self._complete(str(output), kind.shape, declared)
+            pieces = [h.layout for h in obligation.holdings]
+            if any(id(x) in declared for x in pieces) and not any(map(is_partial, pieces)):
+                self._complete(str(output), kind.shape, pieces)  # others live as their parameter does
         if not found and not missing:
             self.report.add("TV308", f"{self.logical.name} has no outputs")
 

@@ -405,4 +405,4 @@ def _unused(plan: Plan, unit: Template, operators: Operators, report: Report) ->
         todo += walk(f.name, f.ops, [o for i, o in enumerate(f.outputs) if i in needed[f.name]], False)
     for name, live in needed.items():
         f = functions[name]
-        walk(f"function {name}", f.ops, [o for i, o in enumerate(f.outputs) if i in live], True)
+        walk(f"{unit.program.name}: function {name}", f.ops, [o for i, o in enumerate(f.outputs) if i in live], True)
