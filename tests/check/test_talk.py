@@ -206,7 +206,8 @@ def test_tv206_results_of_bodies_count_where_they_are_used() -> None:
     for i in (0, 1):
         plan = with_program(plan, replace(plan.templates[i].program, outputs=()), i)
     text = "first: function f: nothing uses 'b', the result of b = all_reduce(a, group=g)"
-    assert [(f.code, f.message) for f in found(None, plan)][0] == ("TV206", text)
+    first = found(None, plan)[0]
+    assert (first.code, first.message) == ("TV206", text)
 
 
 def test_tv207_ranks() -> None:

@@ -40,7 +40,7 @@ class _Lineage:
         self._seen: set[Any] = set()
 
     def check(self) -> None:
-        good = [lay for lay in self.plan.lineage if self._readable(lay)]
+        good = [lay for lay in dict.fromkeys(self.plan.lineage) if self._readable(lay)]  # said twice is said once
         for lay in good:
             self._fits(lay)
         self._locals(good)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainverify.check.bodies import Bodies
-from trainverify.check.findings import Finding, Report, names, others
+from trainverify.check.findings import Finding, Report, others
 from trainverify.check.lineage import check_lineage
 from trainverify.check.operators import Operators
 from trainverify.check.programs import check_program
@@ -77,10 +77,8 @@ def _ranks(plan: Plan, report: Report) -> bool:
                 good = False
             else:
                 seen[r] = t.program.name
-    missing = [r for r in range(plan.size) if r not in seen]
+    missing = plan.size - len(seen)
     if missing:
-        hint = f"ranks {names(map(str, missing))}" if len(missing) > 1 else None
-        report.add(
-            "TV207", f"rank {missing[0]} of {plan.mesh} runs no program{others(len(missing) - 1, 'ranks')}", rank=missing[0], hint=hint
-        )
+        first = next(r for r in range(plan.size) if r not in seen)
+        report.add("TV207", f"rank {first} of {plan.mesh} runs no program{others(missing - 1, 'ranks')}", rank=first)
     return good and not missing
