@@ -1,15 +1,22 @@
-"""The command line. Exit codes: 0 PROVED, 1 REFUTED or INVALID, 2 unreadable input or usage, 3 UNKNOWN, 4 internal error."""
+"""Is this distributed training step the single-device model it was made from?
+
+Exit codes: 0 PROVED (validate: VALID), 1 REFUTED or INVALID, 2 unreadable input or usage,
+3 UNKNOWN, 4 internal error, 130 interrupted.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 import json
+import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -17,65 +24,117 @@ from rich.markup import escape
 
 from trainverify import files
 from trainverify.check import Finding, validate
+from trainverify.files.errors import one_line
 from trainverify.graph.plan import Plan, PlanError, expand
 from trainverify.graph.program import Program, lines
-from trainverify.limits import OutOfTime, limited
+from trainverify.limits import Ended, OutOfTime, isolated, limited
 from trainverify.ops import OPS, declared
 from trainverify.ops.describe import describe
 from trainverify.ops.table import OpDef, OpError, OpTable
 from trainverify.report import Report, finding_json
 from trainverify.verify import verify
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-out = Console(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
+P = ParamSpec("P")
+USAGE, INTERNAL, INTERRUPTED, CLOSED = 2, 4, 130, 141
+
+
+class Terminal(Console):
+    """A console whose reader may go away: that is no verdict."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__)
+out = Terminal(soft_wrap=True, highlight=False)
+err = Terminal(stderr=True, soft_wrap=True, highlight=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-OpsFile = Annotated[Path | None, typer.Option("--ops", help="A Python file that declares more operators. It is run.")]
-Timeout = Annotated[float | None, typer.Option(min=0.001, help="Seconds; then the verdict is UNKNOWN.")]
-Memory = Annotated[int | None, typer.Option(min=64, help="Megabytes of address space; then the verdict is UNKNOWN.")]
+OpsFile = Annotated[
+    Path | None, typer.Option("--ops", metavar="FILE", help="A Python file that declares more operators. Python runs it: trust it first.")
+]
+Timeout = Annotated[float | None, typer.Option(min=0.001, metavar="SECONDS", help="Then the verdict is UNKNOWN.")]
+Memory = Annotated[int | None, typer.Option(min=1, metavar="MB", help="Of address space; beyond it the verdict is UNKNOWN.")]
 
 
-def fail(message: str, code: int, as_json: bool = False) -> NoReturn:
+class Refused(Exception):
+    """Input or arguments that cannot be used."""
+
+
+def fail(message: str, code: int, as_json: bool) -> int:
+    """One line: on stderr, or as a JSON object on stdout."""
     if as_json:
-        print(json.dumps({"error": message, "exit_code": code}))
+        print(json.dumps({"error": one_line(message), "exit_code": code}))
     else:
-        err.print(f"[bold red]error[/]: {escape(message)}", highlight=False)
-    raise typer.Exit(code)
+        err.print(f"[bold red]error[/]: {escape(one_line(message))}")
+    return code
 
 
-@contextmanager
-def guarded(as_json: bool) -> Iterator[None]:
-    """Whatever goes wrong ends with one message and the right code, never with a verdict."""
+def emit(command: str, code: int, **fields: Any) -> int:
+    """The one JSON object of a command. ASCII only, so that every locale can print it."""
+    print(json.dumps({"command": command, "exit_code": code, **fields}))
+    return code
+
+
+def attempt(work: Callable[[], int], as_json: bool) -> int:
+    """Whatever goes wrong ends with one line and the right code, never with a verdict."""
     try:
-        yield
-    except (typer.Exit, typer.Abort):
-        raise
-    except files.FileError as error:
-        fail(str(error), 2, as_json)
-    except OpError as error:
-        fail(str(error), 2, as_json)
+        code = work()
+        sys.stdout.flush()
+        return code
+    except (files.FileError, Refused) as error:
+        return fail(str(error), USAGE, as_json)
     except KeyboardInterrupt:
-        fail("interrupted; no verdict", 130, as_json)
-    except Exception as error:
-        if not as_json:
-            err.print(escape("".join(traceback.format_exception(error)[-3:])), style="dim", highlight=False)
-        fail(f"internal error ({type(error).__name__}: {error}); this is a bug of TrainVerify, not a verdict", 4, as_json)
+        return fail("interrupted; no verdict", INTERRUPTED, as_json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; the interpreter flushes once more
+        return CLOSED
+    except (Exception, SystemExit) as error:
+        if os.environ.get("TRAINVERIFY_TRACEBACK"):
+            traceback.print_exception(error)
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return fail(f"internal error, no verdict: {reason} (TRAINVERIFY_TRACEBACK=1 shows where)", INTERNAL, as_json)
+
+
+def guarded(command: Callable[P, int]) -> Callable[P, int]:
+    @functools.wraps(command)
+    def safe(*args: P.args, **kwargs: P.kwargs) -> int:
+        return attempt(lambda: command(*args, **kwargs), bool(kwargs.get("as_json")))
+
+    return safe
 
 
 def table_with(path: Path | None) -> OpTable:
     """The operator table, with the user's own operators."""
     if path is None:
         return OPS
-    spec = importlib.util.spec_from_file_location("trainverify_user_ops", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise OpError(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
+    if not path.is_file():
+        raise Refused(f"{path}: {'not a regular file' if path.exists() else 'No such file or directory'}")
+    name = "trainverify_user_ops"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise Refused(f"{path}: not a Python file; its name must end in .py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise OpError(f"{path}: {type(error).__name__}: {error}") from error
-    return OPS.extended(declared(module))
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+        more = declared(module)
+        table = OPS.extended(more)
+    except KeyboardInterrupt:
+        raise
+    except OpError as error:
+        raise Refused(f"{path}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise Refused(f"{path}: {_line_of(error, path)}{type(error).__name__}: {error}") from error
+    if not more:
+        raise Refused(f"{path}: declares no operator")
+    return table
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """Where in the user's file it happened."""
+    found = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"line {found[-1]}: " if found else ""
 
 
 @contextmanager
@@ -84,90 +143,148 @@ def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
     if as_json or not err.is_terminal:
         yield lambda text: None
         return
-    with err.status("starting") as status:
+    with err.status("reading", spinner="line") as status:
         yield lambda text: status.update(escape(text))
 
 
-def show_findings(findings: list[Finding], as_json: bool, subject: str) -> int:
-    """Print findings; the exit code they call for."""
-    code = 1 if any(f.severity == "error" for f in findings) else 3 if any(f.severity == "unsupported" for f in findings) else 0
-    verdict = {0: "VALID", 1: "INVALID", 3: "UNSUPPORTED"}[code]
-    if as_json:
-        print(json.dumps({"verdict": verdict, "subject": subject, "exit_code": code, "findings": [finding_json(f) for f in findings]}))
-        return code
-    out.print(f"[bold {'green' if code == 0 else 'red'}]{verdict}[/] {escape(subject)}", highlight=False)
-    for f in findings:
-        out.print("  " + str(f), markup=False, highlight=False)
-    return code
+@app.callback(invoke_without_command=False)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, help="Print the version and exit.", callback=lambda v: _version(v))
+    ] = False,
+) -> None:
+    pass
+
+
+options.__doc__ = __doc__
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"trainverify {importlib.metadata.version('trainverify')}")
+        raise typer.Exit(0)
 
 
 @app.command("verify")
+@guarded
 def verify_command(
-    logical: Path,
-    plan: Path,
+    logical: Annotated[Path, typer.Argument(metavar="LOGICAL", help="The training step on one device.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="What every rank runs, or a program to compare.")],
     as_json: AsJson = False,
     ops: OpsFile = None,
     points: Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")] = 3,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first random point.")] = 0,
     timeout: Timeout = None,
     memory: Memory = None,
-) -> None:
+) -> int:
     """Is the training step in PLAN equal to the one in LOGICAL?"""
-    with guarded(as_json):
-        table = table_with(ops)
-        program, other = files.read_program(logical), files.read(plan)
-        subject = f"{plan.name} against {logical.name}"
+    subject = f"{plan.name} against {logical.name}"
+
+    def show(report: Report) -> int:
+        if as_json:
+            emit("verify", **report.json())
+        else:
+            report.print(out)
+        return report.exit_code
+
+    def work(over: Callable[[], None]) -> int:
         try:
             with limited(timeout, memory), progress(as_json) as tell:
-                report = verify(program, other, table, points, seed, tell)
+                table = table_with(ops)
+                report = verify(*both(logical, plan), table, points, seed, tell)
         except OutOfTime as error:
             report = Report("UNKNOWN", f"time limit: {error}", subject)
         except MemoryError:
-            report = Report("UNKNOWN", f"memory limit: more than {memory} MB needed" if memory else "out of memory", subject)
-        if as_json:
-            print(json.dumps(report.json(), ensure_ascii=False))
-        else:
-            report.print(out)
-        raise typer.Exit(report.exit_code)
+            report = Report("UNKNOWN", beyond(memory), subject)
+        over()
+        return show(report)
+
+    if timeout is None and memory is None:
+        return work(lambda: None)
+    result = isolated(lambda over: attempt(lambda: work(over), as_json), timeout)
+    if not isinstance(result, Ended):
+        return result
+    if result.overtime:
+        return show(Report("UNKNOWN", f"time limit: no verdict within {timeout:g} s", subject))
+    how = "" if result.signal is None else f" (signal {result.signal})"
+    if memory is not None:
+        return show(Report("UNKNOWN", f"{beyond(memory)}{how}", subject))
+    return fail(f"internal error, no verdict: the process ended{how}", INTERNAL, as_json)
+
+
+def beyond(memory: int | None) -> str:
+    return "out of memory" if memory is None else f"memory limit: more than {memory} MB of address space needed"
+
+
+def both(logical: Path, plan: Path) -> tuple[Program, Plan | Program]:
+    """The two files; a plan in the place of the program is most likely an exchange."""
+    try:
+        return files.read_program(logical), files.read(plan)
+    except files.FileError as error:
+        if error.where == "kind" and error.path == str(logical):
+            raise Refused(f"{error} (the logical program comes first: verify LOGICAL PLAN)") from error
+        raise
 
 
 @app.command("validate")
+@guarded
 def validate_command(
-    file: Path,
-    logical: Annotated[Path | None, typer.Option(help="The logical program, to check a plan's lineage and outputs too.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    logical: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The logical program, to check a plan's lineage and outputs too.")
+    ] = None,
     as_json: AsJson = False,
     ops: OpsFile = None,
-) -> None:
+) -> int:
     """Is FILE (a program or a plan) well-formed?"""
-    with guarded(as_json):
-        table = table_with(ops)
-        content = files.read(file)
-        program = content if isinstance(content, Program) else None if logical is None else files.read_program(logical)
-        found = validate(program, content if isinstance(content, Plan) else None, table)
-        raise typer.Exit(show_findings(found, as_json, file.name))
+    table = table_with(ops)
+    content = files.read(file)
+    if isinstance(content, Program):
+        if logical is not None:
+            raise Refused(f"{file}: a program; --logical goes with a plan")
+        return show_findings(validate(content, None, table), as_json, file.name)
+    program = None if logical is None else files.read_program(logical)
+    notes = ["lineage and outputs were not checked: that needs --logical"] if program is None else []
+    return show_findings(validate(program, content, table), as_json, file.name, notes)
+
+
+def show_findings(findings: list[Finding], as_json: bool, subject: str, notes: Sequence[str] = ()) -> int:
+    """Print findings; the exit code they call for."""
+    code = 1 if any(f.severity == "error" for f in findings) else 3 if any(f.severity == "unsupported" for f in findings) else 0
+    verdict, colour = {0: ("VALID", "green"), 1: ("INVALID", "red"), 3: ("UNSUPPORTED", "yellow")}[code]
+    if as_json:
+        return emit("validate", code, verdict=verdict, subject=subject, findings=[finding_json(f) for f in findings], notes=list(notes))
+    out.print(f"[bold {colour}]{verdict}[/] {escape(subject)}")
+    for f in findings:
+        out.print("  " + str(f).replace("\n", "\n  "), markup=False)
+    for n in notes:
+        out.print(n, markup=False, style="dim")
+    return code
 
 
 @app.command("show")
+@guarded
 def show_command(
-    file: Path,
-    rank: Annotated[int | None, typer.Option(help="The program of one rank of a plan.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    rank: Annotated[int | None, typer.Option(metavar="R", help="The program of one rank of a plan.")] = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """A program or plan as text."""
-    with guarded(as_json):
-        content = files.read(file)
-        if isinstance(content, Plan) and rank is not None:
-            try:
-                content = expand(content, rank)
-            except PlanError as error:
-                fail(f"{file}: {error}", 2, as_json)
-        elif rank is not None and rank != 0:
-            fail(f"{file}: a program has one rank, 0", 2, as_json)
-        text = list(lines(content)) if isinstance(content, Program) else list(plan_lines(content))
-        if as_json:
-            print(json.dumps({"file": str(file), "rank": rank, "lines": text}, ensure_ascii=False))
-        else:
-            out.print("\n".join(text), markup=False, highlight=False)
+    content = files.read(file)
+    kind = "program" if isinstance(content, Program) else "plan"
+    if isinstance(content, Plan) and rank is not None:
+        try:
+            content = expand(content, rank)
+        except PlanError as error:
+            raise Refused(f"{file}: {error}") from error
+    elif rank is not None and rank != 0:
+        raise Refused(f"{file}: a program has one rank, 0")
+    text = list(lines(content)) if isinstance(content, Program) else list(plan_lines(content))
+    if as_json:
+        return emit("show", 0, file=str(file), kind=kind, rank=rank, lines=text)
+    for line in text:
+        out.print(line, markup=False)
+    return 0
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -194,28 +311,31 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
 
 
 @app.command("ops")
+@guarded
 def ops_command(
-    name: Annotated[str | None, typer.Argument(help="One operator in detail.")] = None, as_json: AsJson = False, ops: OpsFile = None
-) -> None:
-    """The operator table, or the meaning, shape rule and derivative of one operator."""
-    with guarded(as_json):
-        table = table_with(ops)
-        if name is not None:
-            definition = table[name]
-            if as_json:
-                print(json.dumps({**op_json(definition), "description": describe(definition, table)}, ensure_ascii=False))
-            else:
-                out.print(describe(definition, table), markup=False, highlight=False)
-            return
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One operator in detail.")] = None,
+    as_json: AsJson = False,
+    ops: OpsFile = None,
+) -> int:
+    """The operators, or the meaning, shapes and derivative of one."""
+    table = table_with(ops)
+    if name is not None:
+        if name not in table:
+            raise Refused(f"unknown operator {name!r}; `trainverify ops` lists all")
+        text = describe(table[name], table)
         if as_json:
-            print(json.dumps([op_json(d) for d in table], ensure_ascii=False))
-            return
-        family = None
-        for d in sorted(table, key=lambda d: (d.family, d.name)):
-            if d.family != family:
-                family = d.family
-                out.print(f"[bold]{family}[/]")
-            out.print(f"  {d.name:22} {d.doc.splitlines()[0] if d.doc else ''}", markup=False, highlight=False)
+            return emit("ops", 0, operators=[{**op_json(table[name]), "description": text}])
+        out.print(text, markup=False)
+        return 0
+    if as_json:
+        return emit("ops", 0, operators=[op_json(d) for d in table])
+    family = None
+    for d in sorted(table, key=lambda d: (d.family, d.name)):
+        if d.family != family:
+            family = d.family
+            out.print(f"[bold]{escape(family)}[/]")
+        out.print(f"  {d.name:22} {d.doc.splitlines()[0] if d.doc else ''}", markup=False)
+    return 0
 
 
 def op_json(d: OpDef) -> dict[str, Any]:
@@ -230,11 +350,27 @@ def op_json(d: OpDef) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of a command line."""
+    as_json = "--json" in arguments
     try:
-        app(standalone_mode=True)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        code = app(list(arguments), prog_name="trainverify", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what the parser raises for wrong usage
+            raise
+        context = getattr(error, "ctx", None)
+        path = "trainverify" if context is None else context.command_path
+        return fail(f"{error.format_message().rstrip('.')}; see {path} --help", USAGE, as_json)
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a locale that lacks a character still gets a report
+    sys.exit(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -1,36 +1,109 @@
-"""Limits on a whole run: wall-clock time and memory."""
+"""Limits on a whole run: wall-clock time and memory, also where C code cannot be interrupted or ends the process."""
 
 from __future__ import annotations
 
+import os
 import resource
+import select
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
+from typing import Final
+
+GRACE: Final = 2.0  # seconds after the time limit until a process that does not stop by itself is ended
 
 
-class OutOfTime(Exception):
-    """The time limit of the run was reached."""
+class OutOfTime(BaseException):
+    """The time limit of the run was reached. Not an `Exception`: no handler on the way may take it for something else."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that gave no answer."""
+
+    signal: int | None  # that ended it
+    overtime: bool  # it did not stop at its time limit
 
 
 @contextmanager
 def limited(seconds: float | None, megabytes: int | None) -> Iterator[None]:
-    """Raises OutOfTime after `seconds`, MemoryError beyond `megabytes` of address space."""
-    if megabytes is not None:
-        soft = megabytes << 20
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    """Raises OutOfTime after `seconds`, MemoryError beyond `megabytes` of address space; afterwards all is as before."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
     before = None
-    if seconds is not None:
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            raise OutOfTime(f"no verdict within {seconds:g} s")
-
-        before = signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
+        if seconds is not None:
+
+            def stop(number: int, frame: FrameType | None) -> None:
+                raise OutOfTime(f"no verdict within {seconds:g} s")
+
+            before = signal.signal(signal.SIGALRM, stop)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        if megabytes is not None:
+            hard = limits[1]
+            soft = megabytes << 20
+            resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
         yield
     finally:
         if seconds is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+        if megabytes is not None:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def isolated(work: Callable[[Callable[[], None]], int], seconds: float | None) -> int | Ended:
+    """`work` in a process of its own, which is ended when it overstays `seconds` by far.
+
+    `work` gets a function to call when what is limited is over (from then on it may take its time, for printing),
+    and returns an exit code.
+    """
+    answer, write = os.pipe()
+    alive, hold = os.pipe()  # closes when this process ends, however it ends
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(answer)
+        os.close(hold)
+        _child(work, write, alive)
+    os.close(write)
+    os.close(alive)
+    overtime = False
+    try:
+        wait = None if seconds is None else seconds + GRACE
+        overtime = not select.select([answer], [], [], wait)[0]
+        received = b"" if overtime else os.read(answer, 1)
+        code = os.read(answer, 1) if received else b""
+    finally:
+        os.kill(child, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
+        _, status = os.waitpid(child, 0)
+        os.close(answer)
+        os.close(hold)
+    if code:
+        return code[0]
+    return Ended(os.WTERMSIG(status) if os.WIFSIGNALED(status) else None, overtime)
+
+
+def _child(work: Callable[[Callable[[], None]], int], write: int, alive: int) -> None:
+    """Ends with the process; whatever happens, only a code that was written counts."""
+
+    def over() -> None:
+        os.write(write, b"!")
+
+    def follow() -> None:
+        os.read(alive, 1)
+        os._exit(1)
+
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+        threading.Thread(target=follow, daemon=True).start()
+        code = work(over)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(write, bytes([code]))
+    finally:
+        os._exit(0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from trainverify.check.findings import CODES, Finding
 from trainverify.evaluate.compare import Difference
@@ -16,6 +16,9 @@ from trainverify.graph.program import Op
 
 Verdict = Literal["PROVED", "PROVED(reduced)", "REFUTED", "INVALID", "UNKNOWN"]
 EXIT: Final[dict[str, int]] = {"PROVED": 0, "REFUTED": 1, "INVALID": 1, "UNKNOWN": 3, "PROVED(reduced)": 3}
+_COLUMNS: Final = ("status", "obligation", "tensor", "ranks", "engine", "scope")
+_CLEAN: Final = ("proved", "agreed")
+_MOST: Final = 60  # obligations listed in a text report; the JSON report has all
 _COLOURS: Final = {"PROVED": "green", "PROVED(reduced)": "green", "REFUTED": "red", "INVALID": "red", "UNKNOWN": "yellow"}
 
 
@@ -65,13 +68,14 @@ class Report:
 
     def print(self, console: Console) -> None:
         colour = _COLOURS[self.verdict]
-        console.print(f"[bold {colour}]{self.verdict}[/] {escape(self.subject)}: {escape(self.reason)}")
+        console.print(f"[bold {colour}]{self.verdict}[/] {escape(self.subject)}: {escape(self.reason)}", highlight=False)
         for f in self.findings:
-            console.print(f"  [{'yellow' if f.severity == 'warning' else 'red'}]{escape(str(f))}[/]", highlight=False)
+            text = str(f).replace("\n", "\n  ")
+            console.print(f"  [{'yellow' if f.severity == 'warning' else 'red'}]{escape(text)}[/]", highlight=False)
         if self.difference is not None:
             self._print_difference(console, self.difference)
         if self.obligations:
-            console.print(_table(self.obligations))
+            _print_obligations(console, self.obligations)
         if self.assumptions:
             console.print("[bold]Assumed[/], and not shown by this verdict:")
             for a in self.assumptions:
@@ -90,14 +94,23 @@ class Report:
             console.print(f"    logical: {_op_line(p.logical_op)}", highlight=False, markup=False)
 
 
-def _table(obligations: tuple[Shown, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("obligation", "tensor", "ranks", "status", "engine", "scope"):
-        table.add_column(column, justify="right" if column == "ranks" else "left")
-    for o in obligations:
-        colour = "red" if o.status == "different" else "green" if o.status == "proved" else "yellow"
-        table.add_row(escape(o.name), escape(o.tensor), str(o.holders), f"[{colour}]{o.status}[/]", o.engine, o.scope)
-    return table
+def _print_obligations(console: Console, obligations: tuple[Shown, ...]) -> None:
+    """One line each, in columns; two on a terminal too narrow for them. Of very many, those that are not clean come first."""
+    ordered = sorted(obligations, key=lambda o: o.status in _CLEAN) if len(obligations) > _MOST else list(obligations)
+    rows = [(o.status, o.name, o.tensor, str(o.holders), o.engine, o.scope) for o in ordered[:_MOST]]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    narrow = console.is_terminal and sum(widths) + 2 * len(widths) > console.width
+    for row in rows if narrow else [_COLUMNS, *rows]:
+        status, name, tensor, _, engine, scope = (text.ljust(w) for text, w in zip(row, widths, strict=True))
+        colour = "bold" if row is _COLUMNS else "red" if row[0] == "different" else "green" if row[0] == "proved" else "yellow"
+        if narrow:
+            console.print(f"[{colour}]{escape(status)}[/]  {escape(row[1])}", highlight=False)
+            console.print(f"    {row[2]}, {row[3]} ranks; {row[4]}, {row[5]}", highlight=False, markup=False)
+        else:
+            rest = f"{name}  {tensor}  {row[3].rjust(widths[3])}  {engine}  {scope}".rstrip()
+            console.print(f"[{colour}]{escape(status)}[/]  {escape(rest)}", highlight=False, style="bold" if row is _COLUMNS else None)
+    for status, count in Counter(o.status for o in ordered[_MOST:]).items():
+        console.print(f"… and {count} more: {status}", highlight=False, markup=False)
 
 
 def _op_line(op: Op | None) -> str:

@@ -1,0 +1,48 @@
+# make demo    the example of the README: a correct plan and a buggy one (core dependencies only)
+# make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
+# make clean   remove the virtual environment and what was built
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := build/demo
+TORCH := torch==2.13.0
+
+.PHONY: demo test clean
+
+demo: $(VENV)/core.stamp
+	@mkdir -p $(DEMO)
+	$(BIN)/python examples/mlp.py $(DEMO)
+	@echo
+	@echo "--- A correct plan on 8 devices. Random evaluation agrees, which is not a proof: UNKNOWN, exit code 3."
+	$(BIN)/trainverify verify $(DEMO)/mlp.logical.json $(DEMO)/mlp.plan.json; test $$? -eq 3
+	@echo
+	@echo "--- The same plan without one backward all-reduce: REFUTED, exit code 1, with the place."
+	$(BIN)/trainverify verify $(DEMO)/mlp.logical.json $(DEMO)/mlp.buggy.json; test $$? -eq 1
+
+test: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/core.stamp: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+# PyTorch in a step of its own: what else is installed must not choose its version.
+$(VENV)/torch.stamp: | $(VENV)/bin/python
+	$(BIN)/pip install --quiet "$(TORCH)"
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml $(VENV)/torch.stamp
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	@touch $@ $(VENV)/core.stamp
