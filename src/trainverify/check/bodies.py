@@ -303,13 +303,7 @@ class _References:
         self._distinct: dict[tuple[tuple[str, str], ...], list[tuple[int, tuple[Value, ...]]]] = {}
 
     def run(self) -> None:
-        for name, column in self.columns.items():
-            if not isinstance(column, tuple) or len(column) != len(self.ranks):
-                count = len(column) if isinstance(column, tuple) else repr(column)
-                self.report.add("TV110", f"{self.program.name}: ${name} has {count} values for {len(self.ranks)} ranks")
-                return
-        if self.ranks or not self.columns:
-            self._visit(None, {})
+        self._visit(None, {})
 
     def outline(self, name: str | None) -> _Outline:
         if name not in self._outlines:

@@ -66,13 +66,13 @@ class Finding:
 
 
 class Report:
-    """Findings as they are made: each once, and of every code at most `most`; the rest is counted."""
+    """Findings as they are made: each once, and of every code and severity at most `most`; the rest is counted."""
 
     def __init__(self, most: int = 100):
         self.most = most
         self._found: list[Finding] = []
         self._seen: set[tuple[str, str, str | None]] = set()
-        self._counts: dict[str, int] = {}
+        self._counts: dict[tuple[str, Severity], int] = {}
 
     def add(
         self,
@@ -89,8 +89,8 @@ class Report:
         if key in self._seen:
             return
         self._seen.add(key)
-        self._counts[code] = self._counts.get(code, 0) + 1
-        if self._counts[code] <= self.most:
+        count = self._counts[code, severity] = self._counts.get((code, severity), 0) + 1
+        if count <= self.most:
             self._found.append(Finding(code, message, rank, tensor, source, hint, severity))
 
     def has(self, *codes: str) -> bool:
@@ -98,7 +98,7 @@ class Report:
         return any(f.code in codes and f.severity != "warning" for f in self._found)
 
     def findings(self) -> list[Finding]:
-        more = [Finding(c, f"{n - self.most} more like these") for c, n in self._counts.items() if n > self.most]
+        more = [Finding(c, f"{n - self.most} more like these", severity=s) for (c, s), n in self._counts.items() if n > self.most]
         return [*self._found, *more]
 
 

@@ -329,6 +329,10 @@ class _Lineage:
             text = f"{output}: {self.shown(lay)} at the end of the step"
             self.report.add("TV306", text, rank=ranks[0], tensor=lay.local, hint="reduce it before it is reported")
             return
+        problem = ill_formed(lay, self.mesh, kind.shape)
+        if problem is not None:
+            self.report.add("TV303", f"{output}: {self.shown(lay)}: {problem}", rank=ranks[0], tensor=lay.local)
+            return
         by_unit: dict[int, list[int]] = {}
         for r in ranks:
             by_unit.setdefault(self.unit_of[r], []).append(r)

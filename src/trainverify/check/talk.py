@@ -385,6 +385,7 @@ def _unused(plan: Plan, unit: Template, operators: Operators, report: Report) ->
     def walk(label: str, ops: Sequence[Op], leaves: Iterable[str], tell: bool) -> list[str]:
         used = {i for op in ops for i in op.inputs} | set(leaves)
         grown = []
+        lost: dict[tuple[str, ...], list[tuple[str, Op]]] = {}
         for op in ops:
             definition = operators.definition(op.name)
             if op.name == CALL and (name := str(op.get("function"))) in functions:
@@ -395,8 +396,11 @@ def _unused(plan: Plan, unit: Template, operators: Operators, report: Report) ->
             elif tell and definition is not None and (definition.collective or definition.point_to_point):
                 for o in op.outputs:
                     if o not in used:
-                        text = f"{label}: nothing uses {o!r}, the result of {op}"
-                        report.add("TV206", text, tensor=o, source=where(op), severity="warning")
+                        lost.setdefault((op.name, str(op.source)) if op.source else (o,), []).append((o, op))
+        for many in lost.values():  # once per line of the user's code
+            o, op = many[0]
+            text = f"{label}: nothing uses {o!r}, the result of {op}{others(len(many) - 1, 'of this line')}"
+            report.add("TV206", text, tensor=o, source=where(op), severity="warning")
         return grown
 
     todo = walk(unit.program.name, unit.program.ops, [o.tensor for o in unit.program.outputs], True)

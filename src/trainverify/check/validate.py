@@ -49,7 +49,7 @@ def _logical(program: Program, operators: Operators, report: Report) -> None:
 
 def _plan(plan: Plan, operators: Operators, report: Report) -> list[Template]:
     """Programs and communication. Returns the programs as they run, or nothing where that cannot be said."""
-    if not _ranks(plan, report):
+    if not (_ranks(plan, report) and _columns(plan, report)):
         return []
     try:
         found = list(units(plan))
@@ -82,3 +82,15 @@ def _ranks(plan: Plan, report: Report) -> bool:
         first = next(r for r in range(plan.size) if r not in seen)
         report.add("TV207", f"rank {first} of {plan.mesh} runs no program{others(missing - 1, 'ranks')}", rank=first)
     return good and not missing
+
+
+def _columns(plan: Plan, report: Report) -> bool:
+    """Every reference that ranks bind has a value on each of them."""
+    good = True
+    for t in plan.templates:
+        for name, column in t.bindings.items():
+            if not isinstance(column, tuple) or len(column) != len(t.ranks):
+                count = len(column) if isinstance(column, tuple) else repr(column)
+                report.add("TV110", f"{t.program.name}: ${name} has {count} values for {len(t.ranks)} ranks")
+                good = False
+    return good
