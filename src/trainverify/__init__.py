@@ -8,6 +8,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, expand, fold
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
+from trainverify.verify import verify
 
 __all__ = [
     "OPS",
@@ -31,4 +32,5 @@ __all__ = [
     "layout",
     "plan",
     "program",
+    "verify",
 ]
