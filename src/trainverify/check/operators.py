@@ -67,6 +67,8 @@ class Operators:
             return self.table.lower(op.name, attrs, inputs, members).types
         except OpError as error:
             return Problem("TV105", str(error))
+        except MemoryError:
+            raise
         except Exception as error:  # an operator of the user may raise anything
             shown = ", ".join("-" if t is None else str(t) for t in inputs)
             return Problem("TV105", f"{op.name}({shown}): {type(error).__name__}: {error}")
