@@ -63,7 +63,7 @@ def assert_same(results: Mapping[str, Any], wanted: Mapping[str, Any], tolerance
         np.testing.assert_allclose(results[name], np.asarray(value), rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-def differing(results: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float = 1e-6) -> set[str]:
+def differing(results: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float = 1e-9) -> set[str]:
     """Outputs that do not agree."""
     assert set(results) == set(wanted)
     return {n for n, v in wanted.items() if not np.allclose(results[n], np.asarray(v), rtol=tolerance, atol=tolerance)}
