@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from files.contents import exact, plans, programs
 from trainverify import files
+from trainverify.graph.lineage import Layout, Part, Parts, Run
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Domain, Function, Op, Output, Program, Ref, Source
@@ -122,6 +123,13 @@ def test_columns_are_compact_and_exact(tmp_path: Path, column: tuple[Any, ...], 
     back = round_trip(plan, tmp_path)
     assert exact(back) == exact(plan)
     assert f'"c": {stored}\n' in (tmp_path / "file.json").read_text()
+
+
+def test_every_kind_of_run_survives(tmp_path: Path) -> None:
+    runs = (Run(3, 2), Run(3, 2, 1, 7), Run(3, 2, 5, 0), Run(3, 2, 5, 7))
+    part = Part((0, 1, 2, 3), runs, ("avg", 1, 2), padding=True)
+    plan = Plan("p", Mesh(dp=2), (), lineage=(Layout("x", "y", Parts(((1, (part,)), (0, ()))), (("dp", 1),)),))
+    assert exact(round_trip(plan, tmp_path)) == exact(plan)
 
 
 def test_gzip_is_told_by_its_bytes(tmp_path: Path) -> None:
