@@ -106,6 +106,14 @@ def test_tv106_attributes() -> None:
     assert only(p) == ("TV106", "tiny: y = to(x): to needs the attribute 'dtype'")
 
 
+def test_tv106_attribute_given_twice() -> None:
+    twice = replace(op("to", ("x",), ("y",)), attrs=(("dtype", "f32"), ("dtype", "f32")))
+    p = tiny([twice], types(x=(2, 3), y=(2, 3)))
+    assert only(p) == ("TV106", "tiny: y = to(x, dtype=f32, dtype=f32): an attribute is given twice")
+    twice = replace(op("call", ("x",), ("y",)), attrs=(("function", "double"), ("function", "triple")))
+    assert only(tiny([twice], types(x=(2, 3), y=(2, 3)), functions={"double": BODY}))[0] == "TV106"
+
+
 def test_tv106_unknown_phase() -> None:
     p = tiny([op("relu", ("x",), ("y",), phase="sideways")], types(x=(2, 3), y=(2, 3)))
     assert only(p)[0] == "TV106"

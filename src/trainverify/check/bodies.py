@@ -95,6 +95,8 @@ class Bodies:
                 self._call(body, op, types, functions)
             else:
                 self._op(body, op, types)
+            if len({k for k, _ in op.attrs}) != len(op.attrs):
+                self.report.add("TV106", f"{body.label}: {op}: an attribute is given twice", source=where(op))
             if op.phase not in PHASES:
                 self.report.add("TV106", f"{body.label}: {op}: no phase {op.phase!r} ({', '.join(PHASES)})", source=where(op))
         self._backward(body)
@@ -165,9 +167,7 @@ class Bodies:
         if self.groups is None and (definition.collective or definition.point_to_point):
             self.report.add("TV112", f"{body.label}: {op}", source=where(op), hint="a logical program runs on one device")
             return
-        if any(n in (k for k, _ in op.attrs[:i]) for i, (n, _) in enumerate(op.attrs)):
-            self.report.add("TV106", f"{body.label}: {op}: an attribute is given twice", source=where(op))
-        elif not any(has_ref(v) for _, v in op.attrs):
+        if not any(has_ref(v) for _, v in op.attrs):
             self.types(body, op, op.attributes, types, None)
 
     def types(self, body: Body, op: Op, attrs: Mapping[str, Value], types: Mapping[str, TensorType], rank: int | None) -> None:
