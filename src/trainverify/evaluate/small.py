@@ -191,6 +191,7 @@ class SmallBuilder:
                     lead = Axis(len(giving), fixed=True)
                     inf.axes.where = str(op)
                     axes = inf.op(lowered, [[lead, *dims[0]]], [lines[0]])
+                    inf.same_dims([Axis(len(taking), fixed=True)], axes.dims[id(lowered.outputs[0])][:1])
                 assert axes is not None
                 assert lowered.inputs[0] is not None
                 for d, line in zip(dims, lines, strict=True):
