@@ -1,6 +1,6 @@
 """A three-layer MLP on 8 devices: data parallel 2 × pipeline 2 × tensor parallel 2, two micro-batches, SGD with momentum.
 
-    python examples/mlp.py OUT      writes OUT/mlp.logical.json, OUT/mlp.plan.json and OUT/mlp.buggy.json
+python examples/mlp.py OUT      writes OUT/mlp.logical.json, OUT/mlp.plan.json and OUT/mlp.buggy.json
 """
 
 import sys
