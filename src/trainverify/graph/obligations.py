@@ -58,7 +58,7 @@ def obligations(logical: Program, plan: Plan, units: Sequence[Template]) -> tupl
         else:
             absent: list[Missing] = []
             declared = plans.layouts.get(output.tensor, []) if output.role == "gradient" else []
-            holdings = [h for x in declared if (h := plans.reported(x)) is not None]
+            holdings = [h for x in declared if (h := plans.reported(output, x, missing)) is not None]
             done = frozenset(r for h in holdings for r in h.ranks)
             explicit = bool(holdings)
             for lay in plans.layouts.get(str(output.of), []):
@@ -108,10 +108,21 @@ class _Held:
             self._split[lay.where] = result
         return result
 
-    def reported(self, lay: Layout) -> Holding | None:
-        """The ranks whose program reports the local tensor as a gradient."""
-        ranks = [r for u, rs in self.split(lay).items() if u is not None and lay.local in self.gradients[u] for r in rs]
-        return Holding(lay, tuple(ranks)) if ranks else None
+    def reported(self, output: Output, lay: Layout, missing: list[Missing]) -> Holding | None:
+        """The ranks whose program reports the local tensor as a gradient; once one does, all that hold it must."""
+        holders = self.split(lay)
+        telling = {u for u in holders if u is not None and lay.local in self.gradients[u]}
+        if not telling:
+            return None
+        for u, ranks in holders.items():
+            if u is not None and u not in telling:
+                missing.append(self.absent(output, lay.local, u, ranks))
+        return Holding(lay, tuple(r for u, ranks in holders.items() if u in telling for r in ranks))
+
+    def absent(self, output: Output, local: str, u: int | None, ranks: Sequence[int]) -> Missing:
+        name = "program" if u is None else self.units[u].program.name
+        shown = f"rank {ranks[0]}" + (f" (and {len(ranks) - 1} more)" if len(ranks) > 1 else "")
+        return Missing(output, ranks[0], local, f"{shown} of {name!r} holds {local} but has no {output}")
 
     def updated(self, output: Output, lay: Layout, done: frozenset[int], missing: list[Missing]) -> Iterator[Holding]:
         by_name: dict[str, list[int]] = {}
@@ -121,9 +132,7 @@ class _Held:
                 continue
             local = None if u is None else self.outputs[u].get((output.role, lay.local))
             if local is None:
-                name = "program" if u is None else self.units[u].program.name
-                shown = f"rank {rest[0]}" + (f" (and {len(rest) - 1} more)" if len(rest) > 1 else "")
-                missing.append(Missing(output, rest[0], lay.local, f"{shown} of {name!r} holds {lay.local} but has no {output}"))
+                missing.append(self.absent(output, lay.local, u, rest))
             else:
                 by_name.setdefault(local, []).extend(rest)
         for local, found in by_name.items():
