@@ -331,6 +331,53 @@ def test_tv305_summands_that_do_not_exist() -> None:
     assert message.endswith("the summands with another dp do not exist")
 
 
+def sharded_gradient(**changes: Any) -> tuple[Program, Plan]:
+    """The parameter is whole on every rank, its gradient is cut over dp."""
+    p = tv.plan("zero", tv.Mesh(dp=2))
+    for i in range(2):
+        with p.ranks(dp=i, name=f"rank{i}") as r:
+            x, w = r.input("x", (3, 8), "(dp b) k"), r.parameter("w", (10, 8), "o k")
+            loss = r.mean(r.linear(x, w), name="mean")
+            r.backward(loss)
+            r.loss(r.all_reduce(loss, group="dp", op="avg", name="loss"))
+            shard = r.reduce_scatter(r.gradient(w), group="dp", op="avg", name="w.shard")
+            if i in changes.get("declares", (0, 1)):
+                r.lives(shard, "w.grad", "(dp o) k")
+            if i in changes.get("reports", (0, 1)):
+                r.output(shard, "gradient", "w")
+            full = r.all_gather(shard, group="dp", name="w.grad")
+            r.update(w, r.sgd(w, full, lr=0.5, name=["w.new"]))
+    return small(), p.build()
+
+
+def test_gradient_that_lives_differently_from_its_parameter() -> None:
+    assert codes(*sharded_gradient()) == []
+
+
+def test_tv305_gradient_that_is_declared_on_one_rank() -> None:
+    f = found(*sharded_gradient(declares=(0,), reports=(0,)))
+    assert [x.code for x in f] == ["TV305"]
+    text = 'gradient of w: no rank holds [5:10, 0:8] of w.shard ~ w.grad: f32[10,8] "(dp o) k" on mesh(dp=2), dp=0'
+    assert f[0].message == text
+
+
+def test_tv307_gradient_that_one_holder_does_not_report() -> None:
+    logical, plan = sharded_gradient(declares=(), reports=(0,))
+    plan = replace(plan, lineage=(*plan.lineage, layout("w.grad", "(dp o) k", "w.shard")))
+    assert only(logical, plan) == ("TV307", "rank 1 of 'rank1' holds w.shard but has no gradient of w")
+
+
+def test_tv303_gradient_shard_without_lineage_of_its_own() -> None:
+    f = found(*sharded_gradient(declares=()))
+    assert {x.code for x in f} == {"TV303"}
+    assert f[0].message.endswith("rank 0 holds a piece [10, 8], but 'w.shard' is f32[5,8]")
+
+
+def test_lineage_said_twice_is_said_once() -> None:
+    plan = small_plan()
+    assert codes(small(), replace(plan, lineage=plan.lineage * 2)) == []
+
+
 def test_tv307_missing_outputs() -> None:
     plan = small_plan()
     program = plan.templates[0].program

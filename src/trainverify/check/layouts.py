@@ -18,7 +18,7 @@ _MOST_PIECES: Final = 1_000_000
 
 def stray(lay: Layout, mesh: Mesh) -> str | None:
     """A mesh axis, coordinate or rank that a layout names and that does not exist."""
-    axes = dict(mesh.axes)
+    axes, size = dict(mesh.axes), mesh.size
     for axis, index in lay.where:
         if axis not in axes:
             return f"{mesh} has no axis {axis!r}"
@@ -36,7 +36,7 @@ def stray(lay: Layout, mesh: Mesh) -> str | None:
             named = []
             seen: set[int] = set()
             for r, _ in by_rank:
-                if type(r) is not int or not 0 <= r < mesh.size:
+                if type(r) is not int or not 0 <= r < size:
                     return f"{mesh} has no rank {r!r}"
                 if r in seen:
                     return f"rank {r} is given twice"
