@@ -51,6 +51,13 @@ class Inference:
         self.axes = Axes()
         self.all: list[Axis] = []
         self._lines: list[Line] = []
+        self.mesh: dict[str, Axis] = {}  # one axis per mesh axis, however often it is used
+
+    def mesh_axis(self, mesh: Mesh, name: str) -> Axis:
+        if name not in self.mesh:
+            self.mesh[name] = Axis(mesh.length(name), fixed=True)
+            self.all.append(self.mesh[name])
+        return self.mesh[name]
 
     def fresh(self, shape: Sequence[int]) -> Dims:
         made = [Axis(s) for s in shape]
@@ -251,7 +258,7 @@ class Inference:
             return
         if isinstance(lay.form, Placements) and self._evenly_placed(lay.form, mesh, shape):
             for d, (a, b) in enumerate(zip(whole, local, strict=True)):
-                counts = [Axis(mesh.length(n), fixed=True) for n, p in lay.form.axes if p == Shard(d)]
+                counts = [self.mesh_axis(mesh, n) for n, p in lay.form.axes if p == Shard(d)]
                 self.axes.align([a], [*counts, b])
             return
         for part in {p for r in ranks for p in lay.parts(mesh, r, shape)}:
@@ -269,12 +276,12 @@ class Inference:
         return True
 
     def _patterned(self, form: Pattern, mesh: Mesh, names: tuple[str, ...], whole: Axis, local: Axis) -> None:
-        given = {n: s for n, _, s in form.fixed} | dict(mesh.axes)
+        given = {n: s for n, _, s in form.fixed}
         digits: list[Axis] = []
         placed = False
         for n in names:
-            if n in given:
-                digits.append(Axis(given[n], fixed=True))
+            if n in given or n in mesh.names:
+                digits.append(Axis(given[n], fixed=True) if n in given else self.mesh_axis(mesh, n))
             elif n != "1" and not placed:
                 digits.append(local)
                 placed = True
@@ -307,7 +314,11 @@ class Inference:
     # -- finishing ---------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Settle lines: every stretch of integers becomes a piece of its line's axis."""
+        """Settle lines: every stretch of integers becomes a piece of its line's axis; equal pieces become a product."""
+        self._settle_lines()
+        self.axes.regularise(self.all)
+
+    def _settle_lines(self) -> None:
         for line in self._lines:
             if line.link is not None or (line.axis is None and not line.compared):
                 continue

@@ -213,6 +213,24 @@ class Axes:
             found.append(at)
         return found
 
+    def regularise(self, axes: Sequence[Axis]) -> None:
+        """A sum of pieces that are all the same axis is a product: how many, times the piece."""
+        seen: set[int] = set()
+        stack = list(axes)
+        while stack:
+            a = stack.pop().root()
+            if id(a) in seen:
+                continue
+            seen.add(id(a))
+            if a.pieces is not None:
+                roots = [p.root() for p in a.pieces]
+                if all(r is roots[0] for r in roots):
+                    count = Axis(len(roots), fixed=True)
+                    count.frozen = a.frozen
+                    a.pieces = None
+                    a.factors = [count, roots[0]]
+            stack.extend(a.factors or a.pieces or ())
+
     # -- cutting -----------------------------------------------------------------------------------------------------
 
     def cut(self, axis: Axis, at: int) -> None:

@@ -1,0 +1,789 @@
+"""The kernel of the tensor-algebra prover: canonical forms of indexed expressions. Trusted, and free of the rest.
+
+A *polynomial* maps monomials to rational coefficients. A *monomial* is a sorted tuple of factors
+`(atom, indices, power)`; an index is a constant (≥ 0) or a variable (< 0). *Atoms* are hash-consed:
+- `input`    an element of an unknown tensor;
+- `sum`      Σ over bound variables of a connected product, one slot per free index occurrence;
+- `max`      the same for the maximum (min is −max(−·));
+- `fn`       a function of a polynomial, one slot per free index occurrence;
+- `cut`      a polynomial under a short name, equal slots merged; it can be opened again;
+- `delta`    1 if two indices are equal, else 0;  `iota` the value of an index;
+- `digit`    1 if a digit of an integer input equals an index, else 0;  `valid` 1 if the integer is in range.
+
+Two expressions with identical forms are equal for all inputs that satisfy the recorded conditions. The converse
+does not hold: forms are canonical only as far as the laws in `laws.py` go. Whatever cannot be handled raises
+`Unsupported`; growth beyond `Limits` raises `TooLarge`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final
+
+Index = int  # constant if ≥ 0, variable if < 0
+Power = int | Fraction
+Factor = tuple[int, tuple[Index, ...], Power]
+Mono = tuple[Factor, ...]
+Coef = int | Fraction
+Poly = dict[Mono, Coef]
+
+ONE: Final[Mono] = ()
+_BOUND: Final = -(10**9)  # bound variables inside stored definitions count down from here
+
+
+class Unsupported(Exception):
+    """No law covers this; the prover gives up on the value, it never guesses."""
+
+
+class TooLarge(Exception):
+    """A resource limit; the prover gives up on the value."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    monomials: int = 20_000  # of one polynomial
+    factors: int = 400  # of one monomial
+    ties: int = 5_040  # orders tried to make a form canonical
+    atoms: int = 5_000_000
+
+
+@dataclass(slots=True)
+class Atom:
+    uid: int
+    kind: str
+    data: Any
+    sizes: tuple[int, ...]  # of its slots
+    indicator: bool = False  # 0 or 1 everywhere
+    positive: bool = False
+    nonnegative: bool = False
+    definition: Poly | None = None  # of a cut, over the variables -1, -2, … of its slots
+
+
+def tidy(c: Coef) -> Coef:
+    return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
+
+
+def scale(p: Poly, c: Coef) -> Poly:
+    return {} if c == 0 else p if c == 1 else {m: tidy(k * c) for m, k in p.items()}
+
+
+def constant(c: Coef) -> Poly:
+    return {ONE: tidy(c)} if c else {}
+
+
+def as_constant(p: Poly) -> Coef | None:
+    if not p:
+        return 0
+    return p[ONE] if len(p) == 1 and ONE in p else None
+
+
+def variables(p: Poly) -> set[Index]:
+    return {i for m in p for _, idx, _ in m for i in idx if i < 0}
+
+
+@dataclass
+class Kernel:
+    limits: Limits = field(default_factory=Limits)
+    atoms: list[Atom] = field(default_factory=list)
+    needs: set[tuple[str, int]] = field(default_factory=set)  # ("nonzero" | "positive", atom): conditions used so far
+    used: set[str] = field(default_factory=set)  # names of the laws applied
+    _table: dict[Any, int] = field(default_factory=dict)
+    _cuts: dict[Any, list[tuple[tuple[int, ...], int]]] = field(default_factory=dict)  # form → (pattern, atom), oldest first
+    _fresh: int = _BOUND
+
+    # -- atoms -------------------------------------------------------------------------------------------------------
+
+    def atom(self, kind: str, data: Any, sizes: tuple[int, ...], **flags: Any) -> int:
+        key = (kind, data, sizes)
+        found = self._table.get(key)
+        if found is None:
+            if len(self.atoms) >= self.limits.atoms:
+                raise TooLarge("too many distinct expressions")
+            found = len(self.atoms)
+            self.atoms.append(Atom(found, kind, data, sizes, **flags))
+            self._table[key] = found
+        return found
+
+    def input(self, name: str, sizes: tuple[int, ...], indices: Sequence[Index], **flags: Any) -> Poly:
+        return {((self.atom("input", name, sizes, **flags), tuple(indices), 1),): 1}
+
+    def iota(self, size: int, index: Index) -> Poly:
+        return {((self.atom("iota", size, (size,), nonnegative=True), (index,), 1),): 1}
+
+    def delta(self, size: int, a: Index, b: Index) -> Poly:
+        return self.monomial([(self.atom("delta", size, (size, size), indicator=True, nonnegative=True), (a, b), 1)])
+
+    def bound(self) -> Index:
+        self._fresh -= 1
+        return self._fresh
+
+    # -- monomials and polynomials -----------------------------------------------------------------------------------
+
+    def monomial(self, factors: Iterable[Factor], coef: Coef = 1) -> Poly:
+        """A product in canonical order: equal factors joined, indicators idempotent, equalities applied."""
+        powers: dict[tuple[int, tuple[Index, ...]], Power] = {}
+        for uid, idx, p in factors:
+            key = (uid, idx)
+            powers[key] = powers[key] + p if key in powers else p
+        atoms = self.atoms
+        equal: tuple[int, Index, Index] | None = None
+        result = []
+        for (uid, idx), p in powers.items():
+            if p == 0:
+                continue
+            a = atoms[uid]
+            if a.indicator:
+                if p < 0 or p != int(p):
+                    raise Unsupported("an indicator as a divisor")
+                p = 1
+                if a.kind == "delta":
+                    i, j = idx
+                    if i == j:
+                        continue
+                    if i >= 0 and j >= 0:
+                        return {}  # two different constants
+                    i, j = (i, j) if i < j else (j, i)  # the smaller one, a variable, is replaced by the other
+                    equal = equal or (uid, i, j)
+                    idx = (i, j)
+            result.append((uid, idx, tidy(p) if isinstance(p, Fraction) else p))
+        if equal is not None:
+            return self._apply_equality(equal, result, coef)
+        if len(result) > self.limits.factors:
+            raise TooLarge(f"a product of {len(result)} factors")
+        result = self._digits(result)
+        result.sort()
+        return {tuple(result): coef} if coef else {}
+
+    def _apply_equality(self, equal: tuple[int, Index, Index], factors: list[Factor], coef: Coef) -> Poly:
+        """δ(i,j)·f(i) = δ(i,j)·f(j), for each δ in turn."""
+        uid, i, j = equal
+        rest = [f for f in factors if not (f[0] == uid and f[1] == (i, j))]
+        moved = [(u, tuple(j if x == i else x for x in idx), p) for u, idx, p in rest]
+        inner = self.monomial(moved, coef)
+        out: Poly = {}
+        for m, c in inner.items():
+            # further equalities have been applied inside; this one's variable is gone from the rest
+            kept = [(uid, (i, j), 1), *m]
+            kept.sort()
+            out[tuple(kept)] = c
+        return out
+
+    def _digits(self, factors: list[Factor]) -> list[Factor]:
+        """D(id)[i]·valid(id) = D(id)[i]; D(id)[c]·D(id)[c′] = 0 is left to the caller's sums."""
+        atoms = self.atoms
+        ids = {(atoms[u].data[0], idx[:-1]) for u, idx, _ in factors if atoms[u].kind == "digit"}
+        if not ids:
+            return factors
+        return [f for f in factors if not (atoms[f[0]].kind == "valid" and (atoms[f[0]].data, f[1]) in ids)]
+
+    def add(self, *polys: Poly) -> Poly:
+        out: Poly = {}
+        for p in polys:
+            for m, c in p.items():
+                s = tidy(out.get(m, 0) + c)
+                if s:
+                    out[m] = s
+                else:
+                    out.pop(m, None)
+        if len(out) > self.limits.monomials:
+            raise TooLarge(f"a sum of {len(out)} terms")
+        return out
+
+    def times(self, p: Poly, q: Poly) -> Poly:
+        """Product, distributed."""
+        if (c := as_constant(p)) is not None:
+            return scale(q, c)
+        if (c := as_constant(q)) is not None:
+            return scale(p, c)
+        if len(p) * len(q) > self.limits.monomials:
+            raise TooLarge("a product of long sums")
+        out: Poly = {}
+        for m, c in p.items():
+            for n, d in q.items():
+                out = self.add(out, self.monomial((*m, *n), tidy(c * d)))
+        return out
+
+    def multiply(self, p: Poly, q: Poly) -> Poly:
+        """Product without distributing: a sum of several terms becomes a cut first."""
+        if as_constant(p) is not None or as_constant(q) is not None:
+            return self.times(p, q)
+        return self.times(self.single(p), self.single(q))
+
+    def substitute(self, p: Poly, to: Mapping[Index, Index]) -> Poly:
+        """Variables replaced, all at once."""
+        if not p or not to:
+            return p
+        out: Poly = {}
+        clean = True
+        for m, c in p.items():
+            n = tuple([(u, tuple([to.get(i, i) for i in idx]), w) for u, idx, w in m])
+            # renaming keeps a product canonical up to order unless factors meet or equalities fire
+            if len({(u, i) for u, i, _ in n}) == len(n) and not any(self.atoms[u].kind == "delta" for u, _, _ in n):
+                key = tuple(sorted(n))
+                if key in out:
+                    clean = False
+                    break
+                out[key] = c
+            else:
+                clean = False
+                break
+        if clean:
+            return out
+        out = {}
+        for m, c in p.items():
+            out = self.add(out, self.monomial([(u, tuple(to.get(i, i) for i in idx), w) for u, idx, w in m], c))
+        return out
+
+    # -- content, cuts -----------------------------------------------------------------------------------------------
+
+    def content(self, p: Poly) -> tuple[Coef, Mono, Poly]:
+        """p = coefficient · monomial · primitive part; indicators leave only if every term has them."""
+        common: dict[tuple[int, tuple[Index, ...]], Power] | None = None
+        for m in p:
+            here = {(u, idx): w for u, idx, w in m}
+            if common is None:
+                common = here
+                continue
+            merged: dict[tuple[int, tuple[Index, ...]], Power] = {}
+            for key in common.keys() | here.keys():
+                a, b = common.get(key, 0), here.get(key, 0)
+                low = min(a, b)
+                if low and not (self.atoms[key[0]].indicator and not (a and b)):
+                    merged[key] = low
+            common = merged
+        powers = common or {}
+        factors = tuple(sorted((u, idx, w) for (u, idx), w in powers.items()))
+        # an indicator is idempotent: taking it out must leave the terms without it
+        inverse = [(u, idx, -w) for u, idx, w in factors if not self.atoms[u].indicator]
+        gone = {(u, idx) for u, idx, _ in factors if self.atoms[u].indicator}
+        prim: Poly = {}
+        for m, c in p.items():
+            rest = [f for f in m if (f[0], f[1]) not in gone]
+            prim = self.add(prim, self.monomial([*rest, *inverse], c))
+        lead = self._ordered(prim)[0][1]
+        return lead, factors, {m: tidy(Fraction(c) / lead) for m, c in prim.items()}
+
+    def _ordered(self, p: Poly) -> list[tuple[Mono, Coef]]:
+        """Terms in an order that does not depend on the names of variables, as far as atoms and powers tell them apart."""
+        return sorted(p.items(), key=lambda item: ([(u, w) for u, _, w in item[0]], _sort_coef(item[1]), item[0]))
+
+    def encode(self, p: Poly) -> tuple[Any, tuple[Index, ...]]:
+        """A polynomial as a form without indices, and its indices in the order of the form."""
+        ordered = self._ordered(p)
+        form = tuple((c, tuple((u, w) for u, _, w in m)) for m, c in ordered)
+        return form, tuple(i for m, _ in ordered for _, idx, _ in m for i in idx)
+
+    def slot_sizes(self, p: Poly) -> tuple[int, ...]:
+        return tuple(s for m, _ in self._ordered(p) for u, _, _ in m for s in self.atoms[u].sizes)
+
+    def cut(self, p: Poly, indicator: bool = False) -> Factor:
+        """A polynomial as one factor. Equal variables share a slot, every constant has its own."""
+        form, idx = self.encode(p)
+        for pattern, uid in self._cuts.get(form, ()):
+            reps: dict[int, Index] = {}
+            if all(reps.setdefault(k, i) == i for k, i in zip(pattern, idx, strict=True)):
+                return uid, tuple(reps[k] for k in range(len(self.atoms[uid].sizes))), 1
+        sizes = self.slot_sizes(p)
+        number: dict[Index, int] = {}
+        pattern_list: list[int] = []
+        slot_sizes: list[int] = []
+        actual: list[Index] = []
+        for i, s in zip(idx, sizes, strict=True):
+            if i < 0 and i in number:
+                pattern_list.append(number[i])
+                continue
+            if i < 0:
+                number[i] = len(actual)
+            pattern_list.append(len(actual))
+            actual.append(i)
+            slot_sizes.append(s)
+        pattern_ = tuple(pattern_list)
+        definition = self._placed(self._ordered(p), pattern_)
+        flags = self._signs(p)
+        uid = self.atom("cut", (form, pattern_), tuple(slot_sizes), indicator=indicator, **flags, definition=definition)
+        self._cuts.setdefault(form, []).append((pattern_, uid))
+        return uid, tuple(actual), 1
+
+    def _placed(self, ordered: list[tuple[Mono, Coef]], pattern: Sequence[int]) -> Poly:
+        """The terms with slot variables in place of their indices."""
+        slots = iter(pattern)
+        out: Poly = {}
+        for m, c in ordered:
+            out = self.add(out, self.monomial([(u, tuple(-1 - next(slots) for _ in idx), w) for u, idx, w in m], c))
+        return out
+
+    def _signs(self, p: Poly) -> dict[str, bool]:
+        """What is certain about the sign of a sum: all terms nonnegative, at least one positive."""
+        kinds = [(c > 0 and self._nonnegative(m), c > 0 and self._positive(m)) for m, c in p.items()]
+        nonneg = all(n for n, _ in kinds)
+        return {"nonnegative": nonneg, "positive": nonneg and any(q for _, q in kinds)}
+
+    def _nonnegative(self, m: Mono) -> bool:
+        return all(self.atoms[u].nonnegative or self.atoms[u].positive or (isinstance(w, int) and w % 2 == 0) for u, _, w in m)
+
+    def _positive(self, m: Mono) -> bool:
+        return all(self.atoms[u].positive for u, _, _ in m)
+
+    def single(self, p: Poly, indicator: bool = False) -> Poly:
+        """At most one monomial: several terms become content · cut."""
+        if len(p) <= 1:
+            return p
+        lead, factors, prim = self.content(p)
+        if len(prim) == 1:
+            (m,) = prim
+            return self.monomial([*factors, *m], lead)
+        if indicator:  # keep 0/1 values recognisable
+            return self.monomial([self.cut(p, indicator=True)])
+        return self.monomial([*factors, self.cut(prim)], lead)
+
+    def open(self, factor: Factor) -> Poly:
+        uid, idx, _ = factor
+        definition = self.atoms[uid].definition
+        assert definition is not None
+        return self.substitute(definition, {-1 - k: i for k, i in enumerate(idx)})
+
+    def flat(self, p: Poly, keep: Callable[[int], bool] | None = None) -> Poly:
+        """Cuts that stand alone in a term (up to other factors without cuts) opened, so that sums of sums are one sum."""
+        out: Poly = {}
+        changed = False
+        for m, c in p.items():
+            cuts = [f for f in m if self.atoms[f[0]].kind == "cut" and f[2] == 1]
+            if len(cuts) == 1 and not (keep and keep(cuts[0][0])) and not self.atoms[cuts[0][0]].indicator:
+                rest = tuple(f for f in m if f is not cuts[0])
+                out = self.add(out, self.times({rest: c}, self.open(cuts[0])))
+                changed = True
+            else:
+                out = self.add(out, {m: c})
+        return self.flat(out, keep) if changed else out
+
+    def settle(self, p: Poly) -> Poly:
+        """The form in which a tensor is kept: complete sums over constants collapsed, several terms factored."""
+        p = self.collapse(p)
+        if len(p) > 1:
+            lead, factors, prim = self.content(p)
+            if factors and len(prim) > 1:
+                return self.monomial([*factors, self.cut(prim)], lead)
+        return p
+
+    # -- sums --------------------------------------------------------------------------------------------------------
+
+    def sum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
+        """Σ over variables (with their sizes)."""
+        out: Poly = {}
+        for m, c in p.items():
+            out = self.add(out, scale(self._sum_monomial(m, over), c))
+        return out
+
+    def _sum_monomial(self, m: Mono, over: Mapping[Index, int]) -> Poly:
+        inside = [f for f in m if any(i in over for i in f[1])]
+        outside = tuple(f for f in m if not any(i in over for i in f[1]))
+        present = {i for f in inside for i in f[1] if i in over}
+        factor: Coef = math.prod(s for v, s in over.items() if v not in present)  # Σ_v 1 = size of v
+        result = self.monomial(outside, factor)
+        for part, bound in _connected(inside, present):
+            result = self.times(result, self._component(part, {v: over[v] for v in bound}))
+        return result
+
+    def _component(self, factors: list[Factor], over: dict[Index, int]) -> Poly:
+        """Σ of a connected product."""
+        atoms = self.atoms
+        for f in factors:  # Σ_i δ(i,j)·f(i) = f(j)
+            if atoms[f[0]].kind == "delta":
+                i, j = f[1]
+                v, w = (i, j) if i in over else (j, i)
+                rest = [(u, tuple(w if x == v else x for x in idx), p) for u, idx, p in factors if (u, idx) != (f[0], f[1])]
+                left = {k: s for k, s in over.items() if k != v}
+                return self.sum(self.monomial(rest), left)
+        for f in factors:  # Σ_d D(id)[d] = valid(id)
+            v = f[1][-1] if f[1] else 0
+            if atoms[f[0]].kind == "digit" and v in over and sum(v in g[1] for g in factors) == 1:
+                valid = self.valid(atoms[f[0]].data[0], atoms[f[0]].sizes[:-1], f[1][:-1])
+                others = self.monomial([g for g in factors if g is not f])
+                return self.sum(self.times(valid, others), {k: s for k, s in over.items() if k != v})
+        where = {v: [k for k, f in enumerate(factors) if v in f[1]] for v in over}
+        lonely = {v for v, ks in where.items() if len(ks) == 1}
+        if lonely and len(factors) > 1:  # a variable of one factor only: sum that factor first
+            k = where[min(lonely)][0]
+            mine = {v: over[v] for v in lonely if where[v] == [k]}
+            inner = self.single(self.sum(self.monomial([factors[k]]), mine))
+            others = self.monomial([f for n, f in enumerate(factors) if n != k])
+            return self.sum(self.times(inner, others), {v: s for v, s in over.items() if v not in mine})
+        if len(factors) == 1:
+            uid, idx, power = factors[0]
+            a = atoms[uid]
+            if power == 1 and a.kind == "sum":  # Σ Σ = Σ
+                return self._open_sum(uid, idx, over)
+            if power == 1 and a.kind == "cut" and not a.indicator:
+                return self.sum(self.open(factors[0]), over)
+        return self.monomial([self._sum_atom("sum", factors, over)])
+
+    def _open_sum(self, uid: int, idx: tuple[Index, ...], over: Mapping[Index, int]) -> Poly:
+        body, sizes = self.atoms[uid].data
+        fresh = [self.bound() for _ in sizes]
+        slots = iter(idx)
+        factors = [(u, tuple(fresh[e] if e >= 0 else next(slots) for e in entries), w) for u, w, entries in body]
+        return self.sum(self.monomial(factors), {**dict(zip(fresh, sizes, strict=True)), **over})
+
+    def _sum_atom(self, kind: str, factors: list[Factor], over: Mapping[Index, int]) -> Factor:
+        """A hash-consed component: the smallest form over all orders of factors that look alike."""
+        groups: dict[tuple[int, Power], list[Factor]] = {}
+        for f in sorted(factors, key=lambda f: (f[0], f[2])):
+            groups.setdefault((f[0], f[2]), []).append(f)
+        count = math.prod(math.factorial(len(g)) for g in groups.values())
+        if count > self.limits.ties:
+            raise TooLarge(f"{count} orders of a product")
+        best: tuple[Any, tuple[Index, ...], tuple[int, ...]] | None = None
+        for orders in itertools.product(*(itertools.permutations(g) for g in groups.values())):
+            number: dict[Index, int] = {}
+            body, slots, sizes = [], [], []
+            for u, idx, w in itertools.chain.from_iterable(orders):
+                entries = []
+                for i in idx:
+                    if i in over:
+                        if i not in number:
+                            number[i] = len(number)
+                            sizes.append(over[i])
+                        entries.append(number[i])
+                    else:
+                        entries.append(-1)
+                        slots.append(i)
+                body.append((u, w, tuple(entries)))
+            key = (tuple(body), tuple(slots), tuple(sizes))
+            if best is None or _body_key(key) < _body_key(best):
+                best = key
+        assert best is not None
+        body_, slots_, sizes_ = best
+        slot_sizes = tuple(s for u, _, entries in body_ for s, e in zip(self.atoms[u].sizes, entries, strict=True) if e < 0)
+        nonneg = all(self.atoms[u].nonnegative or self.atoms[u].positive or (isinstance(w, int) and w % 2 == 0) for u, w, _ in body_)
+        pos = all(self.atoms[u].positive for u, _, _ in body_)
+        uid = self.atom(kind, (body_, sizes_), slot_sizes, nonnegative=nonneg, positive=pos and math.prod(sizes_) > 0)
+        return uid, slots_, 1
+
+    # -- integers ----------------------------------------------------------------------------------------------------
+
+    def digit(self, name: str, sizes: tuple[int, ...], indices: Sequence[Index], which: int, count: int, size: int, at: Index) -> Poly:
+        """1 where digit `which` (of `count`) of an integer input is `at`; 0 also where the integer is out of range."""
+        uid = self.atom("digit", (name, which, count), (*sizes, size), indicator=True, nonnegative=True)
+        return {((uid, (*indices, at), 1),): 1}
+
+    def valid(self, name: str, sizes: tuple[int, ...], indices: Sequence[Index]) -> Poly:
+        """1 where an integer input is in range. Inputs that always are get the constant (`always_valid`)."""
+        if name in self.always_valid:
+            return constant(1)
+        return {((self.atom("valid", name, sizes, indicator=True, nonnegative=True), tuple(indices), 1),): 1}
+
+    always_valid: set[str] = field(default_factory=set)
+
+    # -- functions ---------------------------------------------------------------------------------------------------
+
+    def fn(self, name: str, p: Poly, param: Any = None, **flags: Any) -> Poly:
+        """An application that no law takes apart."""
+        form, idx = self.encode(p)
+        uid = self.atom("fn", (name, param, form), self.slot_sizes(p), **flags)
+        return {((uid, idx, 1),): 1}
+
+    def argument(self, uid: int, idx: Sequence[Index]) -> Poly:
+        """The polynomial under a function, with actual indices."""
+        form = self.atoms[uid].data[2]
+        slots = iter(idx)
+        out: Poly = {}
+        for c, factors in form:
+            parts = [(u, tuple(next(slots) for _ in self.atoms[u].sizes), w) for u, w in factors]
+            out = self.add(out, self.monomial(parts, c))
+        return out
+
+    def exp(self, p: Poly) -> Poly:
+        """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator."""
+        result = constant(1)
+        for m, c in self.flat(p).items():
+            if len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "fn":
+                name = self.atoms[m[0][0]].data[0]
+                inner = self.argument(m[0][0], m[0][1])
+                if name == "log_indicator":
+                    if c <= 0:
+                        raise Unsupported("infinity as an argument of exp")
+                    result = self.times(result, self.single(inner, indicator=True))
+                    continue
+                if name == "log":
+                    result = self.times(result, self.power(inner, c))
+                    continue
+            self._finite(m)
+            unit = self.fn("exp", {m: 1}, positive=True, nonnegative=True)
+            ((factor,),) = unit
+            result = self.times(result, self.monomial([(factor[0], factor[1], tidy(c))]))
+        return result
+
+    def _finite(self, m: Mono) -> None:
+        for u, _, _ in m:
+            if self.atoms[u].kind == "fn" and self.atoms[u].data[0] == "log_indicator":
+                raise Unsupported("a product with log of a mask, which may be infinite")
+
+    def finite(self, p: Poly) -> Poly:
+        """p, after making sure that no term can be infinite."""
+        for m in p:
+            self._finite(m)
+            for u, _, _ in m:
+                if self.atoms[u].kind == "cut":
+                    self._finite_cut(u)
+        return p
+
+    def _finite_cut(self, uid: int) -> None:
+        definition = self.atoms[uid].definition or {}
+        for m in definition:
+            self._finite(m)
+
+    def log(self, p: Poly) -> Poly:
+        """log(exp(m)^p·X) = p·m + log X; log of a product of positive factors is the sum of logs."""
+        self.finite(p)
+        if not p:
+            raise Unsupported("log of zero")
+        lead, factors, prim = self.content(p)
+        if lead <= 0:
+            raise Unsupported("log of a number that is not positive")
+        result: Poly = {} if lead == 1 else self.fn("log", constant(lead))
+        inside = [self.cut(prim)] if len(prim) > 1 else list(next(iter(prim)))
+        rest: list[Factor] = []
+        for u, idx, w in (*factors, *inside):
+            a = self.atoms[u]
+            if a.kind == "fn" and a.data[0] == "exp":
+                result = self.add(result, scale(self.argument(u, idx), w))
+            elif a.positive:
+                result = self.add(result, scale(self.fn("log", {((u, idx, 1),): 1}), w))
+            else:
+                rest.append((u, idx, w))
+        if rest:
+            product = self.monomial(rest)
+            for u, _, _ in rest:
+                if not self.atoms[u].positive:
+                    self.needs.add(("positive", u))
+            result = self.add(result, self.fn("log", product))
+        return result
+
+    def power(self, p: Poly, e: Power) -> Poly:
+        """pᵉ for a rational e. Integers distribute over products; fractions only over factors known to be positive."""
+        e = tidy(e)
+        if e == 1:
+            return p
+        if e == 0:
+            return constant(1)
+        self.finite(p)
+        c = as_constant(p)
+        if c is not None:
+            return self._number_power(c, e)
+        one = self.single(p)
+        ((m, coef),) = one.items()
+        if isinstance(e, int):
+            if e < 0:
+                self._nonzero(m)
+            return self.monomial([(u, idx, tidy(w * e)) for u, idx, w in m], tidy(Fraction(coef) ** e))
+        outside: list[Factor] = []
+        inside: list[Factor] = []
+        for u, idx, w in m:
+            if self.atoms[u].positive:
+                outside.append((u, idx, tidy(w * e)))
+            else:
+                inside.append((u, idx, w))
+        sign = 1 if coef > 0 else -1
+        root = self._number_power(coef * sign, e)
+        if not inside:
+            if sign < 0:
+                raise Unsupported("a fractional power of a negative number")
+            return self.times(root, self.monomial(outside))
+        product = self.monomial(inside, sign)
+        for u, _, w in inside:
+            if not (self.atoms[u].nonnegative or (isinstance(w, int) and w % 2 == 0)) or e < 0:
+                self.needs.add(("positive", u))
+        wrapped = self.fn("pow", product, e, nonnegative=True)
+        return self.times(root, self.times(self.monomial(outside), wrapped))
+
+    def _nonzero(self, m: Mono) -> None:
+        for u, _, w in m:
+            a = self.atoms[u]
+            if a.indicator:
+                raise Unsupported("an indicator as a divisor")
+            if w > 0 and not a.positive:
+                self.needs.add(("nonzero", u))
+
+    def _number_power(self, c: Coef, e: Power) -> Poly:
+        if isinstance(e, int):
+            if c == 0 and e < 0:
+                raise Unsupported("division by zero")
+            return constant(Fraction(c) ** e)
+        if c < 0:
+            raise Unsupported("a fractional power of a negative number")
+        if c in (0, 1):
+            return constant(c)
+        # c^e = rational · Π primes^(fractional part), so that √8 = 2·√2
+        q = Fraction(c)
+        rational = Fraction(1)
+        factors: list[Factor] = []
+        for prime, k in sorted({**_primes(q.numerator), **{b: -n for b, n in _primes(q.denominator).items()}}.items()):
+            whole, part = divmod(Fraction(k) * e, 1)
+            rational *= Fraction(prime) ** int(whole)
+            if part:
+                uid = self.atom("fn", ("number", None, ((prime, ()),)), (), positive=True, nonnegative=True)
+                factors.append((uid, (), part))
+        return self.monomial(factors, tidy(rational))
+
+    def indicator_of(self, name: str, p: Poly) -> Poly:
+        """1 where a condition on p holds (p > 0, p ≥ 0, p = 0); positive factors of p do not matter."""
+        self.finite(p)
+        c = as_constant(p)
+        if c is not None:
+            return constant(int({"gt0": c > 0, "ge0": c >= 0, "eq0": c == 0}[name]))
+        lead, factors, prim = self.content(p)
+        keep = [f for f in factors if not self.atoms[f[0]].positive]
+        sign = 1 if lead > 0 else -1
+        argument = self.times(self.monomial(keep, sign if name != "eq0" else 1), prim)
+        return self.fn(name, argument, indicator=True, nonnegative=True)
+
+    def maximum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
+        """max over variables; variables that do not occur do not matter; max of max is one max."""
+        present = {v: s for v, s in over.items() if v in variables(p)}
+        if not present:
+            return p
+        if len(p) == 1:
+            ((m, c),) = p.items()
+            if c == 1 and len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "max":
+                inner, fresh = self._open_max(m[0])
+                return self._max_atom(inner, {**fresh, **present})
+        return self._max_atom(p, present)
+
+    def _open_max(self, f: Factor) -> tuple[Poly, dict[Index, int]]:
+        form, sizes = self.atoms[f[0]].data
+        fresh = {self.bound(): s for s in sizes}
+        names = list(fresh)
+        slots = iter(f[1])
+        out: Poly = {}
+        for c, factors in form:
+            parts = [(u, tuple(names[e] if e >= 0 else next(slots) for e in entries), w) for u, w, entries in factors]
+            out = self.add(out, self.monomial(parts, c))
+        return out, fresh
+
+    def _max_atom(self, p: Poly, over: Mapping[Index, int]) -> Poly:
+        number: dict[Index, int] = {}
+        form, slots, slot_sizes, sizes = [], [], [], []
+        for m, c in self._ordered(self.flat(p)):
+            factors = []
+            for u, idx, w in m:
+                entries = []
+                for i, s in zip(idx, self.atoms[u].sizes, strict=True):
+                    if i in over:
+                        if i not in number:
+                            number[i] = len(number)
+                            sizes.append(over[i])
+                        entries.append(number[i])
+                    else:
+                        entries.append(-1)
+                        slots.append(i)
+                        slot_sizes.append(s)
+                factors.append((u, w, tuple(entries)))
+            form.append((c, tuple(factors)))
+        uid = self.atom("max", (tuple(form), tuple(sizes)), tuple(slot_sizes))
+        return {((uid, tuple(slots), 1),): 1}
+
+    # -- sums over constants -----------------------------------------------------------------------------------------
+
+    def collapse(self, p: Poly) -> Poly:
+        """n terms that differ only by the constants 0 … n−1, in the same places of size n, are a Σ (or lose their δ)."""
+        if len(p) < 2:
+            return p
+        groups: dict[Any, list[tuple[Mono, Coef]]] = {}
+        for m, c in p.items():
+            shape = tuple((u, w, tuple(i if i < 0 else 0 for i in idx)) for u, idx, w in m)
+            if any(i >= 0 for _, idx, _ in m for i in idx):
+                groups.setdefault((c, tuple(sorted((u, w) for u, w, _ in shape))), []).append((m, c))
+        for same in groups.values():
+            if len(same) > 1:
+                found = self._collapse_group(p, same)
+                if found is not None:
+                    return self.collapse(found)
+        return p
+
+    def _collapse_group(self, p: Poly, same: list[tuple[Mono, Coef]]) -> Poly | None:
+        present = {m for m, _ in same}
+        for base, coef in same:
+            places = [(k, j) for k, (_, idx, _) in enumerate(base) for j, i in enumerate(idx) if i == 0]
+            for other, _ in same:
+                differ = _differences(base, other)
+                if differ is None or not differ or any((k, j) not in places for k, j in differ):
+                    continue
+                if any(other[k][1][j] != 1 for k, j in differ):
+                    continue
+                n = self.atoms[base[differ[0][0]][0]].sizes[differ[0][1]]
+                if len(same) < n or any(self.atoms[base[k][0]].sizes[j] != n for k, j in differ):
+                    continue
+                family = [tuple(sorted(_with_constant(base, differ, c))) for c in range(n)]
+                if all(m in present and p.get(m) == coef for m in family) and len(set(family)) == n:
+                    rest = {m: c for m, c in p.items() if m not in set(family)}
+                    return self.add(rest, self._collapsed(base, differ, n, coef))
+        return None
+
+    def _collapsed(self, base: Mono, differ: list[tuple[int, int]], n: int, coef: Coef) -> Poly:
+        for k, j in differ:  # Σ_c δ(v,c)·f(c) = f(v)
+            u, idx, _ = base[k]
+            if self.atoms[u].kind == "delta" and idx[1 - j] < 0:
+                v = idx[1 - j]
+                rest = [f for i, f in enumerate(_with_constant(base, differ, v)) if i != k]
+                return self.monomial(rest, coef)
+        v = self.bound()
+        return scale(self.sum(self.monomial(_with_constant(base, differ, v)), {v: n}), coef)
+
+
+def _connected(factors: list[Factor], bound: set[Index]) -> list[tuple[list[Factor], set[Index]]]:
+    """Factors grouped by the bound variables that they share."""
+    parts: list[tuple[list[Factor], set[Index]]] = []
+    for f in factors:
+        mine = {i for i in f[1] if i in bound}
+        joined, rest = [f], []
+        for fs, vs in parts:
+            if vs & mine:
+                joined += fs
+                mine |= vs
+            else:
+                rest.append((fs, vs))
+        parts = [*rest, (joined, mine)]
+    return parts
+
+
+def _body_key(best: tuple[Any, tuple[Index, ...], tuple[int, ...]]) -> Any:
+    body, slots, sizes = best
+    return tuple(entries for _, _, entries in body), sizes, slots
+
+
+def _sort_coef(c: Coef) -> tuple[float, str]:
+    return float(c), str(c)
+
+
+def _differences(a: Mono, b: Mono) -> list[tuple[int, int]] | None:
+    """Places where two products with the same atoms and powers have different indices."""
+    if len(a) != len(b):
+        return None
+    found = []
+    for k, ((u, i, w), (v, j, x)) in enumerate(zip(a, b, strict=True)):
+        if u != v or w != x:
+            return None
+        found += [(k, n) for n, (p, q) in enumerate(zip(i, j, strict=True)) if p != q]
+    return found
+
+
+def _with_constant(base: Mono, places: list[tuple[int, int]], c: Index) -> list[Factor]:
+    spots = set(places)
+    return [(u, tuple(c if (k, j) in spots else i for j, i in enumerate(idx)), w) for k, (u, idx, w) in enumerate(base)]
+
+
+def _primes(n: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    d = 2
+    while d * d <= n and d < 100_000:
+        while n % d == 0:
+            found[d] = found.get(d, 0) + 1
+            n //= d
+        d += 1
+    if n > 1:
+        found[n] = found.get(n, 0) + 1
+    return found
