@@ -284,7 +284,8 @@ def region(part: Part, local: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The region of a local array that a part speaks of, as a view."""
     if part.flat:
         return local.reshape(-1)[part.local[0] : part.local[0] + part.logical[0].size]
-    return local[(*(slice(s, s + r.size) for s, r in zip(part.local, part.logical, strict=True)), ...)]
+    where: tuple[Any, ...] = (*(slice(s, s + r.size) for s, r in zip(part.local, part.logical, strict=True)), ...)
+    return local[where]
 
 
 Lineage = tuple[Layout, ...]
