@@ -285,7 +285,8 @@ def region(part: Part, local: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if part.flat:
         return local.reshape(-1)[part.local[0] : part.local[0] + part.logical[0].size]
     where: tuple[Any, ...] = (*(slice(s, s + r.size) for s, r in zip(part.local, part.logical, strict=True)), ...)
-    return local[where]
+    view: np.ndarray[Any, Any] = local[where]
+    return view
 
 
 Lineage = tuple[Layout, ...]
