@@ -70,10 +70,10 @@ def fail(message: str, code: int, as_json: bool) -> int:
     return code
 
 
-def emit(command: str, code: int, **fields: Any) -> int:
+def emit(command: str, exit_code: int, **fields: Any) -> int:
     """The one JSON object of a command. ASCII only, so that every locale can print it."""
-    print(json.dumps({"command": command, "exit_code": code, **fields}))
-    return code
+    print(json.dumps({"command": command, "exit_code": exit_code, **fields}))
+    return exit_code
 
 
 def attempt(work: Callable[[], int], as_json: bool) -> int:
@@ -133,7 +133,7 @@ def table_with(path: Path | None) -> OpTable:
 
 def _line_of(error: BaseException, path: Path) -> str:
     """Where in the user's file it happened."""
-    found = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    found = [f.lineno for f in traceback.extract_tb(error.__traceback__) if os.path.abspath(f.filename) == os.path.abspath(path)]
     return f"line {found[-1]}: " if found else ""
 
 

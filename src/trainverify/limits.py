@@ -16,6 +16,8 @@ from typing import Final
 
 GRACE: Final = 2.0  # seconds after the time limit until a process that does not stop by itself is ended
 
+_OVER: Final = b"\xff"  # no exit code
+
 
 class OutOfTime(BaseException):
     """The time limit of the run was reached. Not an `Exception`: no handler on the way may take it for something else."""
@@ -76,8 +78,9 @@ def isolated(work: Callable[[Callable[[], None]], int], seconds: float | None) -
     try:
         wait = None if seconds is None else seconds + GRACE
         overtime = not select.select([answer], [], [], wait)[0]
-        received = b"" if overtime else os.read(answer, 1)
-        code = os.read(answer, 1) if received else b""
+        code = b"" if overtime else os.read(answer, 1)
+        if code == _OVER:
+            code = os.read(answer, 1)
     finally:
         os.kill(child, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
         _, status = os.waitpid(child, 0)
@@ -92,7 +95,7 @@ def _child(work: Callable[[Callable[[], None]], int], write: int, alive: int) ->
     """Ends with the process; whatever happens, only a code that was written counts."""
 
     def over() -> None:
-        os.write(write, b"!")
+        os.write(write, _OVER)
 
     def follow() -> None:
         os.read(alive, 1)
