@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from trainverify.axes.reduction import NotABoundary
+from trainverify.axes.system import System
 from trainverify.check import validate
 from trainverify.check.findings import Finding
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import Difference, Suspect, decide, suspects
 from trainverify.evaluate.locate import Place, locate
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
-from trainverify.evaluate.small import Small, SmallBuilder
+from trainverify.evaluate.small import Small, shrink_system
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.lineage import Layout, Placements
 from trainverify.graph.mesh import Mesh
@@ -25,10 +26,10 @@ from trainverify.graph.plan import Plan, Template, units
 from trainverify.graph.program import Output, Program
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
+from trainverify.prove.algebra.engine import Proof, prove
 from trainverify.report import Report, Shown
 
 MAX_ELEMENTS = 40_000_000  # of all tensors of all ranks together, in one evaluation
-NO_ENGINE = "no proof engine yet"
 
 Progress = Callable[[str], None]
 
@@ -56,8 +57,12 @@ def verify(
     if isinstance(plan, Program):
         plan = single(plan)
     subject = f"{plan.name} on {plan.mesh} against {logical.name}"
-    report = replace(_verify(logical, plan, ops, points, seed, progress, subject), assumptions=assumptions(logical, plan))
-    return replace(report, seconds=time.perf_counter() - began)
+    report = _verify(logical, plan, ops, points, seed, progress, subject)
+    return replace(report, assumptions=assumptions(logical, plan) + report.assumptions, seconds=time.perf_counter() - began)
+
+
+class Disagreement(Exception):
+    """A proof that evaluation contradicts: a bug of TrainVerify, never a verdict."""
 
 
 def _verify(logical: Program, plan: Plan, ops: OpTable, points: int, seed: int, progress: Progress, subject: str) -> Report:
@@ -76,96 +81,113 @@ def _verify(logical: Program, plan: Plan, ops: OpTable, points: int, seed: int, 
     wanted += declared(logical, plan, wanted)
     progress("inferring axes")
     talk = Communication(plan, parts, ops)
-    order = schedule(talk)
-    try:
-        small = SmallBuilder(logical, plan, ops, talk, order).build(wanted)
-    except NotABoundary as error:
-        reason = f"no small sizes keep the structure of the plan: {error}"
-        return Report("UNKNOWN", reason, subject, findings, _shown(wanted, "not compared"))
-    if elements(small) > MAX_ELEMENTS:
-        why = f": {small.clashes[0].text} ({small.clashes[0].where})" if small.clashes else ""
-        return Report("UNKNOWN", f"too large to evaluate{why}", subject, findings, _shown(wanted, "not compared"))
-    return _evaluate(small, logical, plan, ops, talk, wanted, points, seed, progress, subject, findings)
+    system = System(logical, plan, ops, talk, schedule(talk)).collect(wanted)
+    progress("proving")
+    proof = prove(system, wanted)
+    return _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings).report()
 
 
-def _evaluate(
-    small: Small,
-    logical: Program,
-    plan: Plan,
-    ops: OpTable,
-    talk: Communication,
-    wanted: Sequence[Obligation],
-    points: int,
-    seed: int,
-    progress: Progress,
-    subject: str,
-    findings: tuple[Finding, ...],
-) -> Report:
-    compared = 0
-    rounding: list[Suspect] = []
-    undecided: list[Suspect] = []
-    for point in range(seed, seed + points):
-        progress(f"evaluating point {point - seed + 1} of {points}")
+@dataclass(frozen=True)
+class _Evaluation:
+    """Random evaluation beside a proof attempt: it confirms a proof, refutes a plan, or leaves it open."""
+
+    system: System
+    plan: Plan
+    wanted: Sequence[Obligation]
+    proof: Proof
+    points: int
+    seed: int
+    progress: Progress
+    subject: str
+    findings: tuple[Finding, ...]
+
+    def report(self) -> Report:
         try:
-            wrong, n = compare_at(small, plan, wanted, point)
-        except NotComputed as error:
-            return Report("UNKNOWN", f"the plan could not be run: {error}", subject, findings, _shown(wanted, "not compared"))
-        compared += n
+            small = shrink_system(self.system)
+        except NotABoundary as error:
+            return self._open(f"no small sizes keep the structure of the plan: {error}", "not compared")
+        if elements(small) > MAX_ELEMENTS:
+            why = f": {small.clashes[0].text} ({small.clashes[0].where})" if small.clashes else ""
+            return self._open(f"too large to evaluate{why}", "not compared")
+        compared = 0
+        for point in range(self.seed, self.seed + self.points):
+            self.progress(f"evaluating point {point - self.seed + 1} of {self.points}")
+            try:
+                wrong, n = compare_at(small, self.plan, self.wanted, point)
+            except NotComputed as error:
+                return self._open(f"the plan could not be run: {error}", "not compared")
+            compared += n
+            if wrong:
+                found = self._decide(small, wrong, point)
+                if found is not None:
+                    return found
+        note = f"{compared} comparisons of {len(self.wanted)} obligations" + (" at reduced sizes" if small.reduced else " at full size")
+        if not self.proof.failed:
+            notes = (f"folded to {self.proof.instances} of {self.plan.size} ranks, {self.proof.atoms} distinct expressions", note)
+            reason = f"{len(self.wanted)} obligations at full size; random evaluation agrees on {self.points} points"
+            shown, conditions = self._shown("agreed"), tuple(self.proof.preconditions)
+            return Report("PROVED", reason, self.subject, self.findings, shown, assumptions=conditions, notes=notes)
+        return self._open(f"agreed on {self.points} random points", "agreed", (note,))
+
+    def _decide(self, small: Small, wrong: list[Suspect], point: int) -> Report | None:
+        """What looks different, settled with enclosures; None if it is the same after all."""
+        special: dict[Obligation, str] = {}
         for suspect in wrong:
-            progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
-            decision, difference = decide(small, plan.lineage, suspect, random_inputs(small, point), point)
+            self.progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
+            decision, difference = decide(small, self.plan.lineage, suspect, random_inputs(small, point), point)
             if decision == "different" and difference is not None:
-                return _refuted(small, logical, plan, ops, talk, wanted, wrong, difference, progress, subject, findings)
-            if decision == "literal rounding":
-                rounding.append(suspect)
-            elif decision == "undecided":
-                undecided.append(suspect)
-        if rounding or undecided:
-            break
-    if rounding:
-        reason = f"literal rounding: {rounding[0].obligation} differs only by what one unit in the last place of a float literal explains"
-        return Report("UNKNOWN", reason, subject, findings, _shown(wanted, "agreed", {s.obligation: "literal rounding" for s in rounding}))
-    if undecided:
-        reason = (
-            f"undecided: {undecided[0].obligation} on rank {undecided[0].rank} differs numerically, but no enclosure separates the values"
-        )
-        return Report("UNKNOWN", reason, subject, findings, _shown(wanted, "agreed", {s.obligation: "undecided" for s in undecided}))
-    note = f"{compared} comparisons of {len(wanted)} obligations" + (" at reduced sizes" if small.reduced else " at full size")
-    return Report("UNKNOWN", f"{NO_ENGINE}; agreed on {points} random points", subject, findings, _shown(wanted, "agreed"), notes=(note,))
+                return self._refuted(small, wrong, difference)
+            if decision != "equal":
+                special.setdefault(suspect.obligation, decision)
+        if not special:
+            return None
+        first, kind = next(iter(special.items()))
+        why = {
+            "literal rounding": f"literal rounding: {first} differs only by what one unit in the last place of a float literal explains",
+            "undecided": f"undecided: {first} differs numerically, but no enclosure separates the values",
+        }[kind]
+        return Report("UNKNOWN", why, self.subject, self.findings, self._shown("agreed", special), notes=self._attempts())
+
+    def _refuted(self, small: Small, wrong: list[Suspect], difference: Difference) -> Report:
+        if small.reduced:
+            self.progress("trying the other reading of literals")
+            still, _ = compare_at(shrink_system(self.system, scale_literals=True), self.plan, self.wanted, difference.seed)
+            if not still:
+                reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
+                return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
+        if difference.obligation in self.proof.proved:
+            values = f"{difference.got} instead of {difference.want}"
+            raise Disagreement(f"{difference.obligation} was proved, but rank {difference.rank} computes {values}")
+        self.progress("locating the first wrong tensor")
+        place = find(small, self.plan, wrong, difference)
+        bad = {s.obligation: "different" for s in wrong}
+        reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
+        note = f"counterexample: random inputs of seed {difference.seed}" + (", at reduced sizes" if small.reduced else "")
+        return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note,))
+
+    def _open(self, reason: str, status: str, notes: tuple[str, ...] = ()) -> Report:
+        why = f"{len(self.proof.failed)} of {len(self.wanted)} obligations not proved; " if self.proof.failed else ""
+        return Report("UNKNOWN", why + reason, self.subject, self.findings, self._shown(status), notes=(*notes, *self._attempts()))
+
+    def _attempts(self) -> tuple[str, ...]:
+        return tuple(f"not proved: {o}: {why}" for o, why in list(self.proof.failed.items())[:5])
+
+    def _shown(self, status: str, special: dict[Obligation, str] | None = None) -> tuple[Shown, ...]:
+        proved = set(self.proof.proved)
+        result = []
+        for o in self.wanted:
+            holders = len({r for h in o.holdings for r in h.ranks})
+            if o in proved and o not in (special or {}):
+                result.append(Shown(str(o), o.output.tensor, holders, "proved", "algebra", "full size"))
+            else:
+                result.append(Shown(str(o), o.output.tensor, holders, (special or {}).get(o, status), "evaluation", "random points"))
+        return tuple(result)
 
 
 def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: int) -> tuple[list[Suspect], int]:
     """Both programs on one random point: what is not clearly equal, in the order of the logical program."""
     inputs = random_inputs(small, point)
     return suspects(small, wanted, run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC))
-
-
-def _refuted(
-    small: Small,
-    logical: Program,
-    plan: Plan,
-    ops: OpTable,
-    talk: Communication,
-    wanted: Sequence[Obligation],
-    wrong: list[Suspect],
-    difference: Difference,
-    progress: Progress,
-    subject: str,
-    findings: tuple[Finding, ...],
-) -> Report:
-    if small.reduced:
-        progress("trying the other reading of literals")
-        other = SmallBuilder(logical, plan, ops, talk, schedule(talk)).build(wanted, scale_literals=True)
-        still, _ = compare_at(other, plan, wanted, difference.seed)
-        if not still:
-            reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
-            return Report("UNKNOWN", reason, subject, findings, _shown(wanted, "agreed"))
-    progress("locating the first wrong tensor")
-    place = find(small, plan, wrong, difference)
-    bad = {s.obligation: "different" for s in wrong}
-    reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
-    note = f"counterexample: random inputs of seed {difference.seed}" + (", at reduced sizes" if small.reduced else "")
-    return Report("REFUTED", reason, subject, findings, _shown(wanted, "agreed", bad), difference, place, notes=(note,))
 
 
 def find(small: Small, plan: Plan, wrong: Sequence[Suspect], difference: Difference) -> Place:
@@ -181,20 +203,6 @@ def declared(logical: Program, plan: Plan, wanted: Sequence[Obligation]) -> list
         if lay.logical not in logical.sources and lay not in held:
             claims.setdefault(lay.logical, []).append(Holding(lay, lay.holders(plan.mesh)))
     return [Obligation(Output(name, "declared"), tuple(holdings)) for name, holdings in claims.items()]
-
-
-def _shown(wanted: Sequence[Obligation], status: str, special: dict[Obligation, str] | None = None) -> tuple[Shown, ...]:
-    return tuple(
-        Shown(
-            str(o),
-            o.output.tensor,
-            len({r for h in o.holdings for r in h.ranks}),
-            (special or {}).get(o, status),
-            "evaluation",
-            "random points",
-        )
-        for o in wanted
-    )
 
 
 def assumptions(logical: Program, plan: Plan) -> tuple[str, ...]:

@@ -180,17 +180,16 @@ BUGS: dict[str, tuple[str, str, Change]] = {
 }
 
 
-def test_correct_plan_agrees_and_is_not_proved() -> None:
+def test_correct_plan_is_proved() -> None:
     report = verify(logical(), plan())
-    assert (report.verdict, report.exit_code) == ("UNKNOWN", 3)
-    assert report.reason.endswith("agreed on 3 random points")
+    assert (report.verdict, report.exit_code) == ("PROVED", 0), report.notes
     assert not report.findings
     assert len(report.obligations) == 10
-    assert {o.status for o in report.obligations} == {"agreed"}
+    assert {(o.status, o.engine, o.scope) for o in report.obligations} == {("proved", "algebra", "full size")}
 
 
-def test_program_against_itself_agrees() -> None:
-    assert verify(logical(), logical()).reason.endswith("agreed on 3 random points")
+def test_program_against_itself_is_proved() -> None:
+    assert verify(logical(), logical()).verdict == "PROVED"
 
 
 @pytest.mark.parametrize("name", BUGS)

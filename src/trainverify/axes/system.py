@@ -1,0 +1,222 @@
+"""The system of axes of a logical program and a plan: every op lowered, its axes related with all others.
+
+Collected once, used by everybody: evaluation shrinks it, the algebra proves over it. Nothing here looks at values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainverify.axes.inference import Dims, Inference, Line, NodeAxes
+from trainverify.axes.structure import Axis
+from trainverify.graph.communication import Communication, Schedule, is_communication
+from trainverify.graph.lineage import Layout
+from trainverify.graph.obligations import Obligation
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Op, Program, Ref, has_ref, inline, resolve
+from trainverify.ops.table import Lowered, OpTable
+
+
+@dataclass(frozen=True)
+class LoweredOp:
+    """A local op of a program for some rows (ranks) of its unit."""
+
+    index: int
+    rows: tuple[int, ...]
+    lowered: Lowered
+    axes: NodeAxes
+
+
+@dataclass(frozen=True)
+class MeetingAxes:
+    """A rendezvous of classes: (class, op) of everybody who takes part; `lowered` is None for point to point."""
+
+    step: tuple[tuple[int, int], ...]
+    ops: tuple[tuple[int, Op], ...]
+    lowered: Lowered | None = None
+    axes: NodeAxes | None = None
+    mesh_axes: tuple[str, ...] | None = None  # the group runs along these, in order; None: some other set of ranks
+
+
+class Scope:
+    """Axes of the tensors of one flat program."""
+
+    def __init__(self, inference: Inference, program: Program):
+        self.program = program
+        self.dims: dict[str, Dims] = {n: inference.fresh(t.shape) for n, t in program.tensors.items()}
+        self.lines: dict[str, Line | None] = {}
+        for n in program.sources:
+            if program.tensors[n].kind == "int":
+                d = program.domains.get(n)
+                self.lines[n] = inference.line(inference.fresh([d.size])[0] if d is not None and d.size else None)
+
+    def args(self, op: Op) -> tuple[list[Dims | None], list[Line | None]]:
+        return (
+            [None if i is None else self.dims[i] for i in op.inputs],
+            [None if i is None else self.lines.get(i) for i in op.inputs],
+        )
+
+
+class System:
+    """Constraints from both programs and the lineage between them."""
+
+    def __init__(self, logical: Program, plan: Plan, table: OpTable, talk: Communication, plan_order: Schedule):
+        self.table = table
+        self.plan = plan
+        self.talk = talk
+        self.schedule = plan_order
+        self.inference = Inference()
+        self.logical = inline(logical)
+        self.scope = Scope(self.inference, self.logical)
+        flat = [inline(u.program, plan.functions) for u in talk.units]
+        self.unit_programs = flat
+        self.unit_scopes = [Scope(self.inference, p) for p in flat]
+        self.logical_ops: list[LoweredOp] = []
+        self.unit_ops: list[list[LoweredOp]] = []
+        self.meetings: list[MeetingAxes] = []
+        self.obligations: Sequence[Obligation] = ()
+        self._rows_of: dict[tuple[int, tuple[str, ...]], dict[tuple[object, ...], tuple[int, ...]]] = {}
+        self._along: dict[tuple[int, ...], tuple[str, ...] | None] = {}
+        self._units_of: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
+
+    def collect(self, obligations: Sequence[Obligation]) -> System:
+        self.obligations = obligations
+        for index, op in enumerate(self.logical.ops):
+            lowered = self._lower(op, self.logical, {})
+            self.logical_ops.append(LoweredOp(index, (0,), lowered, self._apply(self.scope, op, lowered)))
+        for u, program in enumerate(self.unit_programs):
+            self.unit_ops.append(list(self._unit(u, program)))
+        self._communicate()
+        self._lineage()
+        self.inference.finish()
+        return self
+
+    # -- constraints -------------------------------------------------------------------------------------------------
+
+    def _lower(self, op: Op, program: Program, bindings: Mapping[str, object], members: int = 0) -> Lowered:
+        attrs = {k: resolve(v, bindings) for k, v in op.attrs}  # type: ignore[arg-type]
+        return self.table.lower(op.name, attrs, tuple(None if i is None else program.tensors[i] for i in op.inputs), members)
+
+    def _apply(self, scope: Scope, op: Op, lowered: Lowered) -> NodeAxes:
+        self.inference.axes.where = str(op)
+        dims, lines = scope.args(op)
+        found = self.inference.op(lowered, dims, lines)
+        for name, node in zip(op.outputs, lowered.outputs, strict=True):
+            self.inference.same_dims(scope.dims[name], found.dims[id(node)])
+            scope.lines[name] = self.inference.same_line(scope.lines.get(name), found.lines[id(node)])
+        return found
+
+    def _unit(self, u: int, program: Program) -> Iterator[LoweredOp]:
+        for index, op in enumerate(program.ops):
+            if is_communication(op, self.table):
+                continue
+            names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)})
+            for values, rows in self._variants(u, tuple(names)).items():
+                lowered = self._lower(op, program, dict(zip(names, values, strict=True)))
+                yield LoweredOp(index, rows, lowered, self._apply(self.unit_scopes[u], op, lowered))
+
+    def _variants(self, u: int, names: tuple[str, ...]) -> dict[tuple[object, ...], tuple[int, ...]]:
+        """Rows of a unit by the values of some references."""
+        key = (u, names)
+        if key not in self._rows_of:
+            unit = self.talk.units[u]
+            found: dict[tuple[object, ...], list[int]] = {}
+            for row, values in enumerate(zip(*(unit.bindings[n] for n in names), strict=True)):
+                found.setdefault(values, []).append(row)
+            self._rows_of[key] = {v: tuple(rows) for v, rows in found.items()} if names else {(): tuple(range(len(unit.ranks)))}
+        return self._rows_of[key]
+
+    def _communicate(self) -> None:
+        classes = self.schedule.classes
+        ops = [[op for op in p.ops if is_communication(op, self.table)] for p in self.unit_programs]
+        for step in self.schedule.steps:
+            met = tuple((c, ops[classes[c].unit][e]) for c, e in step)
+            if self.table[met[0][1].name].collective:
+                self.meetings.append(self._collective(step, met))
+            else:
+                self._point_to_point(met)
+                self.meetings.append(MeetingAxes(step, met))
+
+    def _tensor(self, c: int, name: str) -> tuple[Scope, Dims]:
+        scope = self.unit_scopes[self.schedule.classes[c].unit]
+        return scope, scope.dims[name]
+
+    def _collective(self, step: tuple[tuple[int, int], ...], met: tuple[tuple[int, Op], ...]) -> MeetingAxes:
+        talk, inf = self.talk, self.inference
+        c0, op = next((c, op) for c, op in met if op.inputs)
+        rank = self.schedule.classes[c0].ranks[0]
+        members = talk.groups[str(talk.value(rank, op.get("group")))]
+        attrs = {k: talk.value(rank, v) for k, v in op.attrs}
+        kind = self.unit_programs[self.schedule.classes[c0].unit].tensors[str(op.inputs[0])]
+        lowered = self.table.lower(op.name, attrs, (kind,), len(members))
+        given, made = lowered.inputs[0], lowered.outputs[0]
+        assert given is not None
+        inf.axes.where = str(op)
+        along = self.along(members)
+        lead = Axis(given.shape[0], fixed=True)
+        inf.all.append(lead)
+        if along is not None and lead.size == len(members):
+            inf.axes.align([lead], [inf.mesh_axis(self.plan.mesh, a) for a in along])
+        scope, dims = self._tensor(c0, str(op.inputs[0]))
+        axes = inf.op(lowered, [[lead, *dims]], [scope.lines.get(str(op.inputs[0]))])
+        if along is not None and made.shape[0] == len(members):
+            inf.axes.align([axes.dims[id(made)][0]], [inf.mesh_axis(self.plan.mesh, a) for a in along])
+        for c, other in met:
+            if other.inputs:
+                scope, dims = self._tensor(c, str(other.inputs[0]))
+                inf.same_dims(axes.dims[id(given)][1:], dims)
+                inf.same_line(axes.lines[id(given)], scope.lines.get(str(other.inputs[0])))
+            if other.outputs:
+                scope, dims = self._tensor(c, other.outputs[0])
+                inf.same_dims(axes.dims[id(made)][1:], dims)
+                scope.lines[other.outputs[0]] = inf.same_line(scope.lines.get(other.outputs[0]), axes.lines[id(made)])
+        return MeetingAxes(step, met, lowered, axes, along)
+
+    def along(self, members: tuple[int, ...]) -> tuple[str, ...] | None:
+        """The mesh axes that a group runs along, if it is all their ranks in rank order."""
+        if members not in self._along:
+            mesh = self.plan.mesh
+            first = mesh.coordinates(members[0])
+            others = [mesh.coordinates(m) for m in members]
+            varying = tuple(a for a in mesh.names if any(o[a] != first[a] for o in others))
+            self._along[members] = varying if mesh.group(members[0], varying) == members else None
+        return self._along[members]
+
+    def _point_to_point(self, met: tuple[tuple[int, Op], ...]) -> None:
+        inf = self.inference
+        (c, send), (d, recv) = sorted(met, key=lambda m: m[1].name != "send")
+        source, target = str(send.inputs[0]), recv.outputs[0]
+        (a, given), (b, made) = self._tensor(c, source), self._tensor(d, target)
+        inf.axes.where = str(recv)
+        inf.same_dims(given, made)
+        b.lines[target] = inf.same_line(b.lines.get(target), a.lines.get(source))
+
+    def holdings(self) -> list[tuple[Layout, tuple[int, ...]]]:
+        """Every layout of interest with the ranks where it holds."""
+        declared = [(lay, lay.holders(self.plan.mesh)) for lay in self.plan.lineage]
+        return declared + [(h.layout, h.ranks) for o in self.obligations for h in o.holdings]
+
+    def units_of(self, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+        """Ranks by unit."""
+        if ranks not in self._units_of:
+            found: dict[int, list[int]] = {}
+            for r in ranks:
+                found.setdefault(self.talk.unit_of[r], []).append(r)
+            self._units_of[ranks] = {u: tuple(rs) for u, rs in found.items()}
+        return self._units_of[ranks]
+
+    def _lineage(self) -> None:
+        for lay, ranks in self.holdings():
+            for u, members in self.units_of(ranks).items():
+                scope = self.unit_scopes[u]
+                self.inference.layout(lay, self.plan.mesh, members, self.scope.dims[lay.logical], scope.dims[lay.local])
+                joined = self.inference.same_line(self.scope.lines.get(lay.logical), scope.lines.get(lay.local))
+                if joined is not None:
+                    self.scope.lines[lay.logical] = scope.lines[lay.local] = joined
+
+
+def _refs(value: object) -> list[str]:
+    if isinstance(value, Ref):
+        return [value.name]
+    return [n for v in value for n in _refs(v)] if isinstance(value, tuple) else []

@@ -1,0 +1,143 @@
+"""Folding ranks: a class of ranks becomes a few instances, each over whole mesh axes.
+
+An axis is folded for a class when the class has every coordinate on it and nothing it does depends on the coordinate
+in a way that is not a formula: groups run along whole mesh axes in rank order, peers differ along other axes only,
+integers are linear in the coordinates. Every rank is checked. Axes that are not folded are enumerated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainverify.axes.system import System
+from trainverify.graph.communication import Event
+from trainverify.graph.mesh import Mesh
+from trainverify.graph.program import Ref, Value
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Ranks of one class that are treated as one: `fixed` coordinates, all values of the `folded` axes."""
+
+    class_index: int
+    fixed: tuple[tuple[str, int], ...]
+    folded: tuple[str, ...]
+    rank: int  # the one with coordinate 0 on every folded axis
+
+    def at(self) -> dict[str, int]:
+        return dict(self.fixed)
+
+
+def fold(system: System) -> list[Instance]:
+    mesh = system.plan.mesh
+    classes = system.schedule.classes
+    where = {r: mesh.coordinates(r) for k in classes for r in k.ranks}
+    folded = [_closed(mesh, k.ranks, where) for k in classes]
+    class_of = {r: i for i, k in enumerate(classes) for r in k.ranks}
+    for c, k in enumerate(classes):
+        for axis in _irregular(system, c, k.ranks, folded[c], where):
+            folded[c].discard(axis)
+    changed = True
+    while changed:  # whoever meets must fold the same axes
+        changed = False
+        for meeting in system.meetings:
+            members = {c for c, _ in meeting.ops}
+            if meeting.lowered is None:
+                common = set.intersection(*(folded[c] for c in members))
+                targets = [(c, common) for c in members]
+            elif meeting.mesh_axes is None:
+                targets = []
+                for c in members:  # some other set of ranks: every axis on which its members differ is enumerated
+                    for r in classes[c].ranks:
+                        met = [mesh.coordinates(m) for m in system.talk.members(r, _event(system, meeting.step, c))]
+                        targets.append((c, {a for a in folded[c] if len({m[a] for m in met}) == 1}))
+            else:
+                along = set(meeting.mesh_axes)
+                partners = {class_of[m] for c in members for m in system.talk.members(classes[c].ranks[0], _event(system, meeting.step, c))}
+                common = set.intersection(*(folded[c] for c in partners))
+                targets = [(c, folded[c] - (along - common)) for c in partners]
+            for c, keep in targets:
+                if folded[c] - keep:
+                    folded[c] &= keep
+                    changed = True
+    instances = []
+    for c, k in enumerate(classes):
+        order = tuple(a for a in mesh.names if a in folded[c])
+        seen: dict[tuple[tuple[str, int], ...], int] = {}
+        for r in k.ranks:
+            fixed = tuple((a, i) for a, i in where[r].items() if a not in folded[c])
+            if fixed not in seen and all(where[r][a] == 0 for a in order):
+                seen[fixed] = r
+        instances += [Instance(c, fixed, order, r) for fixed, r in seen.items()]
+    return instances
+
+
+def _event(system: System, step: tuple[tuple[int, int], ...], c: int) -> Event:
+    index = next(e for d, e in step if d == c)
+    return system.talk.events[system.schedule.classes[c].unit][index]
+
+
+def _closed(mesh: Mesh, ranks: tuple[int, ...], where: Mapping[int, Mapping[str, int]]) -> set[str]:
+    """Axes along which a set of ranks is complete."""
+    found = set()
+    for name, size in mesh.axes:
+        others = {tuple(i for a, i in where[r].items() if a != name) for r in ranks}
+        if len(others) * size == len(ranks):
+            found.add(name)
+    return found
+
+
+def _irregular(system: System, c: int, ranks: tuple[int, ...], folded: set[str], where: Mapping[int, Mapping[str, int]]) -> set[str]:
+    """Axes on which some binding of the class is not a formula."""
+    unit = system.talk.units[system.schedule.classes[c].unit]
+    row = {r: i for i, r in enumerate(unit.ranks)}
+    bad: set[str] = set()
+    groups = system.plan.groups
+    named = system.talk.targets[system.schedule.classes[c].unit]
+    targets = {v.name: is_group for is_group, v in named if isinstance(v, Ref)}
+    for name, column in unit.bindings.items():
+        values = {r: column[row[r]] for r in ranks}
+        if all(isinstance(v, str) and v in groups for v in values.values()):
+            for v in set(values.values()):
+                members = groups[str(v)]
+                if system.along(members) is None:
+                    first = where[members[0]] if members[0] in where else system.plan.mesh.coordinates(members[0])
+                    bad |= {a for a in folded for m in members if system.plan.mesh.coordinates(m)[a] != first[a]}
+        elif targets.get(name) is False:  # a peer
+            for r, v in values.items():
+                if isinstance(v, int):
+                    there = system.plan.mesh.coordinates(v)
+                    bad |= {a for a in folded if there[a] != where[r][a]}
+        else:
+            bad |= _nonlinear(values, folded - bad, where)
+    return bad
+
+
+def strides(values: Mapping[int, Value], folded: set[str], where: Mapping[int, Mapping[str, int]]) -> dict[str, int] | None:
+    """How integers grow per coordinate, if they do so evenly; None otherwise (also where they are no integers)."""
+    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values.values()):
+        return {} if len({repr(v) for v in values.values()}) == 1 else None
+    found: dict[str, int] = {}
+    by_place = {tuple(w.items()): values[r] for r, w in where.items() if r in values}
+    for axis in folded:
+        steps = set()
+        for place, v in by_place.items():
+            at = dict(place)
+            if at[axis] > 0:
+                at[axis] -= 1
+                steps.add(int(v) - int(by_place[tuple(at.items())]))  # type: ignore[arg-type]
+        if len(steps) > 1:
+            return None
+        found[axis] = steps.pop() if steps else 0
+    return found
+
+
+def _nonlinear(values: Mapping[int, Value], folded: set[str], where: Mapping[int, Mapping[str, int]]) -> set[str]:
+    if len({repr(v) for v in values.values()}) == 1:
+        return set()
+    bad: set[str] = set()
+    for axis in sorted(folded):
+        if strides(values, folded - bad, where) is None and strides(values, {axis}, where) is None:
+            bad.add(axis)
+    return bad if strides(values, folded - bad, where) is not None else set(folded)
