@@ -1,4 +1,4 @@
-"""8192 ranks from templates: built, validated, saved, loaded. Prints the peak of resident memory and the seconds of one core. Run by test_scale.py."""
+"""8192 ranks from templates: built, validated, saved, loaded. Prints peak memory and seconds of one core. Run by test_scale.py."""
 
 import resource
 import sys
