@@ -66,8 +66,8 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 VERIFY = [
-    ("good.json", 3, "UNKNOWN plan on mesh(dp=3) against model: no proof engine yet; agreed on 3 random points"),
-    ("model.json", 3, "UNKNOWN model on mesh(one=1) against model: no proof engine yet; agreed on 3 random points"),
+    ("good.json", 0, "PROVED plan on mesh(dp=3) against model: 3 obligations at full size; random evaluation agrees on 3 points"),
+    ("model.json", 0, "PROVED model on mesh(one=1) against model: 3 obligations at full size; random evaluation agrees on 3 points"),
     (
         "wrong.json.gz",
         1,
@@ -165,7 +165,7 @@ def test_json_of_verify(run: Run, name: str) -> None:
         assert list(found["first_wrong"]) == documented("`first_wrong` (null unless REFUTED)")
         assert list(found["first_wrong"]["op"]) == documented("`op`, `logical_op` (or null)")
         assert found["first_wrong"]["op"]["source"].startswith("test_verdicts.py:")
-        assert {o["status"] for o in found["obligations"]} == {"agreed", "different"}
+        assert {o["status"] for o in found["obligations"]} == {"proved", "different"}
 
 
 def test_json_of_the_others(run: Run) -> None:
