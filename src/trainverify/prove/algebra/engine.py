@@ -64,6 +64,7 @@ class Prover:
     def prove(self, wanted: Sequence[Obligation]) -> Proof:
         self._run_logical()
         needed = set(self.kernel.needs)
+        self.kernel.keep_constants = False  # a micro-batch or rank is a constant that any other could replace
         self._run_plan()
         extra = {(what, u) for what, u in self.kernel.needs - needed if not self._certain(what, u)}
         result = Proof(instances=len(self.instances), atoms=len(self.kernel.atoms))
@@ -137,12 +138,6 @@ class Prover:
             return p
         if len(p) > 1:
             return k.single(p)
-        if len(p) == 1:
-            ((m, c),) = p.items()
-            if len(m) == 1 and m[0][2] == 1 and k.atoms[m[0][0]].kind in ("sum", "max"):
-                idx = m[0][1]
-                if len(set(idx)) < len(idx):
-                    return k.monomial([k.cut({m: 1})], c)
         return p
 
     def _run_plan(self) -> None:

@@ -132,7 +132,7 @@ class Forms:
         """+1 or −1 for the literal infinities, else 0."""
         if len(p) == 1:
             ((m, c),) = p.items()
-            if len(m) == 1 and self.kernel.atoms[m[0][0]].kind == "fn" and self.kernel.atoms[m[0][0]].data[0] == "infinity":
+            if len(m) == 1 and self.kernel.name(m[0][0]) == "infinity":
                 return 1 if c > 0 else -1
         return 0
 

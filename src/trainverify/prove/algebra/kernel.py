@@ -3,10 +3,10 @@
 A *polynomial* maps monomials to rational coefficients. A *monomial* is a sorted tuple of factors
 `(atom, indices, power)`; an index is a constant (≥ 0) or a variable (< 0). *Atoms* are hash-consed:
 - `input`    an element of an unknown tensor;
-- `sum`      Σ over bound variables of a connected product, one slot per free index occurrence;
+- `sum`      Σ over bound variables of a connected product;
 - `max`      the same for the maximum (min is −max(−·));
-- `fn`       a function of a polynomial, one slot per free index occurrence;
-- `cut`      a polynomial under a short name, equal slots merged; it can be opened again;
+- `fn`       a function of a polynomial;
+- `cut`      a polynomial under a short name; it can be opened again;
 - `delta`    1 if two indices are equal, else 0;  `iota` the value of an index;
 - `digit`    1 if a digit of an integer input equals an index, else 0;  `valid` 1 if the integer is in range.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -60,6 +60,7 @@ class Atom:
     indicator: bool = False  # 0 or 1 everywhere
     positive: bool = False
     nonnegative: bool = False
+    pattern: tuple[int, ...] = ()  # of sum, max, fn, cut: the slot of each index occurrence, or -1 - c for a constant c
     definition: Poly | None = None  # of a cut, over the variables -1, -2, … of its slots
 
 
@@ -92,7 +93,8 @@ class Kernel:
     needs: set[tuple[str, int]] = field(default_factory=set)  # ("nonzero" | "positive", atom): conditions used so far
     used: set[str] = field(default_factory=set)  # names of the laws applied
     _table: dict[Any, int] = field(default_factory=dict)
-    _cuts: dict[Any, list[tuple[tuple[int, ...], int]]] = field(default_factory=dict)  # form → (pattern, atom), oldest first
+    keep_constants: bool = True  # new atoms have constants built in; else every constant is a slot of its own
+    _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
     _fresh: int = _BOUND
 
     # -- atoms -------------------------------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ class Kernel:
         for m, c in p.items():
             rest = [f for f in m if (f[0], f[1]) not in gone]
             prim = self.add(prim, self.monomial([*rest, *inverse], c))
-        lead = self._ordered(prim)[0][1]
+        lead = self._ordered(prim)[-1][1]  # the last one, so that a constant term does not set the scale
         return lead, factors, {m: tidy(Fraction(c) / lead) for m, c in prim.items()}
 
     def _ordered(self, p: Poly) -> list[tuple[Mono, Coef]]:
@@ -280,40 +282,58 @@ class Kernel:
     def slot_sizes(self, p: Poly) -> tuple[int, ...]:
         return tuple(s for m, _ in self._ordered(p) for u, _, _ in m for s in self.atoms[u].sizes)
 
-    def cut(self, p: Poly, indicator: bool = False) -> Factor:
-        """A polynomial as one factor. Equal variables share a slot, every constant has its own."""
-        form, idx = self.encode(p)
-        for pattern, uid in self._cuts.get(form, ()):
+    def shared(self, kind: str, form: Any, idx: Sequence[Index], sizes: Sequence[int], flags: Callable[[], dict[str, Any]]) -> Factor:
+        """An atom for a form with index occurrences: equal variables share a slot.
+
+        If an older atom of the form fits (same constants, slots filled consistently), that one is used.
+        """
+        for uid in self._forms.get((kind, form), ()):
             reps: dict[int, Index] = {}
-            if all(reps.setdefault(k, i) == i for k, i in zip(pattern, idx, strict=True)):
-                return uid, tuple(reps[k] for k in range(len(self.atoms[uid].sizes))), 1
-        sizes = self.slot_sizes(p)
+            for k, i in zip(self.atoms[uid].pattern, idx, strict=True):
+                if (k < 0 and i != -1 - k) or (k >= 0 and reps.setdefault(k, i) != i):
+                    break
+            else:
+                return uid, tuple(reps[k] for k in range(len(reps))), 1
         number: dict[Index, int] = {}
-        pattern_list: list[int] = []
-        slot_sizes: list[int] = []
+        pattern: list[int] = []
+        slots: list[int] = []
         actual: list[Index] = []
         for i, s in zip(idx, sizes, strict=True):
             if i < 0 and i in number:
-                pattern_list.append(number[i])
+                pattern.append(number[i])
                 continue
             if i < 0:
                 number[i] = len(actual)
-            pattern_list.append(len(actual))
+            elif self.keep_constants:
+                pattern.append(-1 - i)
+                continue
+            pattern.append(len(actual))
             actual.append(i)
-            slot_sizes.append(s)
-        pattern_ = tuple(pattern_list)
-        definition = self._placed(self._ordered(p), pattern_)
-        flags = self._signs(p)
-        uid = self.atom("cut", (form, pattern_), tuple(slot_sizes), indicator=indicator, **flags, definition=definition)
-        self._cuts.setdefault(form, []).append((pattern_, uid))
+            slots.append(s)
+        uid = self.atom(kind, (form, tuple(pattern)), tuple(slots), **flags())
+        self.atoms[uid].pattern = tuple(pattern)
+        self._forms.setdefault((kind, form), []).append(uid)
         return uid, tuple(actual), 1
+
+    def occurrences(self, uid: int, idx: Sequence[Index]) -> Iterator[Index]:
+        """The index at every occurrence in an atom's form."""
+        return iter([idx[k] if k >= 0 else -1 - k for k in self.atoms[uid].pattern])
+
+    def cut(self, p: Poly, indicator: bool = False) -> Factor:
+        """A polynomial as one factor."""
+        form, idx = self.encode(p)
+        factor = self.shared("cut", (form, indicator), idx, self.slot_sizes(p), lambda: {"indicator": indicator, **self._signs(p)})
+        atom = self.atoms[factor[0]]
+        if atom.definition is None:
+            atom.definition = self._placed(self._ordered(p), atom.pattern)
+        return factor
 
     def _placed(self, ordered: list[tuple[Mono, Coef]], pattern: Sequence[int]) -> Poly:
         """The terms with slot variables in place of their indices."""
-        slots = iter(pattern)
+        slots = iter([-1 - k for k in pattern])  # slot k is variable -1 - k; a constant c, stored as -1 - c, is itself
         out: Poly = {}
         for m, c in ordered:
-            out = self.add(out, self.monomial([(u, tuple(-1 - next(slots) for _ in idx), w) for u, idx, w in m], c))
+            out = self.add(out, self.monomial([(u, tuple(next(slots) for _ in idx), w) for u, idx, w in m], c))
         return out
 
     def _signs(self, p: Poly) -> dict[str, bool]:
@@ -422,9 +442,9 @@ class Kernel:
         return self.monomial([self._sum_atom("sum", factors, over)])
 
     def _open_sum(self, uid: int, idx: tuple[Index, ...], over: Mapping[Index, int]) -> Poly:
-        body, sizes = self.atoms[uid].data
+        (body, sizes), _ = self.atoms[uid].data
         fresh = [self.bound() for _ in sizes]
-        slots = iter(idx)
+        slots = self.occurrences(uid, idx)
         factors = [(u, tuple(fresh[e] if e >= 0 else next(slots) for e in entries), w) for u, w, entries in body]
         return self.sum(self.monomial(factors), {**dict(zip(fresh, sizes, strict=True)), **over})
 
@@ -460,8 +480,7 @@ class Kernel:
         slot_sizes = tuple(s for u, _, entries in body_ for s, e in zip(self.atoms[u].sizes, entries, strict=True) if e < 0)
         nonneg = all(self.atoms[u].nonnegative or self.atoms[u].positive or (isinstance(w, int) and w % 2 == 0) for u, w, _ in body_)
         pos = all(self.atoms[u].positive for u, _, _ in body_)
-        uid = self.atom(kind, (body_, sizes_), slot_sizes, nonnegative=nonneg, positive=pos and math.prod(sizes_) > 0)
-        return uid, slots_, 1
+        return self.shared(kind, (body_, sizes_), slots_, slot_sizes, lambda: {"nonnegative": nonneg, "positive": pos})
 
     # -- integers ----------------------------------------------------------------------------------------------------
 
@@ -483,13 +502,17 @@ class Kernel:
     def fn(self, name: str, p: Poly, param: Any = None, **flags: Any) -> Poly:
         """An application that no law takes apart."""
         form, idx = self.encode(p)
-        uid = self.atom("fn", (name, param, form), self.slot_sizes(p), **flags)
-        return {((uid, idx, 1),): 1}
+        return {(self.shared("fn", (name, param, form), idx, self.slot_sizes(p), lambda: flags),): 1}
+
+    def name(self, uid: int) -> str:
+        """The function of an application, or the kind of another atom."""
+        a = self.atoms[uid]
+        return str(a.data[0][0]) if a.kind == "fn" else a.kind
 
     def argument(self, uid: int, idx: Sequence[Index]) -> Poly:
         """The polynomial under a function, with actual indices."""
-        form = self.atoms[uid].data[2]
-        slots = iter(idx)
+        (_, _, form), _ = self.atoms[uid].data
+        slots = self.occurrences(uid, idx)
         out: Poly = {}
         for c, factors in form:
             parts = [(u, tuple(next(slots) for _ in self.atoms[u].sizes), w) for u, w in factors]
@@ -501,7 +524,7 @@ class Kernel:
         result = constant(1)
         for m, c in self.flat(p).items():
             if len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "fn":
-                name = self.atoms[m[0][0]].data[0]
+                name = self.name(m[0][0])
                 inner = self.argument(m[0][0], m[0][1])
                 if name == "log_indicator":
                     if c <= 0:
@@ -519,7 +542,7 @@ class Kernel:
 
     def _finite(self, m: Mono) -> None:
         for u, _, _ in m:
-            if self.atoms[u].kind == "fn" and self.atoms[u].data[0] == "log_indicator":
+            if self.name(u) == "log_indicator":
                 raise Unsupported("a product with log of a mask, which may be infinite")
 
     def finite(self, p: Poly) -> Poly:
@@ -549,7 +572,7 @@ class Kernel:
         rest: list[Factor] = []
         for u, idx, w in (*factors, *inside):
             a = self.atoms[u]
-            if a.kind == "fn" and a.data[0] == "exp":
+            if self.name(u) == "exp":
                 result = self.add(result, scale(self.argument(u, idx), w))
             elif a.positive:
                 result = self.add(result, scale(self.fn("log", {((u, idx, 1),): 1}), w))
@@ -625,8 +648,8 @@ class Kernel:
             whole, part = divmod(Fraction(k) * e, 1)
             rational *= Fraction(prime) ** int(whole)
             if part:
-                uid = self.atom("fn", ("number", None, ((prime, ()),)), (), positive=True, nonnegative=True)
-                factors.append((uid, (), part))
+                ((root,),) = self.fn("number", constant(prime), positive=True, nonnegative=True)
+                factors.append((root[0], (), part))
         return self.monomial(factors, tidy(rational))
 
     def indicator_of(self, name: str, p: Poly) -> Poly:
@@ -654,10 +677,10 @@ class Kernel:
         return self._max_atom(p, present)
 
     def _open_max(self, f: Factor) -> tuple[Poly, dict[Index, int]]:
-        form, sizes = self.atoms[f[0]].data
+        (form, sizes), _ = self.atoms[f[0]].data
         fresh = {self.bound(): s for s in sizes}
         names = list(fresh)
-        slots = iter(f[1])
+        slots = self.occurrences(f[0], f[1])
         out: Poly = {}
         for c, factors in form:
             parts = [(u, tuple(names[e] if e >= 0 else next(slots) for e in entries), w) for u, w, entries in factors]
@@ -683,8 +706,7 @@ class Kernel:
                         slot_sizes.append(s)
                 factors.append((u, w, tuple(entries)))
             form.append((c, tuple(factors)))
-        uid = self.atom("max", (tuple(form), tuple(sizes)), tuple(slot_sizes))
-        return {((uid, tuple(slots), 1),): 1}
+        return {(self.shared("max", (tuple(form), tuple(sizes)), slots, slot_sizes, dict),): 1}
 
     # -- sums over constants -----------------------------------------------------------------------------------------
 
