@@ -363,7 +363,9 @@ def run(arguments: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         path = "trainverify" if context is None else context.command_path
         return fail(f"{error.format_message().rstrip('.')}; see {path} --help", USAGE, as_json)
-    return code if isinstance(code, int) else 0
+    if not isinstance(code, int):  # every command returns its code; 0 is never a default
+        return fail("internal error, no verdict: a command without an exit code", INTERNAL, as_json)
+    return code
 
 
 def main() -> None:

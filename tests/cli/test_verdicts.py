@@ -213,6 +213,21 @@ def test_internal_error(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseEx
     assert "in broken" in run("verify", "model.json", "good.json")[2]
 
 
+def test_no_exit_code_is_not_success(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", lambda *_, **__: None)
+    code, out, err = run("verify", "model.json", "good.json")
+    assert (code, out) == (4, "")
+    assert err.startswith("error: internal error, no verdict: ")
+
+
+def test_help_and_version_never_replace_a_verdict(run: Run) -> None:
+    """0 means PROVED: a parser that takes flags for given would say so about anything."""
+    assert run("verify", "model.json", "wrong.json.gz")[0] == 1
+    assert run("verify", "--help")[0] == 0
+    assert run("--version")[0] == 0
+    assert run()[0] == 2
+
+
 def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
