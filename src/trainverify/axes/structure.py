@@ -214,22 +214,30 @@ class Axes:
         return found
 
     def regularise(self, axes: Sequence[Axis]) -> None:
-        """A sum of pieces that are all the same axis is a product: how many, times the piece."""
-        seen: set[int] = set()
-        stack = list(axes)
-        while stack:
-            a = stack.pop().root()
-            if id(a) in seen:
-                continue
-            seen.add(id(a))
-            if a.pieces is not None:
-                roots = [p.root() for p in a.pieces]
-                if all(r is roots[0] for r in roots):
-                    count = Axis(len(roots), fixed=True)
-                    count.frozen = a.frozen
-                    a.pieces = None
-                    a.factors = [count, roots[0]]
-            stack.extend(a.factors or a.pieces or ())
+        """A sum of equally long pieces is a product: how many, times the piece."""
+        changed = True
+        while changed:  # identifying pieces can cut and split others
+            changed = False
+            seen: dict[int, Axis] = {}
+            stack = list(axes)
+            while stack:
+                a = stack.pop().root()
+                if id(a) in seen:
+                    continue
+                seen[id(a)] = a
+                if a.pieces is not None and len({p.size for p in a.pieces}) == 1:
+                    for p in a.pieces[1:]:
+                        self.same(a.pieces[0], p)
+                    a = a.root()
+                    if a.pieces is not None and a.size == len(a.pieces):  # pieces of one element
+                        a.pieces, a.fixed, changed = None, True, True
+                    elif a.pieces is not None and len({id(p.root()) for p in a.pieces}) == 1:
+                        count = Axis(len(a.pieces), fixed=True)
+                        count.frozen = a.frozen
+                        a.factors = [count, a.pieces[0].root()]
+                        a.pieces = None
+                        changed = True
+                stack.extend(a.factors or a.pieces or ())
 
     # -- cutting -----------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,12 @@ def _slice(node: Node, g: Node) -> Cotangents:
     if step < 0:
         g, start, step = F.flip(g, d), start + (node.shape[d] - 1) * step, -step
     n = g.shape[d]
-    if step > 1:  # spread: each element followed by step-1 zeros
+    if step > 1 and x.shape[d] % step == 0:  # one element of every block of `step`
+        before = start % step
+        g = F.pad(F.reshape(g, (*g.shape[: d + 1], 1, *g.shape[d + 1 :])), d + 1, before, step - 1 - before)
+        g = F.reshape(g, (*g.shape[:d], n * step, *g.shape[d + 2 :]))
+        start -= before
+    elif step > 1:  # spread: each element followed by step-1 zeros
         g = F.reshape(g, (*g.shape[: d + 1], 1, *g.shape[d + 1 :]))
         g = F.pad(g, d + 1, 0, step - 1)
         g = F.reshape(g, (*g.shape[:d], n * step, *g.shape[d + 2 :]))
