@@ -692,8 +692,13 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
         ),
     ),
     "one_hot": (
-        lambda i, num_classes: nn.one_hot(i, num_classes),
-        (call(ids(2, 3, high=5), num_classes=5), call(ids(7, high=2), num_classes=3), call(ids(high=1), num_classes=1)),
+        lambda i, num_classes, start=0: nn.one_hot(i, 9)[..., start : start + num_classes],
+        (
+            call(ids(2, 3, high=5), num_classes=5),
+            call(ids(7, high=2), num_classes=3),
+            call(ids(high=1), num_classes=1),
+            call(ids(3, 5, high=7), num_classes=2, start=3),
+        ),
     ),
     "topk": (
         lambda x, k, dim=-1, largest=True: tuple(torch.topk(x, k, dim, largest)),

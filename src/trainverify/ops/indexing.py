@@ -61,9 +61,9 @@ def index_select(x: Node, ids: Node, *, dim: int) -> Node:
 
 
 @op("one_hot", _INDEXING, example="ids:i64[b]; num_classes=4")
-def one_hot(ids: Node, *, num_classes: int) -> Node:
-    """A new last dimension: 1 at the id's position, else 0 (integers); an id out of range gives zeros."""
-    return F.cast(F.one_hot(ids, num_classes), "int")
+def one_hot(ids: Node, *, num_classes: int, start: int = 0) -> Node:
+    """A new last dimension of the classes from `start` on: 1 at the id's position, else 0 (integers); an id out of range gives zeros."""
+    return F.cast(F.one_hot(ids, num_classes, start), "int")
 
 
 @op("topk", _INDEXING, example="x[a,c]; k=2")
