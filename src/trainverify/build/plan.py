@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainverify.build.program import Declaring, domain_of
-from trainverify.build.tape import BuildError, Conjugate, Tape, Tensor
+from trainverify.build.tape import BuildError, Conjugate, Tape, Tensor, caller
 from trainverify.graph.lineage import Form, Layout, Placement, Reduction, layout
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
-from trainverify.graph.program import Op, Ref, Value
+from trainverify.graph.program import Op, Ref, Value, attributes, resolve
+from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 
@@ -199,6 +200,31 @@ class RankBuilder(Declaring):
             return tape.emit("all_reduce", (g,), {"group": reference}, [f"{op.inputs[0]}.grad"], op.source, op.outputs[0])
 
         self._conjugates[len(self.ops) - 1] = summed
+        return made
+
+    def broadcast(
+        self,
+        x: Tensor | None,
+        *,
+        group: Any,
+        root: Value,
+        shape: tuple[int, ...] | None = None,
+        dtype: str = "f32",
+        name: str = "broadcast",
+    ) -> Tensor:
+        """The root's tensor on every rank of the group; ranks that are not the root pass None and the shape they get."""
+        roots = {resolve(root, {n: c[i] for n, c in self._columns.items()}) == rank for i, rank in enumerate(self._ranks)}
+        if len(roots) > 1:
+            raise BuildError("broadcast: some of these ranks are the root and some are not; give them programs of their own")
+        if (x is not None) != roots.pop():
+            raise BuildError("broadcast: the root passes a tensor, the other ranks pass None and a shape")
+        attrs = {"group": self.group_of(group), "root": root}
+        if x is not None:
+            return self.emit("broadcast", (x,), attrs, [name])[0]
+        if shape is None:
+            raise BuildError("broadcast: a rank that is not the root says what shape it gets")
+        made = self.declare(self.fresh(name), TensorType(tuple(shape), dtype))
+        self.ops.append(Op("broadcast", (), (made.name,), attributes(attrs), self.phase, None, caller()))
         return made
 
     def send(self, x: Tensor, peer: Value, tag: int = 0, batch: str | None = None) -> None:
