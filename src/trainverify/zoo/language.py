@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from trainverify.build.program import ProgramBuilder
-from trainverify.build.tape import Tensor
+from trainverify.build.tape import Tape, Tensor
 
 IGNORED: Final = -100
 
@@ -51,21 +51,21 @@ class Rotary:
         return b.apply_rotary_emb(x, *self.tables, style=self.style, name=name)
 
 
-def split_heads(b: ProgramBuilder, x: Tensor, heads: int, name: str) -> Tensor:
+def split_heads(b: Tape, x: Tensor, heads: int, name: str) -> Tensor:
     """[b, s, heads·d] → [b, heads, s, d]."""
     batch, sequence, width = x.shape
     rows = b.view(x, shape=(batch, sequence, heads, width // heads), name=name + ".split")
     return b.transpose(rows, dim0=1, dim1=2, name=name + ".heads")
 
 
-def join_heads(b: ProgramBuilder, x: Tensor, name: str) -> Tensor:
+def join_heads(b: Tape, x: Tensor, name: str) -> Tensor:
     """[b, heads, s, d] → [b, s, heads·d]."""
     batch, heads, sequence, size = x.shape
     rows = b.transpose(x, dim0=1, dim1=2, name=name + ".rows")
     return b.reshape(rows, shape=(batch, sequence, heads * size), name=name + ".joined")
 
 
-def swiglu(b: ProgramBuilder, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, name: str) -> Tensor:
+def swiglu(b: Tape, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, name: str) -> Tensor:
     """down·(silu(gate·x) ∘ up·x)."""
     opened = b.silu(b.linear(x, gate, name=name + ".gate"), name=name + ".silu")
     return b.linear(b.mul(opened, b.linear(x, up, name=name + ".up"), name=name + ".hidden"), down, name=name + ".down")

@@ -1,0 +1,102 @@
+"""Llama's training step, and plans that run it: data, tensor, sequence and pipeline parallel."""
+
+# mypy: disable-error-code="no-any-return"
+from __future__ import annotations
+
+from trainverify.build.plan import plan
+from trainverify.build.tape import BuildError, Tensor
+from trainverify.complete.optimizers import AdamW, Optimizer
+from trainverify.complete.step import complete
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Program
+from trainverify.zoo.language import join_heads, split_heads, swiglu
+from trainverify.zoo.llama import Config, forward
+from trainverify.zoo.parallel.degrees import Degrees, axes_for, divided
+from trainverify.zoo.parallel.model import Model, run
+from trainverify.zoo.parallel.stage import Stage
+
+ADAMW = AdamW(lr=0.01, weight_decay=0.1, step=3)
+
+
+def llama_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0) -> Program:
+    """The step on one device: the whole batch in one forward pass."""
+    return complete(forward(config), optimizer, clip=clip)
+
+
+def llama_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0) -> Plan:
+    """The same step on dp·tp·pp ranks; `config.batch` counts the rows of the whole batch, in the order (dp micro-batch row)."""
+    if config.packed or config.loss != "per_token":
+        raise BuildError("plans of Llama have a loss per token and no packed sequences")
+    axes = axes_for(how, config.kv_heads)
+    p = plan("llama", axes.mesh)
+    for index, layers in enumerate(how.layers(config.layers)):
+        with p.ranks(pp=index) as r:
+            run(_Llama(Stage(r, how, axes, index), config, layers), optimizer, clip)
+    return p.build()
+
+
+class _Llama(Model):
+    def __init__(self, stage: Stage, config: Config, layers: range):
+        super().__init__(stage, config.batch, config.sequence, config.hidden, config.vocabulary)
+        self.config = config
+        self.layers = layers
+
+    def declare(self) -> None:
+        s, c = self.stage, self.config
+        tables = [s.r.state(f"rope.{n}", (c.context or c.sequence, c.head // 2), "s d") for n in ("cos", "sin")]
+        self.rotary = [s.r.slice(t, dim=0, start=0, stop=c.sequence, name=t.name + ".rows") for t in tables]
+        if s.first:
+            s.column("tok_embeddings", c.vocabulary, c.hidden)
+        for i in self.layers:
+            at = f"layers.{i}."
+            s.vector(at + "attention_norm", c.hidden)
+            s.column(at + "attention.wq", c.heads * c.head, c.hidden)
+            for n in ("wk", "wv"):
+                self._kv(at + "attention." + n)
+            s.row(at + "attention.wo", c.hidden, c.heads * c.head)
+            s.vector(at + "ffn_norm", c.hidden)
+            s.column(at + "feed_forward.w1", c.ffn, c.hidden)
+            s.row(at + "feed_forward.w2", c.hidden, c.ffn)
+            s.column(at + "feed_forward.w3", c.ffn, c.hidden)
+        if s.last:
+            s.vector("norm", c.hidden)
+            s.column("lm_head", c.vocabulary, c.hidden)
+
+    def _kv(self, name: str) -> None:
+        """Rows of whole key-value heads; ranks that share a head each compute what their query heads contribute to its gradient."""
+        c, axes = self.config, self.stage.axes
+        rows = divided(c.kv_heads, axes.size(axes.heads), "key-value heads") * c.head
+        self.stage.weight(name, (rows, c.hidden), f"({' '.join(axes.heads)} o) k", split=axes.heads, summed=axes.copies)
+
+    def begin(self, m: int) -> Tensor:
+        return self.stage.embedded(self.tokens(m), self.stage["tok_embeddings"])
+
+    def middle(self, m: int, x: Tensor) -> Tensor:
+        s, r, eps = self.stage, self.stage.r, self.config.eps
+        for i in self.layers:
+            at = f"layers.{i}."
+            r.prefix = f"mb{m}/{at}"
+            normed = r.rms_norm(x, s[at + "attention_norm"], eps=eps, name="attention.normed")
+            x = r.add(x, self.attention(at, s.enter(normed, "attention.input")), name="attention.residual")
+            normed = s.enter(r.rms_norm(x, s[at + "ffn_norm"], eps=eps, name="ffn.normed"), "ffn.input")
+            w1, w2, w3 = (s[f"{at}feed_forward.w{n}"] for n in (1, 2, 3))
+            x = r.add(x, s.leave(swiglu(r, normed, w1, w3, w2, "ffn"), "ffn.out"), name="residual")
+        return x
+
+    def attention(self, at: str, x: Tensor) -> Tensor:
+        s, r, c = self.stage, self.stage.r, self.config
+        heads = s.how.share(c.heads, "heads")
+        q, k, v = (r.linear(x, s[f"{at}attention.w{n}"], name=f"attention.{n}") for n in "qkv")
+        q = self.turned(split_heads(r, q, heads, "attention.q"), "attention.q.turned")
+        k = self.turned(split_heads(r, k, k.shape[-1] // c.head, "attention.k"), "attention.k.turned")
+        v = split_heads(r, v, v.shape[-1] // c.head, "attention.v")
+        mixed, _ = r.attention(q, k, v, is_causal=True, name=["attention.mixed", "attention.logsumexp"])
+        return s.leave(r.linear(join_heads(r, mixed, "attention"), s[at + "attention.wo"], name="attention.part"), "attention.out")
+
+    def turned(self, x: Tensor, name: str) -> Tensor:
+        return self.stage.r.apply_rotary_emb(x, *self.rotary, style="half", name=name)
+
+    def end(self, m: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        s, r = self.stage, self.stage.r
+        x = s.enter(r.rms_norm(x, s["norm"], eps=self.config.eps, name="normed"), "head.input")
+        return s.losses(r.linear(x, s["lm_head"], name="logits"), self.labels(m))
