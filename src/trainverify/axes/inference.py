@@ -256,7 +256,7 @@ class Inference:
             for names, a, b in zip(pattern_dims(lay.form.text), whole, local, strict=True):
                 self._patterned(lay.form, mesh, names, a, b)
             return
-        if isinstance(lay.form, Placements) and self._evenly_placed(lay.form, mesh, shape):
+        if isinstance(lay.form, Placements) and self.evenly_placed(lay.form, mesh, shape):
             for d, (a, b) in enumerate(zip(whole, local, strict=True)):
                 counts = [self.mesh_axis(mesh, n) for n, p in lay.form.axes if p == Shard(d)]
                 self.axes.align([a], [*counts, b])
@@ -266,7 +266,7 @@ class Inference:
                 self._part(part, whole, local)
 
     @staticmethod
-    def _evenly_placed(form: Placements, mesh: Mesh, shape: tuple[int, ...]) -> bool:
+    def evenly_placed(form: Placements, mesh: Mesh, shape: tuple[int, ...]) -> bool:
         left = list(shape)
         for axis, p in form.axes:
             if isinstance(p, Shard):

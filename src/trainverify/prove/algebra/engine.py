@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import LoweredOp, MeetingAxes, System
-from trainverify.graph.lineage import Layout, Parts, Pattern, Placements, Shard, pattern_dims
+from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Run, Shard, pattern_dims
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op, Program
 from trainverify.primitives.node import Node, topological
 from trainverify.prove.algebra.folding import Instance, fold
-from trainverify.prove.algebra.forms import Forms, Offset
+from trainverify.prove.algebra.forms import Forms, Value
+from trainverify.prove.algebra.grids import Grid, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Index, Kernel, Poly, TooLarge, Unsupported, variables
 
 _MESH = -(10**6)  # mesh variables count down from here
+_POSITIONS = -(10**5)  # position variables are above this
 _LINEAR = frozenset({"add", "sub", "neg", "identity", "to", "all_reduce", "reduce_scatter", "sum", "multiref"})
 
 
@@ -43,7 +45,7 @@ class Prover:
     def __init__(self, system: System):
         self.system = system
         self.kernel = Kernel()
-        self.forms = Forms(self.kernel, system.inference.axes, system.logical.domains)
+        self.forms = Forms(self.kernel, system.inference.axes, dict(system.logical.domains))
         self.instances = fold(system)
         self.mesh_vars: dict[str, list[tuple[Index, Axis]]] = {}
         for name in system.plan.mesh.names:
@@ -56,8 +58,10 @@ class Prover:
         for n, d in system.logical.domains.items():
             if d.kind == "ids" and d.ignore is None:
                 self.kernel.always_valid.add(n)
-        self.logical: dict[str, Poly | Exception] = {}
-        self.local: list[dict[str, Poly | Exception]] = [{} for _ in self.instances]
+        self._variant_table: dict[int, dict[int, list[LoweredOp]]] = {}
+        self._holder_sets: dict[object, frozenset[int]] = {}
+        self.logical: dict[str, Value | Exception] = {}
+        self.local: list[dict[str, Value | Exception]] = [{} for _ in self.instances]
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -87,42 +91,52 @@ class Prover:
         return f"{self.name_of(u)} must be {what}"
 
     def name_of(self, uid: int) -> str:
-        for name, p in self.logical.items():
-            if not isinstance(p, Exception) and len(p) == 1 and any(f[0] == uid for m in p for f in m if len(m) == 1):
-                return name
+        for name, value in self.logical.items():
+            if not isinstance(value, Exception):
+                for p in value.values():
+                    if len(p) == 1 and any(len(m) == 1 and m[0][0] == uid for m in p):
+                        return name
         a = self.kernel.atoms[uid]
         return str(a.data) if a.kind == "input" else f"a value of kind {a.kind}"
 
     def _run_logical(self) -> None:
         system = self.system
         for n in system.logical.sources:
-            leaves = system.inference.axes.leaves(system.scope.dims[n])
             try:
-                self.forms.leaves(system.scope.dims[n])
+                grid = self.forms.grid(system.scope.dims[n])
                 domain = system.logical.domains.get(n)
                 flags = {"positive": domain is not None and domain.kind == "positive"}
                 flags["nonnegative"] = domain is not None and domain.kind in ("positive", "nonnegative", "indicator")
                 flags["indicator"] = (domain is not None and domain.kind == "indicator") or system.logical.tensors[n].kind == "bool"
-                sizes = tuple(a.size for a in leaves)
-                self.logical[n] = self.kernel.input(n, sizes, [-1 - i for i in range(len(sizes))], **flags)
+                self.logical[n] = {key: self._source(n, grid, key, flags) for key in grid.blocks()}
             except (Unsupported, TooLarge) as error:
                 self.logical[n] = error
         loose = _loose(system.logical)
         for x in system.logical_ops:
             self._apply(x, system.logical.ops[x.index], self.logical, {}, loose)
 
-    def _apply(self, x: LoweredOp, op: Op, env: dict[str, Poly | Exception], offsets: Mapping[int, Offset], loose: set[str]) -> None:
+    def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
+        """A block of an input: a tensor of its own, over the leaves that it has."""
+        block = name if not key else f"{name}#{','.join(map(str, key))}"
+        if key and name in self.forms.domains:
+            self.forms.domains[block] = self.forms.domains[name]
+            if name in self.kernel.always_valid:
+                self.kernel.always_valid.add(block)
+        active = grid.active(key)
+        return self.kernel.input(block, tuple(grid.leaves[i].axis.size for i in active), [-1 - i for i in active], **flags)
+
+    def _apply(self, x: LoweredOp, op: Op, env: dict[str, Value | Exception], offsets: Mapping[int, Offset], loose: set[str]) -> None:
         try:
             inputs = [None if i is None else self._get(env, i) for i in op.inputs]
             made = self.forms.op(x.lowered, x.axes, inputs, offsets)
-            for name, p in zip(op.outputs, made, strict=True):
-                env[name] = self._kept(p, name in loose)
+            for name, value in zip(op.outputs, made, strict=True):
+                env[name] = {key: self._kept(p, name in loose) for key, p in value.items()}
         except (Unsupported, TooLarge, Missing) as error:
             for name in op.outputs:
                 env[name] = error if isinstance(error, Missing) else Missing(f"{op.name} ({op.source}): {error}")
 
     @staticmethod
-    def _get(env: Mapping[str, Poly | Exception], name: str) -> Poly:
+    def _get(env: Mapping[str, Value | Exception], name: str) -> Value:
         value = env.get(name)
         if value is None:
             raise Missing(f"{name} is never computed")
@@ -230,8 +244,6 @@ class Prover:
                     yield v, step * math.prod(a.size for _, a in leaves[i + 1 :])
 
     def _variants(self, unit: int) -> dict[int, list[LoweredOp]]:
-        if not hasattr(self, "_variant_table"):
-            self._variant_table: dict[int, dict[int, list[LoweredOp]]] = {}
         if unit not in self._variant_table:
             found: dict[int, list[LoweredOp]] = {}
             for x in self.system.unit_ops[unit]:
@@ -243,78 +255,139 @@ class Prover:
 
     def _sources(self, i: int, instance: Instance, unit: int) -> None:
         env = self.local[i]
+        program = self.system.unit_programs[unit]
         for lay in self.system.plan.lineage:
-            program = self.system.unit_programs[unit]
             if lay.local in program.sources and instance.rank in self._holders(lay):
                 try:
-                    if lay.local in env:
-                        raise Unsupported("a tensor that holds several logical ones")
-                    env[lay.local] = self._cut_out(lay, instance, unit)
+                    value = self._filled(lay, instance, unit)
+                    known = env.get(lay.local)
+                    if known is not None:  # a buffer that holds several logical tensors
+                        value = {key: self.kernel.add(p, self._get(env, lay.local)[key]) for key, p in value.items()}
+                    env[lay.local] = value
                 except (Unsupported, TooLarge, Missing) as error:
                     env[lay.local] = Missing(f"{lay}: {error}")
 
     def _holders(self, lay: Layout) -> frozenset[int]:
-        if not hasattr(self, "_holder_sets"):
-            self._holder_sets: dict[object, frozenset[int]] = {}
         key = lay if isinstance(lay.form, Parts) else lay.where
         if key not in self._holder_sets:
             self._holder_sets[key] = frozenset(lay.holders(self.system.plan.mesh))
         return self._holder_sets[key]
 
-    def _cut_out(self, lay: Layout, instance: Instance, unit: int) -> Poly:
-        """What a local tensor must hold: the logical form with the digits that lineage fixes."""
+    def _filled(self, lay: Layout, instance: Instance, unit: int) -> Value:
+        """A local tensor: what lineage says it holds, zero where it holds nothing."""
+        local = self.system.unit_scopes[unit].dims[lay.local]
+        if self._even(lay):
+            return self._even_piece(lay, instance, unit)
+        total: Value | None = None
+        for part in self._parts(lay, instance):
+            whole_dims, local_dims = self._part_dims(part, lay, unit)
+            value = self._get(self.logical, lay.logical)
+            held = [self._held(run, a, b) for run, a, b in zip(part.logical, whole_dims, self._regions(part, local_dims), strict=True)]
+            for d, (run, axis) in enumerate(zip(part.logical, held, strict=True)):
+                dims = [*held[:d], *whole_dims[d:]]
+                value = self.forms.piece(value, dims, [*held[: d + 1], *whole_dims[d + 1 :]], d, Offset(run.start), _step(run))
+                assert axis is not None
+            for d, at in enumerate(part.local):
+                dims = [*local_dims[:d], *held[d:]]
+                value = self.forms.padded(value, dims, [*local_dims[: d + 1], *held[d + 1 :]], d, Offset(at))
+            total = value if total is None else {key: self.kernel.add(p, total[key]) for key, p in value.items()}
+        return total if total is not None else {key: {} for key in self.forms.grid(local).blocks()}
+
+    def _expected(self, lay: Layout, instance: Instance, unit: int, local: Value) -> Iterator[tuple[Value, Value]]:
+        """(got, want) for every part of what a local tensor must hold."""
+        if self._even(lay):
+            yield local, self._even_piece(lay, instance, unit)
+            return
+        for part in self._parts(lay, instance):
+            whole_dims, local_dims = self._part_dims(part, lay, unit)
+            want, got = self._get(self.logical, lay.logical), local
+            held = [self._held(run, a, b) for run, a, b in zip(part.logical, whole_dims, self._regions(part, local_dims), strict=True)]
+            for d, run in enumerate(part.logical):
+                dims = [*held[:d], *whole_dims[d:]]
+                want = self.forms.piece(want, dims, [*held[: d + 1], *whole_dims[d + 1 :]], d, Offset(run.start), _step(run))
+            for d, at in enumerate(part.local):
+                dims = [*held[:d], *local_dims[d:]]
+                got = self.forms.piece(got, dims, [*held[: d + 1], *local_dims[d + 1 :]], d, Offset(at))
+            yield got, want
+
+    def _parts(self, lay: Layout, instance: Instance) -> list[Part]:
+        shape = self.system.logical.tensors[lay.logical].shape
+        found = lay.parts(self.system.plan.mesh, instance.rank, shape)
+        if any(p.partial is not None for p in found):
+            raise Unsupported("a partial value")
+        return [p for p in found if not p.padding]
+
+    def _part_dims(self, part: Part, lay: Layout, unit: int) -> tuple[list[Axis], list[Axis]]:
+        whole, local = self.system.scope.dims[lay.logical], self.system.unit_scopes[unit].dims[lay.local]
+        if part.flat:
+            product = self.system.inference.axes.product
+            return [product(whole)], [product(local)]
+        return list(whole), list(local)
+
+    def _regions(self, part: Part, local: Sequence[Axis]) -> list[Axis]:
+        return [self.system.inference.axes.piece(a, at, run.size) for a, at, run in zip(local, part.local, part.logical, strict=True)]
+
+    @staticmethod
+    def _held(run: Run, whole: Axis, region: Axis) -> Axis:
+        if run.count > 1 and run.block > 1:
+            raise Unsupported("strided blocks")
+        return region
+
+    def _even(self, lay: Layout) -> bool:
+        """Whether a layout is digits of mesh axes, the same formula on every rank."""
+        if isinstance(lay.form, Pattern):
+            return not lay.form.partial
+        return isinstance(lay.form, Placements) and self.system.inference.evenly_placed(
+            lay.form, self.system.plan.mesh, self.system.logical.tensors[lay.logical].shape
+        )
+
+    def _even_piece(self, lay: Layout, instance: Instance, unit: int) -> Value:
+        """The logical form with the digits that lineage fixes."""
         whole = self._get(self.logical, lay.logical)
         system = self.system
-        names: dict[Index, Index] = {}
-        at_whole = at_local = 0
-        for d, (a, b) in enumerate(zip(system.scope.dims[lay.logical], system.unit_scopes[unit].dims[lay.local], strict=True)):
-            leaves, local = self.forms.leaves([a]), self.forms.leaves([b])
-            marks = self._marks(lay, instance, d, leaves)
-            if [id(x) for x, m in zip(leaves, marks, strict=True) if m is None] != [id(x) for x in local]:
-                raise Unsupported(f"dimension {d}: {leaves} held as {local}")
-            for m in marks:
-                at_whole += 1
-                if m is None:
-                    at_local += 1
-                    names[-at_whole] = -at_local
-                else:
-                    names[-at_whole] = m
-        return self.kernel.substitute(whole, names)
+        old, new = self.forms.grid(system.scope.dims[lay.logical]), self.forms.grid(system.unit_scopes[unit].dims[lay.local])
+        spots: list[Spot] = []
+        for d, (span, target) in enumerate(zip(old.spans, new.spans, strict=True)):
+            leaves = [old.leaves[i].axis for i in span]
+            marks = self._marks(lay, instance, d, system.inference.axes.leaves([system.scope.dims[lay.logical][d]]))
+            kept = iter(target)
+            if any(old.leaves[i].tag for i in span):
+                if any(m is not None for m in marks):
+                    raise Unsupported("shards of an axis of unequal pieces")
+                marks = [None] * len(leaves)
+            spots += [Spot("kept", next(kept, -1)) if m is None else Spot("fixed", m) for m in marks]
+            here = [old.leaves[i].axis for i, m in zip(span, marks, strict=True) if m is None]
+            if [id(a) for a in here] != [id(new.leaves[i].axis) for i in target]:
+                raise Unsupported(f"dimension {d}: {here} held as {[new.leaves[i].axis for i in target]}")
+        return self.forms._seen(whole, old, new, spots)
 
     def _marks(self, lay: Layout, instance: Instance, d: int, leaves: list[Axis]) -> list[Index | None]:
         """Per leaf of a logical dimension: the mesh variable or constant that fixes it, None if it is local."""
         mesh = self.system.plan.mesh
         digits: list[tuple[int, list[Index] | None]] = []  # (size, indices or None for local)
-        match lay.form:
-            case Pattern(text, fixed, partial):
-                if partial:
+        if isinstance(lay.form, Pattern):
+            given = {n: (i, s) for n, i, s in lay.form.fixed}
+            names = pattern_dims(lay.form.text)[d]
+            known = math.prod(given[n][1] if n in given else mesh.length(n) for n in names if n in given or n in mesh.names)
+            rest = math.prod(a.size for a in leaves) // known
+            done = False
+            for n in names:
+                if n in given:
+                    digits.append((given[n][1], [given[n][0]]))
+                elif n in mesh.names:
+                    digits.append((mesh.length(n), self._coordinate(n, instance)))
+                elif n != "1" and not done:
+                    digits.append((rest, None))
+                    done = True
+        elif isinstance(lay.form, Placements):
+            size = math.prod(a.size for a in leaves)
+            for n, p in lay.form.axes:
+                if p == Shard(d):
+                    digits.append((mesh.length(n), self._coordinate(n, instance)))
+                    size //= mesh.length(n)
+                elif isinstance(p, Partial):
                     raise Unsupported("a partial value")
-                given = {n: (i, s) for n, i, s in fixed}
-                names = pattern_dims(text)[d]
-                known = math.prod(given[n][1] if n in given else mesh.length(n) for n in names if n in given or n in mesh.names)
-                rest = math.prod(a.size for a in leaves) // known
-                done = False
-                for n in names:
-                    if n in given:
-                        digits.append((given[n][1], [given[n][0]]))
-                    elif n in mesh.names:
-                        digits.append((mesh.length(n), self._coordinate(n, instance)))
-                    elif n != "1" and not done:
-                        digits.append((rest, None))
-                        done = True
-            case Placements(axes):
-                size = math.prod(a.size for a in leaves)
-                for n, p in axes:
-                    if p == Shard(d):
-                        if size % mesh.length(n):
-                            raise Unsupported("uneven shards")
-                        digits.append((mesh.length(n), self._coordinate(n, instance)))
-                        size //= mesh.length(n)
-                    elif not isinstance(p, Shard) and hasattr(p, "op"):
-                        raise Unsupported("a partial value")
-                digits.append((size, None))
-            case _:
-                raise Unsupported("explicit parts")
+            digits.append((size, None))
         return self._spread(digits, leaves)
 
     def _coordinate(self, axis: str, instance: Instance) -> list[Index]:
@@ -322,12 +395,7 @@ class Prover:
         leaves = self.mesh_vars[axis]
         if axis in instance.folded:
             return [v for v, _ in leaves]
-        value = instance.at()[axis]
-        found: list[Index] = []
-        for _, a in reversed(leaves):
-            value, digit = divmod(value, a.size)
-            found.append(digit)
-        return found[::-1]
+        return list(mixed_radix(instance.at()[axis], [a.size for _, a in leaves]))
 
     def _spread(self, digits: list[tuple[int, list[Index] | None]], leaves: list[Axis]) -> list[Index | None]:
         """Digits assigned to leaves by size, slow first."""
@@ -347,11 +415,7 @@ class Prover:
             elif len(indices) == len(mine):
                 marks += indices
             elif len(indices) == 1 and indices[0] >= 0:  # a constant over several leaves
-                value, split = indices[0], []
-                for a in reversed(mine):
-                    value, digit = divmod(value, a.size)
-                    split.append(digit)
-                marks += split[::-1]
+                marks += mixed_radix(indices[0], [a.size for a in mine])
             elif not mine and size == 1:
                 continue
             else:
@@ -392,66 +456,67 @@ class Prover:
         assert meeting.axes is not None
         given, made = meeting.lowered.inputs[0], meeting.lowered.outputs[0]
         assert given is not None
-        lead = self.forms.leaves([meeting.axes.dims[id(given)][0]])
+        into, out = self.forms.grid(meeting.axes.dims[id(given)]), self.forms.grid(meeting.axes.dims[id(made)])
         first = self.instances[party[0]]
         group = self.system.talk.groups[str(self.system.talk.value(first.rank, ops[first.class_index].get("group")))]
-        stacked: Poly = {}
+        stacked: Value = {key: {} for key in into.blocks()}
         for i in party:
             op = ops[self.instances[i].class_index]
-            if not op.inputs:
-                continue
-            value = self._get(self.local[i], str(op.inputs[0]))
-            stacked = k.add(stacked, self._stacked(value, i, meeting, lead, group, op))
-        stacked = k.collapse(stacked)
+            if op.inputs:
+                value = self._get(self.local[i], str(op.inputs[0]))
+                for key, p in value.items():
+                    stacked[key] = k.add(stacked[key], self._stacked(p, i, meeting, into, group, op))
+        stacked = {key: k.collapse(p) for key, p in stacked.items()}
         (result,) = self.forms.op(meeting.lowered, meeting.axes, [stacked], {})
-        out = self.forms.leaves([meeting.axes.dims[id(made)][0]])
         for i in party:
             op = ops[self.instances[i].class_index]
             if op.outputs:
-                p = self._unstacked(result, i, meeting, out, group)
                 unit = self.system.schedule.classes[self.instances[i].class_index].unit
-                self.local[i][op.outputs[0]] = self._kept(p, op.outputs[0] in _loose(self.system.unit_programs[unit]))
+                loose = op.outputs[0] in _loose(self.system.unit_programs[unit])
+                self.local[i][op.outputs[0]] = {
+                    key: self._kept(self._unstacked(p, i, meeting, out, group), loose) for key, p in result.items()
+                }
 
-    def _position(self, i: int, meeting: MeetingAxes, lead: list[Axis], group: tuple[int, ...]) -> list[Index]:
+    def _position(self, i: int, meeting: MeetingAxes, grid: Grid, group: tuple[int, ...]) -> list[Index]:
         """Where an instance stands in its group, as digits over the leading leaves."""
         instance = self.instances[i]
+        lead = [grid.leaves[n].axis for n in grid.spans[0]]
+        if any(grid.leaves[n].tag for n in grid.spans[0]):
+            raise Unsupported("a group cut into unequal pieces")
         if meeting.mesh_axes is not None:
-            return [d for a in meeting.mesh_axes for d in self._coordinate(a, instance)]
-        value, found = group.index(instance.rank), []
-        for a in reversed(lead):
-            value, digit = divmod(value, a.size)
-            found.append(digit)
-        return found[::-1]
+            found = [d for a in meeting.mesh_axes for d in self._coordinate(a, instance)]
+        else:
+            found = list(mixed_radix(group.index(instance.rank), [a.size for a in lead]))
+        if len(found) != len(lead):
+            raise Unsupported(f"a group of {len(group)} on {lead}")
+        return found
 
-    def _stacked(self, value: Poly, i: int, meeting: MeetingAxes, lead: list[Axis], group: tuple[int, ...], op: Op) -> Poly:
+    def _stacked(self, p: Poly, i: int, meeting: MeetingAxes, grid: Grid, group: tuple[int, ...], op: Op) -> Poly:
         k = self.kernel
-        n = len(lead)
-        shift = {v: v - n for v in variables(value) if v > _MESH + 1000 and v > -(10**5)}
-        if op.get("root") is not None and self.system.table[op.name].senders == "root":
+        n = len(grid.spans[0])
+        shift = {v: v - n for v in variables(p) if v > _POSITIONS}
+        if self.system.table[op.name].senders == "root":
             rank = self.system.talk.value(self.instances[i].rank, op.get("root"))
             assert isinstance(rank, int)
             at: dict[Index, Index] = {}
             for a in meeting.mesh_axes or ():
                 leaves = self.mesh_vars[a]
-                at.update(zip((v for v, _ in leaves), _split(self.system.plan.mesh.coordinates(rank)[a], leaves), strict=True))
-            return k.substitute(value, {**shift, **at})
-        digits = self._position(i, meeting, lead, group)
-        if len(digits) != n:
-            raise Unsupported(f"a group of {len(group)} on {lead}")
-        moved = {d: -1 - j for j, d in enumerate(digits) if d < 0}
-        result = k.substitute(value, {**shift, **moved})
-        for j, (d, leaf) in enumerate(zip(digits, lead, strict=True)):
+                digits = mixed_radix(self.system.plan.mesh.coordinates(rank)[a], [x.size for _, x in leaves])
+                at.update(zip((v for v, _ in leaves), digits, strict=True))
+            return k.substitute(p, {**shift, **at})
+        position = self._position(i, meeting, grid, group)
+        moved = {d: -1 - j for j, d in enumerate(position) if d < 0}
+        result = k.substitute(p, {**shift, **moved})
+        for j, d in enumerate(position):
             if d >= 0:
-                result = k.times(k.delta(leaf.size, -1 - j, d), result)
+                result = k.times(k.delta(grid.leaves[j].axis.size, -1 - j, d), result)
         return result
 
-    def _unstacked(self, result: Poly, i: int, meeting: MeetingAxes, lead: list[Axis], group: tuple[int, ...]) -> Poly:
-        n = len(lead)
-        digits = self._position(i, meeting, lead, group) if n else []
-        if len(digits) != n:
-            raise Unsupported(f"a group of {len(group)} on {lead}")
-        names = {v: v + n for v in variables(result) if -(10**5) < v < -n}
-        return self.kernel.substitute(result, {**names, **{-1 - j: d for j, d in enumerate(digits)}})
+    def _unstacked(self, p: Poly, i: int, meeting: MeetingAxes, grid: Grid, group: tuple[int, ...]) -> Poly:
+        n = len(grid.spans[0])
+        digits = self._position(i, meeting, grid, group) if n else []
+        names = {v: v + n for v in variables(p) if _POSITIONS < v < -n}
+        return self.kernel.substitute(p, {**names, **{-1 - j: d for j, d in enumerate(digits)}})
 
     def _send(self, meeting: MeetingAxes) -> list[int]:
         (c, send), (d, recv) = sorted(meeting.ops, key=lambda m: m[1].name != "send")
@@ -480,12 +545,12 @@ class Prover:
                 covered += self._ranks_of(instance)
                 unit = self.system.schedule.classes[instance.class_index].unit
                 try:
-                    want = self._cut_out(h.layout, instance, unit)
-                    got = self._get(self.local[i], h.layout.local)
+                    held = self._get(self.local[i], h.layout.local)
+                    for got, want in self._expected(h.layout, instance, unit, held):
+                        if not all(self._equal(got[key], want[key]) for key in want):
+                            return f"rank {instance.rank}: {h.layout.local} and {h.layout.logical} have different forms"
                 except (Missing, Unsupported, TooLarge) as error:
                     return f"rank {instance.rank}: {error}"
-                if not self._equal(got, want):
-                    return f"rank {instance.rank}: {h.layout.local} and {h.layout.logical} have different forms"
             if covered != len(ranks):
                 return f"{len(ranks) - covered} of {len(ranks)} ranks are not covered"
         return None
@@ -509,12 +574,8 @@ def _others(attrs: tuple[object, ...], place: int) -> tuple[object, ...]:
     return attrs[:place] + attrs[place + 1 :]
 
 
-def _split(value: int, leaves: list[tuple[Index, Axis]]) -> list[int]:
-    found = []
-    for _, a in reversed(leaves):
-        value, digit = divmod(value, a.size)
-        found.append(digit)
-    return found[::-1]
+def _step(run: Run) -> int:
+    return run.stride if run.count > 1 else 1
 
 
 _loose_cache: dict[int, tuple[Program, set[str]]] = {}

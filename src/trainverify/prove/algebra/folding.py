@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from trainverify.axes.system import System
 from trainverify.graph.communication import Event
+from trainverify.graph.lineage import Parts, Placements, Shard
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Ref, Value
 
@@ -35,9 +36,9 @@ def fold(system: System) -> list[Instance]:
     where = {r: mesh.coordinates(r) for k in classes for r in k.ranks}
     folded = [_closed(mesh, k.ranks, where) for k in classes]
     class_of = {r: i for i, k in enumerate(classes) for r in k.ranks}
+    uneven = _uneven_axes(system)
     for c, k in enumerate(classes):
-        for axis in _irregular(system, c, k.ranks, folded[c], where):
-            folded[c].discard(axis)
+        folded[c] -= _irregular(system, c, k.ranks, folded[c], where) | uneven
     changed = True
     while changed:  # whoever meets must fold the same axes
         changed = False
@@ -76,6 +77,24 @@ def fold(system: System) -> list[Instance]:
 def _event(system: System, step: tuple[tuple[int, int], ...], c: int) -> Event:
     index = next(e for d, e in step if d == c)
     return system.talk.events[system.schedule.classes[c].unit][index]
+
+
+def _uneven_axes(system: System) -> set[str]:
+    """Mesh axes over which some tensor is not held by one formula: uneven shards, explicit parts."""
+    mesh = system.plan.mesh
+    found: set[str] = set()
+    for lay, _ in system.holdings():
+        shape = system.logical.tensors[lay.logical].shape
+        if isinstance(lay.form, Parts):
+            by_rank = dict(lay.form.by_rank)
+            for r, parts in by_rank.items():
+                for a in mesh.names:
+                    zero = mesh.rank({**mesh.coordinates(r), a: 0})
+                    if by_rank.get(zero) != parts:
+                        found.add(a)
+        elif isinstance(lay.form, Placements) and not system.inference.evenly_placed(lay.form, mesh, shape):
+            found |= {a for a, p in lay.form.axes if isinstance(p, Shard)}
+    return found
 
 
 def _closed(mesh: Mesh, ranks: tuple[int, ...], where: Mapping[int, Mapping[str, int]]) -> set[str]:

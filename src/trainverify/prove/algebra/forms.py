@@ -1,11 +1,13 @@
 """The domain `axes`: what every primitive means on canonical forms over axes.
 
-A tensor is a polynomial over position variables: -1, -2, … are the leaf axes of its dimensions in order. A reshape
-changes nothing but the grouping, a transpose renames, a slice fixes digits, a contraction is a Σ.
+A tensor is a set of blocks (one, unless an axis is cut into unequal pieces); a block is a polynomial over position
+variables: -1, -2, … are the leaf axes of its dimensions in order. A reshape changes nothing but the grouping, a transpose
+renames, a slice fixes digits, a contraction is a Σ.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,29 +18,11 @@ from trainverify.axes.structure import Axes, Axis
 from trainverify.graph.program import Domain
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
-from trainverify.prove.algebra.kernel import (
-    Index,
-    Kernel,
-    Poly,
-    Unsupported,
-    as_constant,
-    constant,
-    scale,
-)
+from trainverify.prove.algebra.grids import Grid, Grids, Key, Offset, Spot, mixed_radix
+from trainverify.prove.algebra.kernel import Index, Kernel, Poly, Unsupported, as_constant, constant, scale
 
-Leaves = list[Axis]
-
-
-@dataclass(frozen=True)
-class Offset:
-    """An integer that may depend on the mesh: base + Σ stride · mesh variable."""
-
-    base: int
-    strides: tuple[tuple[Index, int], ...] = ()  # (mesh leaf variable, stride)
-
-    @property
-    def plain(self) -> bool:
-        return not self.strides
+Value = dict[Key, Poly]  # blocks by their tags
+Dims = Sequence[Axis]
 
 
 @dataclass
@@ -47,24 +31,20 @@ class Forms:
 
     kernel: Kernel
     axes: Axes
-    domains: Mapping[str, Domain] = field(default_factory=dict)
+    domains: dict[str, Domain] = field(default_factory=dict)
     mesh_sizes: dict[Index, int] = field(default_factory=dict)  # of mesh leaf variables
 
-    def leaves(self, dims: Sequence[Axis]) -> Leaves:
-        found = self.axes.leaves(dims)
-        for a in found:
-            if a.pieces is not None:
-                raise Unsupported(f"an axis of unequal pieces {a!r}")
-        return found
+    def __post_init__(self) -> None:
+        self.grids = Grids(self.axes)
 
-    def per_dim(self, dims: Sequence[Axis]) -> list[Leaves]:
-        return [self.leaves([d]) for d in dims]
+    def grid(self, dims: Dims) -> Grid:
+        return self.grids.of(dims)
 
     # -- one op ------------------------------------------------------------------------------------------------------
 
-    def op(self, lowered: Lowered, axes: NodeAxes, inputs: Sequence[Poly | None], offsets: Mapping[int, Offset]) -> list[Poly]:
+    def op(self, lowered: Lowered, axes: NodeAxes, inputs: Sequence[Value | None], offsets: Mapping[int, Offset]) -> list[Value]:
         """Forms of an op's outputs; `offsets` says which node offsets depend on the mesh."""
-        found: dict[int, Poly] = {}
+        found: dict[int, Value] = {}
         for node in topological(lowered.outputs):
             if node.prim == "input":
                 value = inputs[node.attrs[0]]
@@ -74,47 +54,52 @@ class Forms:
                 found[id(node)] = self._node(node, [found[id(a)] for a in node.args], axes, offsets)
         return [found[id(o)] for o in lowered.outputs]
 
-    def _node(self, node: Node, args: list[Poly], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Poly:
+    def _node(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
         dims = axes.dims[id(node)]
         given = [axes.dims[id(a)] for a in node.args]
+        grid = self.grid(dims)
         match node.prim:
             case "const":
-                return self._literal(node)
+                return {(): self._literal(node)}
             case "iota":
-                return self._iota(node, dims, axes.lines[id(node)], offsets.get(id(node), Offset(node.attrs[0])))
+                return {(): self._iota(node, dims, axes.lines[id(node)], offsets.get(id(node), Offset(node.attrs[0])))}
             case "map":
-                return self._map(node, args, axes)
+                return {key: self._map(node, [a[key] for a in args], axes) for key in grid.blocks()}
             case "select":
-                return self._select(*args)
+                return {key: self._select(*(a[key] for a in args)) for key in grid.blocks()}
             case "contract":
                 return self._contract(node, args, given, dims)
             case "reduce":
-                return self._reduce(node, args[0], given[0])
+                return self._reduce(node, args[0], given[0], dims)
             case "reshape":
-                if [id(a) for a in self.leaves(given[0])] != [id(a) for a in self.leaves(dims)]:
-                    raise Unsupported(f"view of {self.leaves(given[0])} as {self.leaves(dims)}: the factors do not align")
+                old, new = self.grid(given[0]).leaves, grid.leaves
+                if [(id(x.axis), x.owner) for x in old] != [(id(x.axis), x.owner) for x in new]:
+                    raise Unsupported(f"a view whose factors do not align: {list(given[0])} as {list(dims)}")
                 return args[0]
             case "transpose":
-                return self._moved(args[0], given[0], list(node.attrs[0]))
+                return self._moved(args[0], given[0], dims, {p: i for i, p in enumerate(node.attrs[0])})
             case "broadcast":
-                return self._placed(args[0], given[0], dims, list(node.attrs[0]))
+                return self._moved(args[0], given[0], dims, dict(enumerate(node.attrs[0])))
             case "slice":
                 d, start, step = node.attrs
-                return self._sliced(args[0], given[0], dims, d, offsets.get(id(node), Offset(start)), step)
+                if step < 0:
+                    raise Unsupported("a reversed axis")
+                return self.piece(args[0], given[0], dims, d, offsets.get(id(node), Offset(start)), step)
             case "concat":
                 return self._concat(args, given, dims, node.attrs[0])
             case "pad":
                 d, low, _, value = node.attrs
                 if value != 0:
                     raise Unsupported("padding with something else than zero")
-                return self._padded(args[0], given[0], dims, d, offsets.get(id(node), Offset(low)))
+                return self.padded(args[0], given[0], dims, d, offsets.get(id(node), Offset(low)))
             case "one_hot":
                 start = offsets.get(id(node), Offset(node.attrs[0]))
-                return self._one_hot(args[0], given[0], dims[-1], axes.lines[id(node.args[0])], start)
+                line = axes.lines[id(node.args[0])]
+                return {key: self._one_hot(p, given[0], dims[-1], line, start) for key, p in args[0].items()}
             case "gather":
                 return self._gather(node, args, given, axes)
             case "rowwise":
-                return self._rowwise(node, args[0], given[0])
+                raise Unsupported(f"{node.attrs[0]} along an axis")
         raise Unsupported(f"primitive {node.prim}")
 
     # -- scalars -----------------------------------------------------------------------------------------------------
@@ -222,8 +207,8 @@ class Forms:
                 if domain is not None and domain.size is not None and not 0 <= c < domain.size:
                     return {}
                 if root is not None and root.axis is not None:
-                    leaves = self.leaves([root.axis])
-                    return self._digits_of(name, leaves, _digits(int(c), [a.size for a in leaves]))
+                    leaves = self._plain(root.axis)
+                    return self._digits_of(name, leaves, mixed_radix(int(c), [a.size for a in leaves]))
         return k.indicator_of("eq0", k.add(args[0], scale(args[1], -1)))
 
     def _select(self, c: Poly, a: Poly, b: Poly) -> Poly:
@@ -249,140 +234,181 @@ class Forms:
 
     # -- structure ---------------------------------------------------------------------------------------------------
 
-    def _spans(self, dims: Sequence[Axis]) -> list[list[Index]]:
-        """Position variables of every dimension."""
-        result, at = [], 0
-        for d in self.per_dim(dims):
-            result.append([-1 - (at + i) for i in range(len(d))])
-            at += len(d)
+    def _moved(self, value: Value, given: Dims, dims: Dims, into: Mapping[int, int]) -> Value:
+        """Dimension d of the argument becomes dimension into[d]; the value does not depend on the others."""
+        old, new = self.grid(given), self.grid(dims)
+        to = {o: n for d, e in into.items() for o, n in zip(old.spans[d], new.spans[e], strict=True)}
+        spots = [Spot("kept", to[o]) for o in range(len(old.leaves))]
+        return self._seen(value, old, new, spots)
+
+    def _seen(self, value: Value, old: Grid, new: Grid, spots: Sequence[Spot]) -> Value:
+        """A value looked at through spots: for every leaf of the old grid, where it comes from in the new one."""
+        out: Value = {}
+        names = {-1 - o: -1 - s.value if s.kind == "kept" else s.value for o, s in enumerate(spots) if s.kind in ("kept", "fixed")}
+        for key in new.blocks():
+            tags = dict(zip(new.tags, key, strict=True))
+            source = []
+            for o in old.tags:
+                s = spots[o]
+                if s.kind == "fixed":
+                    if s.value < 0:
+                        raise Unsupported("a piece that differs between ranks of one program")
+                    source.append(s.value)
+                elif s.kind == "none":
+                    source.append(0)
+                else:
+                    source.append(tags[s.value] + s.shift)
+            out[key] = self.kernel.substitute(value[tuple(source)], names)
+        return out
+
+    def _spots(self, d: int, grid: Grid, other: Grid, inner: Sequence[Spot]) -> list[Spot]:
+        """Spots of a whole tensor from those of its dimension d; the other dimensions stay as they are."""
+        result: list[Spot] = []
+        for e, span in enumerate(grid.spans):
+            if e == d:
+                base = other.spans[e].start
+                result += [Spot(s.kind, s.value + base if s.kind in ("kept", "shifted") else s.value, s.shift, s.count) for s in inner]
+            else:
+                result += [Spot("kept", n) for n in other.spans[e]]
+                assert len(other.spans[e]) == len(span)
         return result
 
-    def _moved(self, p: Poly, given: Sequence[Axis], order: list[int]) -> Poly:
-        old = self._spans(given)
-        new = self._spans([given[o] for o in order])
-        return self.kernel.substitute(p, {v: w for o, span in zip(order, new, strict=True) for v, w in zip(old[o], span, strict=True)})
+    def piece(self, value: Value, given: Dims, dims: Dims, d: int, offset: Offset, step: int = 1) -> Value:
+        """A slice along dimension d."""
+        old, new = self.grid(given), self.grid(dims)
+        inner = self.grids.place(given[d], dims[d], offset, self.mesh_sizes, step)
+        return self._seen(value, old, new, self._spots(d, old, new, inner))
 
-    def _placed(self, p: Poly, given: Sequence[Axis], dims: Sequence[Axis], into: list[int]) -> Poly:
-        old, new = self._spans(given), self._spans(dims)
-        return self.kernel.substitute(p, {v: w for i, d in enumerate(into) for v, w in zip(old[i], new[d], strict=True)})
+    def padded(self, value: Value, given: Dims, dims: Dims, d: int, offset: Offset) -> Value:
+        """Zero outside: δ of the digits, and the tags, that say where the tensor lies."""
+        k = self.kernel
+        old, new = self.grid(given), self.grid(dims)
+        inner = self.grids.place(dims[d], given[d], offset, self.mesh_sizes)
+        spots = self._spots(d, new, old, inner)  # for every leaf of the result, where it comes from in the argument
+        names = {-1 - s.value: -1 - n for n, s in enumerate(spots) if s.kind == "kept" and not new.leaves[n].tag}
+        out: Value = {}
+        for key in new.blocks():
+            source: dict[int, int] = {}
+            inside = True
+            for n, t in zip(new.tags, key, strict=True):
+                s = spots[n]
+                if s.kind == "fixed":
+                    inside &= s.value == t
+                elif s.kind == "shifted":
+                    inside &= s.shift <= t < s.shift + s.count
+                    source[s.value] = t - s.shift
+                elif s.kind == "kept":
+                    source[s.value] = t
+            if not inside:
+                out[key] = {}
+                continue
+            result = k.substitute(value[tuple(source[o] for o in old.tags)], names)
+            for n, s in enumerate(spots):
+                if s.kind == "fixed" and not new.leaves[n].tag:
+                    result = k.times(k.delta(new.leaves[n].axis.size, -1 - n, s.value), result)
+            out[key] = result
+        return out
 
-    def _contract(self, node: Node, args: list[Poly], given: list[list[Axis]], dims: Sequence[Axis]) -> Poly:
+    def _concat(self, args: list[Value], given: list[list[Axis]], dims: Dims, d: int) -> Value:
+        parts = []
+        start = 0
+        for value, axes in zip(args, given, strict=True):
+            parts.append(self.padded(value, axes, dims, d, Offset(start)))
+            start += axes[d].size
+        return {key: self.kernel.collapse(self.kernel.add(*(p[key] for p in parts))) for key in parts[0]}
+
+    def _contract(self, node: Node, args: list[Value], given: list[list[Axis]], dims: Dims) -> Value:
         k = self.kernel
         terms, target = node.attrs
-        out = dict(zip(target, self._spans(dims), strict=True))
-        over: dict[Index, int] = {}
-        product = constant(1)
-        for term, p, axes in zip(terms, args, given, strict=True):
-            names: dict[Index, Index] = {}
-            for label, span, leaves in zip(term, self._spans(axes), self.per_dim(axes), strict=True):
-                if label not in out:
-                    fresh = [k.bound() for _ in span]
-                    over.update({v: a.size for v, a in zip(fresh, leaves, strict=True)})
-                    out[label] = fresh
-                names.update(zip(span, out[label], strict=True))
-            moved = k.substitute(k.finite(p), names)
-            product = moved if len(args) == 1 else k.times(product, k.single(moved))
-        return k.sum(product, over)
+        new = self.grid(dims)
+        grids = [self.grid(g) for g in given]
+        place = {label: [-1 - n for n in new.spans[i]] for i, label in enumerate(target)}
+        summed: dict[int, tuple[Grid, range]] = {}  # label → a grid that has it, and its span there
+        for term, g in zip(terms, grids, strict=True):
+            for label, span in zip(term, g.spans, strict=True):
+                if label not in place:
+                    place[label] = [k.bound() for _ in span]
+                    summed[label] = (g, span)
+        names = []
+        for term, g in zip(terms, grids, strict=True):
+            names.append({-1 - o: v for label, span in zip(term, g.spans, strict=True) for o, v in zip(span, place[label], strict=True)})
+        tagged = [(label, g.leaves[i], i - span.start) for label, (g, span) in summed.items() for i in span if g.leaves[i].tag]
+        hidden = [(place[label][i], leaf.axis.size) for label, leaf, i in tagged]
+        out: Value = {}
+        for key in new.blocks():
+            total: Poly = {}
+            outer = {-1 - n: t for n, t in zip(new.tags, key, strict=True)}
+            for choice in itertools.product(*(range(size) for _, size in hidden)):
+                tags = {**outer, **dict(zip((v for v, _ in hidden), choice, strict=True))}
+                over: dict[Index, int] = {}
+                skip = False
+                for label, (g, span) in summed.items():
+                    live, dead = _live(g, span, place[label], tags)
+                    over.update(live)
+                    skip |= any(tags[v] != 0 for v in dead)  # a tag inside a piece that is not chosen counts once
+                if skip:
+                    continue
+                product = constant(1)
+                for value, g, to in zip(args, grids, names, strict=True):
+                    block = value[tuple(tags[to[-1 - o]] for o in g.tags)]
+                    moved = k.substitute(k.finite(block), to)
+                    product = moved if len(args) == 1 else k.times(product, k.single(moved))
+                total = k.add(total, k.sum(product, over))
+            out[key] = total
+        return out
 
-    def _reduce(self, node: Node, p: Poly, given: Sequence[Axis]) -> Poly:
+    def _reduce(self, node: Node, value: Value, given: Dims, dims: Dims) -> Value:
         fn, gone = node.attrs
         if fn == "prod":
             raise Unsupported("a product over an axis")
         k = self.kernel
-        spans, leaves = self._spans(given), self.per_dim(given)
+        old, new = self.grid(given), self.grid(dims)
         over: dict[Index, int] = {}
         names: dict[Index, Index] = {}
-        at = 0
-        for d, span in enumerate(spans):
-            for v, a in zip(span, leaves[d], strict=True):
+        kept = iter(range(len(new.leaves)))
+        for d, span in enumerate(old.spans):
+            for o in span:
                 if d in gone:
-                    names[v] = k.bound()
-                    over[names[v]] = a.size
+                    if old.leaves[o].tag:
+                        raise Unsupported("a maximum over unequal pieces")
+                    names[-1 - o] = k.bound()
+                    over[names[-1 - o]] = old.leaves[o].axis.size
                 else:
-                    at += 1
-                    names[v] = -at
-        moved = k.substitute(p, names)
-        return k.maximum(moved, over) if fn == "max" else scale(k.maximum(scale(moved, -1), over), -1)
+                    names[-1 - o] = -1 - next(kept)
+        out: Value = {}
+        for key, p in value.items():  # the tags are those of the dimensions that stay
+            moved = k.substitute(p, names)
+            out[key] = k.maximum(moved, over) if fn == "max" else scale(k.maximum(scale(moved, -1), over), -1)
+        return out
 
-    # -- digits ------------------------------------------------------------------------------------------------------
+    # -- integers ----------------------------------------------------------------------------------------------------
 
-    def _fixed_digits(self, whole: Leaves, kept: Leaves, offset: Offset, step: int = 1) -> list[Index | None]:
+    def _plain(self, axis: Axis) -> list[Axis]:
+        """Leaves of an axis on which integers count; it must not be cut into unequal pieces."""
+        grid = self.grid([axis])
+        if grid.tags:
+            raise Unsupported(f"integers on an axis of unequal pieces {axis!r}")
+        return [leaf.axis for leaf in grid.leaves]
+
+    def _fixed_digits(self, whole: Axis, piece: Axis, offset: Offset) -> list[Index | None]:
         """For every leaf of an axis the digit that an offset fixes, or None for those that are kept."""
-        sizes = [a.size for a in whole]
-        weights = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        digits: list[Index] = list(_digits(offset.base, sizes))
-        for variable, stride in offset.strides:
-            size = self.mesh_sizes[variable]
-            if size == 1:
-                continue
-            hit = [i for i, w in enumerate(weights) if w == stride and sizes[i] == size and digits[i] == 0]
-            if not hit:
-                raise Unsupported(f"an offset of {stride} per mesh coordinate on an axis of {sizes}")
-            digits[hit[0]] = variable
-        # kept leaves are a subsequence; match from the fast end
-        marks: list[Index | None] = list(digits)
-        i = len(whole) - 1
-        expected = step
-        for a in reversed(kept):
-            while i >= 0 and not (whole[i] is a and weights[i] == expected):
-                i -= 1
-            if i < 0 or digits[i] != 0:
-                raise Unsupported(f"a piece {kept} of {whole}")
-            marks[i] = None
-            expected *= a.size
-            i -= 1
-        return marks
-
-    def _sliced(self, p: Poly, given: Sequence[Axis], dims: Sequence[Axis], d: int, offset: Offset, step: int) -> Poly:
-        if step < 0:
-            raise Unsupported("a reversed axis")
-        whole, kept = self.leaves([given[d]]), self.leaves([dims[d]])
-        marks = self._fixed_digits(whole, kept, offset, step)
-        old, new = self._spans(given), self._spans(dims)
-        names: dict[Index, Index] = {}
-        for e in range(len(dims)):
-            if e != d:
-                names.update(zip(old[e], new[e], strict=True))
-        target = iter(new[d])
-        for v, mark in zip(old[d], marks, strict=True):
-            names[v] = next(target) if mark is None else mark
-        return self.kernel.substitute(p, names)
-
-    def _padded(self, p: Poly, given: Sequence[Axis], dims: Sequence[Axis], d: int, offset: Offset) -> Poly:
-        """Zero outside: δ of the digits that say where the tensor lies."""
-        whole, kept = self.leaves([dims[d]]), self.leaves([given[d]])
-        marks = self._fixed_digits(whole, kept, offset)
-        old, new = self._spans(given), self._spans(dims)
-        names: dict[Index, Index] = {}
-        for e in range(len(dims)):
-            if e != d:
-                names.update(zip(old[e], new[e], strict=True))
-        names.update(zip(old[d], [w for w, mark in zip(new[d], marks, strict=True) if mark is None], strict=True))
-        result = self.kernel.substitute(p, names)
-        for w, mark, a in zip(new[d], marks, whole, strict=True):
-            if mark is not None:
-                result = self.kernel.times(self.kernel.delta(a.size, w, mark), result)
-        return result
-
-    def _concat(self, args: list[Poly], given: list[list[Axis]], dims: Sequence[Axis], d: int) -> Poly:
-        result: Poly = {}
-        start = 0
-        for p, axes in zip(args, given, strict=True):
-            result = self.kernel.add(result, self._padded(p, axes, dims, d, Offset(start)))
-            start += axes[d].size
-        return self.kernel.collapse(result)
+        self._plain(whole)
+        spots = self.grids.place(whole, piece, offset, self.mesh_sizes)
+        return [None if s.kind == "kept" else s.value for s in spots]
 
     def _iota(self, node: Node, dims: Sequence[Axis], line: Line | None, offset: Offset) -> Poly:
         """Digits times weights; digits that the offset fixes are constants of the line's axis."""
         k = self.kernel
         step = node.attrs[1]
-        kept = self.leaves(dims)
         root = None if line is None else line.root()
-        whole = kept if root is None or root.axis is None else self.leaves([root.axis])
         plain = root is None or root.axis is None
         if plain and offset.strides:
             raise Unsupported("integers that start elsewhere on every rank")
-        marks = [None] * len(kept) if plain else self._fixed_digits(whole, kept, offset, step)
+        kept = self._plain(dims[0])
+        whole = kept if root is None or root.axis is None else self._plain(root.axis)
+        marks = [None] * len(kept) if root is None or root.axis is None else self._fixed_digits(root.axis, dims[0], offset)
+        if not plain and step != 1:
+            raise Unsupported("integers with a step")
         result = constant(offset.base) if plain else {}
         at = 0
         for i, (a, mark) in enumerate(zip(whole, marks, strict=True)):
@@ -406,22 +432,22 @@ class Forms:
                     return a.data, a.sizes, m[0][1]
         return None
 
-    def _digits_of(self, name: tuple[str, tuple[int, ...], tuple[Index, ...]], leaves: Leaves, at: Sequence[Index]) -> Poly:
+    def _digits_of(self, name: tuple[str, tuple[int, ...], tuple[Index, ...]], leaves: Sequence[Axis], at: Sequence[Index]) -> Poly:
         k = self.kernel
         result = constant(1)
         for i, (a, index) in enumerate(zip(leaves, at, strict=True)):
             result = k.times(result, k.digit(*name, i, len(leaves), a.size, index))
         return result if leaves else k.valid(*name)
 
-    def _one_hot(self, p: Poly, given: Sequence[Axis], depth: Axis, line: Line | None, offset: Offset) -> Poly:
+    def _one_hot(self, p: Poly, given: Dims, depth: Axis, line: Line | None, offset: Offset) -> Poly:
         k = self.kernel
         root = None if line is None else line.root()
         if root is None or root.axis is None:
             raise Unsupported("one-hot of integers of unknown range")
-        whole, kept = self.leaves([root.axis]), self.leaves([depth])
-        marks = self._fixed_digits(whole, kept, offset)
-        used = len(self.leaves(given))
-        fresh = iter(-1 - (used + i) for i in range(len(kept)))
+        whole = self._plain(root.axis)
+        marks = self._fixed_digits(root.axis, depth, offset)
+        used = len(self.grid(given).leaves)
+        fresh = iter(-1 - (used + i) for i in range(len(self._plain(depth))))
         at = [next(fresh) if mark is None else mark for mark in marks]
         name = self._label(p)
         if name is not None:
@@ -434,7 +460,7 @@ class Forms:
             result = k.times(result, k.delta(a.size, have, want))
         return result
 
-    def _iota_digits(self, p: Poly, whole: Leaves) -> list[Index] | None:
+    def _iota_digits(self, p: Poly, whole: Sequence[Axis]) -> list[Index] | None:
         """Digits of an integer that is Σ weight · iota."""
         found: list[Index] = []
         rest = dict(p)
@@ -455,39 +481,44 @@ class Forms:
             del rest[hit[0]]
         return None if rest else found
 
-    def _gather(self, node: Node, args: list[Poly], given: list[list[Axis]], axes: NodeAxes) -> Poly:
+    def _gather(self, node: Node, args: list[Value], given: list[list[Axis]], axes: NodeAxes) -> Value:
         """Σ_n D(ids)[n]·x[n], x finite."""
         k = self.kernel
         (d,) = node.attrs
         x_dims, id_dims = given
-        hot = self._one_hot(args[1], id_dims, x_dims[d], axes.lines[id(node.args[1])], Offset(0))
-        out = self._spans(id_dims)
-        used = len(self.leaves(id_dims))
+        old, new = self.grid(x_dims), self.grid(id_dims)
+        if old.tags or new.tags:
+            raise Unsupported("a look-up along unequal pieces")
+        hot = self._one_hot(args[1][()], id_dims, x_dims[d], axes.lines[id(node.args[1])], Offset(0))
         names: dict[Index, Index] = {}
         over: dict[Index, int] = {}
-        fresh_hot: dict[Index, Index] = {}
-        for e, (span, leaves) in enumerate(zip(self._spans(x_dims), self.per_dim(x_dims), strict=True)):
+        fresh: dict[Index, Index] = {}
+        for e, span in enumerate(old.spans):
             if e == d:
-                for i, (v, a) in enumerate(zip(span, leaves, strict=True)):
+                for i, o in enumerate(span):
                     b = k.bound()
-                    names[v] = b
-                    over[b] = a.size
-                    fresh_hot[-1 - (used + i)] = b
+                    names[-1 - o] = b
+                    over[b] = old.leaves[o].axis.size
+                    fresh[-1 - (len(new.leaves) + i)] = b
             else:
-                names.update(zip(span, out[e], strict=True))
-        x = k.substitute(k.finite(args[0]), names)
-        return k.sum(k.times(k.substitute(hot, fresh_hot), k.single(x)), over)
-
-    def _rowwise(self, node: Node, p: Poly, given: Sequence[Axis]) -> Poly:
-        raise Unsupported(f"{node.attrs[0]} along an axis")
+                names.update({-1 - o: -1 - n for o, n in zip(span, new.spans[e], strict=True)})
+        x = k.substitute(k.finite(args[0][()]), names)
+        return {(): k.sum(k.times(k.substitute(hot, fresh), k.single(x)), over)}
 
 
-def _digits(value: int, sizes: Sequence[int]) -> list[int]:
-    """Mixed-radix digits, slow first."""
-    found = []
-    for s in reversed(sizes):
-        value, d = divmod(value, s)
-        found.append(d)
-    if value:
-        raise Unsupported("an offset beyond the end of its axis")
-    return found[::-1]
+def _live(grid: Grid, span: range, place: list[Index], tags: Mapping[Index, int]) -> tuple[dict[Index, int], list[Index]]:
+    """Summation variables of one dimension under a choice of tags, and tags that do not count under it."""
+    live: dict[Index, int] = {}
+    dead: list[Index] = []
+    alive: set[int] = set()
+    for i in span:
+        leaf = grid.leaves[i]
+        v = place[i - span.start]
+        if leaf.owner is None or (leaf.owner[0] in alive and tags[place[leaf.owner[0] - span.start]] == leaf.owner[1]):
+            if leaf.tag:
+                alive.add(i)
+            else:
+                live[v] = leaf.axis.size
+        elif leaf.tag:
+            dead.append(v)
+    return live, dead
