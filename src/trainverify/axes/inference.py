@@ -181,7 +181,14 @@ class Inference:
                 return args[1]
             case "rowwise":
                 fn, d, _ = node.attrs
-                return [a for i, a in enumerate(args[0]) if i != d] if fn in ("argmax", "argmin") else args[0]
+                if fn == "cumsum":
+                    return args[0]
+                axes.fix(args[0][d])  # a choice among n: n is not a matter of scale
+                if fn in ("argmax", "argmin"):
+                    return [a for i, a in enumerate(args[0]) if i != d]
+                (order,) = self.fresh([node.shape[d]])  # places in the sorted row, not the row's own positions
+                axes.fix(order)
+                return self._replace(args[0], d, order)
         raise ValueError(f"no primitive {node.prim!r}")
 
     @staticmethod

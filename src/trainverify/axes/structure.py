@@ -143,6 +143,13 @@ class Axes:
             for part in a.factors or a.pieces or ():
                 self.freeze(part)
 
+    def fix(self, axis: Axis) -> None:
+        """Keep the size of an axis whatever it is made of."""
+        a = axis.root()
+        a.fixed = True
+        for part in a.factors or a.pieces or ():
+            self.fix(part)
+
     def split(self, axis: Axis, slow: int) -> bool:
         """Make an atom or a sum a product of `slow` and the rest; False where its pieces do not allow it."""
         a = axis.root()
@@ -244,10 +251,10 @@ class Axes:
     def cut(self, axis: Axis, at: int) -> None:
         """Make `at` a boundary."""
         a = axis.root()
-        if at in (0, a.size) or a.frozen or a.fixed:
+        if at in (0, a.size) or a.frozen:
             return
         if self._atom(a):
-            a.pieces = [Axis(at), Axis(a.size - at)]
+            a.pieces = [Axis(at, a.fixed), Axis(a.size - at, a.fixed)]
         elif a.pieces is not None:
             start = 0
             for i, p in enumerate(a.pieces):
@@ -290,7 +297,7 @@ class Axes:
         self.cut(a, start)
         self.cut(a, start + size)
         a = a.root()
-        if a.frozen or (a.fixed and self._atom(a)):
+        if a.frozen:
             made = Axis(size)
             made.frozen = True
             return made

@@ -99,7 +99,7 @@ class Forms:
             case "gather":
                 return self._gather(node, args, given, axes)
             case "rowwise":
-                raise Unsupported(f"{node.attrs[0]} along an axis")
+                return self._rowwise(node, args[0], given[0], dims)
         raise Unsupported(f"primitive {node.prim}")
 
     # -- scalars -----------------------------------------------------------------------------------------------------
@@ -381,6 +381,49 @@ class Forms:
             out[key] = k.maximum(moved, over) if fn == "max" else scale(k.maximum(scale(moved, -1), over), -1)
         return out
 
+    def _rowwise(self, node: Node, value: Value, given: Dims, dims: Dims) -> Value:
+        """Sorting and choosing along a dimension: a function of the whole row; a cumulative sum is a Σ with a mask."""
+        fn, d, descending = node.attrs
+        k = self.kernel
+        old, new = self.grid(given), self.grid(dims)
+        if any(old.leaves[o].tag for o in old.spans[d]):
+            raise Unsupported(f"{fn} along unequal pieces")
+        gone = fn in ("argmax", "argmin")
+        result = [] if gone else list(new.spans[d])
+        rows = [-1 - o for o in old.spans[d]]
+        kept = [n for n in range(len(new.leaves)) if n not in result]
+        stay = [-1 - o for o in range(len(old.leaves)) if -1 - o not in rows]
+        names: dict[Index, Index] = dict(zip(stay, [-1 - n for n in kept], strict=True))
+        over: dict[Index, int] = {}
+        for o in old.spans[d]:
+            names[-1 - o] = k.bound()
+            over[names[-1 - o]] = old.leaves[o].axis.size
+        out: Value = {}
+        for key in new.blocks():
+            tags = dict(zip(new.tags, key, strict=True))
+            source = value[tuple(tags[-1 - names[-1 - o]] for o in old.tags)]
+            p = k.substitute(k.finite(source), names)
+            if fn == "cumsum":
+                below = k.add(
+                    self._number([(names[-1 - o], old.leaves[o].axis.size) for o in old.spans[d]]),
+                    scale(self._number([(-1 - n, new.leaves[n].axis.size) for n in result]), -1),
+                )
+                mask = k.add(constant(1), scale(k.indicator_of("gt0", below), -1))
+                out[key] = k.sum(k.times(k.single(mask, indicator=True), k.single(p)), over)
+                continue
+            active = [n for n in new.active(key) if n in result]
+            chosen = [tags[n] for n in result if n in new.tags]
+            kind = " ".join(map(str, ["row", fn, int(descending), *chosen]))
+            out[key] = k.row(kind, p, over, [-1 - n for n in active], [new.leaves[n].axis.size for n in active])
+        return out
+
+    def _number(self, digits: Sequence[tuple[Index, int]]) -> Poly:
+        """The integer with these digits (index, size), slow first."""
+        result: Poly = {}
+        for i, (v, size) in enumerate(digits):
+            result = self.kernel.add(result, scale(self.kernel.iota(size, v), math.prod(s for _, s in digits[i + 1 :])))
+        return result
+
     # -- integers ----------------------------------------------------------------------------------------------------
 
     def _plain(self, axis: Axis) -> list[Axis]:
@@ -430,6 +473,11 @@ class Forms:
                 a = self.kernel.atoms[m[0][0]]
                 if a.data in self.domains and self.domains[a.data].kind == "ids":
                     return a.data, a.sizes, m[0][1]
+            if c == 1 and len(m) == 1 and m[0][2] == 1 and self.kernel.atoms[m[0][0]].kind.startswith("row arg"):
+                a = self.kernel.atoms[m[0][0]]  # positions chosen by sorting: always in range
+                name = f"@{a.uid}"
+                self.kernel.always_valid.add(name)
+                return name, a.sizes, m[0][1]
         return None
 
     def _digits_of(self, name: tuple[str, tuple[int, ...], tuple[Index, ...]], leaves: Sequence[Axis], at: Sequence[Index]) -> Poly:

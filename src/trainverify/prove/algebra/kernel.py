@@ -688,6 +688,10 @@ class Kernel:
         return out, fresh
 
     def _max_atom(self, p: Poly, over: Mapping[Index, int]) -> Poly:
+        return self.row("max", p, over)
+
+    def row(self, kind: str, p: Poly, over: Mapping[Index, int], at: Sequence[Index] = (), at_sizes: Sequence[int] = ()) -> Poly:
+        """A function of all values of p along variables, and of the indices `at` in its result. Nothing is known about it."""
         number: dict[Index, int] = {}
         form, slots, slot_sizes, sizes = [], [], [], []
         for m, c in self._ordered(self.flat(p)):
@@ -706,7 +710,11 @@ class Kernel:
                         slot_sizes.append(s)
                 factors.append((u, w, tuple(entries)))
             form.append((c, tuple(factors)))
-        return {(self.shared("max", (tuple(form), tuple(sizes)), slots, slot_sizes, dict),): 1}
+        for v, s in over.items():  # variables that do not occur still say how long a row is
+            if v not in number:
+                number[v] = len(number)
+                sizes.append(s)
+        return {(self.shared(kind, (tuple(form), tuple(sizes)), [*slots, *at], [*slot_sizes, *at_sizes], dict),): 1}
 
     # -- sums over constants -----------------------------------------------------------------------------------------
 
