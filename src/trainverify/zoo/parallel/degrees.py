@@ -10,6 +10,11 @@ from trainverify.graph.mesh import Mesh
 
 Schedule = Literal["gpipe", "1f1b"]
 
+# Where the loss per token is divided by the number of valid tokens of the whole batch:
+#   gradients  every micro-batch's gradients are those of a sum; they are divided after the last one (Megatron)
+#   loss       tokens are counted first, and every micro-batch's loss is divided before its backward pass (TorchTitan)
+Normalise = Literal["gradients", "loss"]
+
 
 @dataclass(frozen=True)
 class Degrees:
@@ -24,6 +29,7 @@ class Degrees:
     sp: bool = False
     microbatches: int = 1
     schedule: Schedule = "1f1b"
+    normalise: Normalise = "gradients"
     stages: tuple[int, ...] | None = None
 
     def layers(self, total: int) -> list[range]:

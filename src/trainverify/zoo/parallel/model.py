@@ -23,8 +23,10 @@ class Model:
         self.vocabulary = vocabulary
         length = stage.how.share(sequence, "positions") if stage.how.sp else sequence
         self.shape = (self.rows, length, hidden)  # of activations between stages
-        self.sums: list[Tensor] = []  # of the losses, by micro-batch
-        self.counts: list[Tensor] = []
+        self.losses: list[Tensor] = []  # by micro-batch
+        self.labels: list[Tensor] = []
+        self.valid: list[Tensor] = []
+        self.count: Tensor | None = None  # of valid tokens of the whole batch
 
     def declare(self) -> None:
         """The stage's weights and tables."""
@@ -38,35 +40,67 @@ class Model:
         """The stage's layers."""
         raise NotImplementedError
 
-    def end(self, m: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The last stage: Σ of losses, number of valid tokens."""
+    def end(self, m: int, x: Tensor) -> Tensor:
+        """The last stage: logits, divided by ranges of ids."""
         raise NotImplementedError
 
     def tokens(self, m: int) -> Tensor:
         return self.stage.batch("tokens", m, self.rows, self.sequence, self.vocabulary)
 
-    def labels(self, m: int) -> Tensor:
-        return self.stage.batch("labels", m, self.rows, self.sequence, self.vocabulary, IGNORED)
+    def read(self, m: int) -> None:
+        """The labels of a micro-batch."""
+        self.labels.append(self.stage.batch("labels", m, self.rows, self.sequence, self.vocabulary, IGNORED))
+        self.valid.append(self.stage.valid(self.labels[m]))
 
     def forward(self, m: int, x: Tensor | None) -> Tensor:
-        r = self.stage.r
+        s, r = self.stage, self.stage.r
         r.prefix = f"mb{m}/"
         made = self.middle(m, self.begin(m) if x is None else x)
-        if self.stage.last:
+        if s.last:
             r.prefix = f"mb{m}/"
-            made, count = self.end(m, made)
-            self.sums.append(made)
-            self.counts.append(count)
+            logits = self.end(m, made)
+            if len(self.labels) == m:
+                self.read(m)
+            made = s.loss(logits, self.labels[m], self.valid[m])
+            made = made if self.count is None else r.div(made, self.count, name="loss.share")
+            self.losses.append(made)
         r.prefix = ""
         return made
 
-    def added(self, values: list[Tensor], name: str) -> Tensor | None:
-        return reduce(lambda a, b: self.stage.r.add(a, b, name=name), values) if values else None
+    def counted(self) -> Tensor:
+        """The valid tokens of the stage's own rows, then of all."""
+        r = self.stage.r
+        counts = [r.sum(valid, name=f"mb{m}/valid.count") for m, valid in enumerate(self.valid)]
+        return self.added(counts, "valid.count")
+
+    def added(self, values: list[Tensor], name: str) -> Tensor:
+        return reduce(lambda a, b: self.stage.r.add(a, b, name=name), values)
 
 
 def run(model: Model, optimizer: Optimizer | None, clip: float | None) -> None:
     """The whole step of a stage."""
-    stage = model.stage
+    s, r, how = model.stage, model.stage.r, model.stage.how
     model.declare()
-    Pipeline(stage.r, stage.how, stage.index, model.shape, model.forward).run()
-    finish(stage, model.added(model.sums, "loss.sum"), model.added(model.counts, "valid.count"), optimizer, clip)
+    if how.normalise == "loss" and s.last:
+        for m in range(how.microbatches):
+            r.prefix = f"mb{m}/"
+            model.read(m)
+        r.prefix = ""
+        model.count = s.over_dp(model.counted(), "tokens")
+    Pipeline(r, how, s.index, model.shape, model.forward).run()
+    r.phase = "optimizer"
+    tokens = _tokens(model) if how.normalise == "gradients" else None
+    if s.last:
+        total = s.over_dp(model.added(model.losses, "loss.sum"), "loss.total")
+        r.loss(total if tokens is None else r.div(total, tokens, name="loss"))
+    finish(s, tokens, optimizer, clip)
+
+
+def _tokens(model: Model) -> Tensor:
+    """The number of valid tokens of the whole batch: the last stage knows its own, tells the others, all add up over dp."""
+    s, r = model.stage, model.stage.r
+    count = model.counted() if s.last else None
+    if s.how.pp > 1:
+        count = r.broadcast(count, group="pp", root=r.peer(pp=s.how.pp - 1), shape=(), name="tokens.stage")
+    assert count is not None
+    return s.over_dp(count, "tokens")

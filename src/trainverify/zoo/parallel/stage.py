@@ -114,15 +114,20 @@ class Stage:
         """Combined over the ranks of the region, for a loss that every rank computes: each takes its own share of the gradient."""
         if self.how.tp == 1:
             return self.r.identity(x, name=name)
-        return self.r.all_reduce(x, group=self.axes.tensor, op=op, backward="identity", name=name)
+        how = {} if op == "sum" else {"op": op}
+        return self.r.all_reduce(x, group=self.axes.tensor, **how, backward="identity", name=name)
 
     def embedded(self, ids: Tensor, table: Tensor) -> Tensor:
         """Rows of a table that is divided by ranges of ids."""
         start = self.offset(table.shape[0])
         return self.leave(self.r.embedding(ids, table, start=start, name="embedded.part"), "embedded")
 
-    def losses(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ of the cross-entropies of valid tokens, and how many there are; logits are divided by ranges of ids."""
+    def valid(self, labels: Tensor) -> Tensor:
+        """1 for every token that counts."""
+        return self.r.float(self.r.ne(labels, value=IGNORED, name="valid"), name="valid.float")
+
+    def loss(self, logits: Tensor, labels: Tensor, valid: Tensor) -> Tensor:
+        """Σ of the cross-entropies of valid tokens; logits are divided by ranges of ids."""
         r = self.r
         size = logits.shape[-1]
         peak = r.detach(r.amax(logits, dim=-1, keepdim=True, name="logits.peak.local"), name="logits.peak.part")
@@ -133,6 +138,8 @@ class Stage:
         target = r.sum(r.mul(shifted, hit, name="target.masked"), dim=2, name="target.part")
         target = self.reduced(target, "target")
         weight = self.reduced(r.sum(r.exp(shifted, name="exponentials"), dim=2, name="weight.part"), "weight")
-        valid = r.float(r.ne(labels, value=IGNORED, name="valid"), name="valid.float")
         losses = r.mul(r.sub(r.log(weight, name="weight.log"), target, name="loss.tokens"), valid, name="loss.valid")
-        return r.sum(losses, name="loss.sum"), r.sum(valid, name="valid.count")
+        return r.sum(losses, name="loss.sum")
+
+    def over_dp(self, x: Tensor, name: str) -> Tensor:
+        return x if self.how.dp == 1 else self.r.all_reduce(x, group="dp", name=name)

@@ -1,4 +1,4 @@
-"""The end of a step: gradients synchronised and divided by the number of tokens, the norm over all ranks, clipping, the optimizer."""
+"""The end of a step: gradients synchronised, the norm over all ranks, clipping, the optimizer."""
 
 # mypy: disable-error-code="no-any-return"
 from __future__ import annotations
@@ -10,13 +10,9 @@ from trainverify.complete.optimizers import Optimizer
 from trainverify.zoo.parallel.stage import Stage, Weight
 
 
-def finish(stage: Stage, total: Tensor | None, count: Tensor | None, optimizer: Optimizer | None, clip: float | None) -> None:
-    """`total` and `count` are the last stage's loss and number of valid tokens, of all its micro-batches."""
+def finish(stage: Stage, tokens: Tensor | None, optimizer: Optimizer | None, clip: float | None) -> None:
+    """`tokens` is what gradients are still to be divided by."""
     r = stage.r
-    r.phase = "optimizer"
-    tokens = _tokens(stage, count)
-    if total is not None:
-        r.loss(r.div(over_dp(stage, total, "loss.total"), tokens, name="loss"))
     grads = {n: _final(stage, n, w, tokens) for n, w in stage.weights.items()}
     for n, g in grads.items():
         r.output(g, "gradient", n)
@@ -36,27 +32,14 @@ def finish(stage: Stage, total: Tensor | None, count: Tensor | None, optimizer: 
             r.update(old, fresh)
 
 
-def over_dp(stage: Stage, x: Tensor, name: str) -> Tensor:
-    return x if stage.how.dp == 1 else stage.r.all_reduce(x, group="dp", name=name)
-
-
-def _tokens(stage: Stage, count: Tensor | None) -> Tensor:
-    """The number of valid tokens of the whole batch: the last stage knows its own, tells the others, all add up over dp."""
-    r, how = stage.r, stage.how
-    if how.pp > 1:
-        count = r.broadcast(count, group="pp", root=r.peer(pp=how.pp - 1), shape=(), name="tokens.stage")
-    assert count is not None
-    return over_dp(stage, count, "tokens")
-
-
-def _final(stage: Stage, name: str, w: Weight, tokens: Tensor) -> Tensor:
+def _final(stage: Stage, name: str, w: Weight, tokens: Tensor | None) -> Tensor:
     r = stage.r
-    g = over_dp(stage, r.gradient(w.tensor), f"{name}.grad.dp")
+    g = stage.over_dp(r.gradient(w.tensor), f"{name}.grad.dp")
     if w.summed and stage.axes.size(w.summed) > 1:
         g = r.all_reduce(g, group=w.summed, name=f"{name}.grad.{'+'.join(w.summed)}")
     if w.tied is not None:
         g = r.all_reduce(g, group=w.tied, name=f"{name}.grad.tied")
-    return r.div(g, tokens, name=f"{name}.grad.final")
+    return g if tokens is None else r.div(g, tokens, name=f"{name}.grad.final")
 
 
 def _norm(stage: Stage, grads: dict[str, Tensor]) -> Tensor:
