@@ -36,7 +36,7 @@ class MeetingAxes:
     ops: tuple[tuple[int, Op], ...]
     lowered: Lowered | None = None
     axes: NodeAxes | None = None
-    mesh_axes: tuple[str, ...] | None = None  # the group runs along these, in order; None: some other set of ranks
+    mesh_axes: tuple[str, ...] | None = None  # all groups run along these, in order; None: some other sets of ranks
 
 
 class Scope:
@@ -78,6 +78,7 @@ class System:
         self.obligations: Sequence[Obligation] = ()
         self._rows_of: dict[tuple[int, tuple[str, ...]], dict[tuple[object, ...], tuple[int, ...]]] = {}
         self._along: dict[tuple[int, ...], tuple[str, ...] | None] = {}
+        self._class_along: dict[object, set[tuple[str, ...] | None]] = {}
         self._units_of: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
 
     def collect(self, obligations: Sequence[Obligation]) -> System:
@@ -153,7 +154,7 @@ class System:
         given, made = lowered.inputs[0], lowered.outputs[0]
         assert given is not None
         inf.axes.where = str(op)
-        along = self.along(members)
+        along = self._all_along(met)
         lead = Axis(given.shape[0], fixed=True)
         inf.all.append(lead)
         if along is not None and lead.size == len(members):
@@ -172,6 +173,18 @@ class System:
                 inf.same_dims(axes.dims[id(made)][1:], dims)
                 scope.lines[other.outputs[0]] = inf.same_line(scope.lines.get(other.outputs[0]), axes.lines[id(made)])
         return MeetingAxes(step, met, lowered, axes, along)
+
+    def _all_along(self, met: tuple[tuple[int, Op], ...]) -> tuple[str, ...] | None:
+        """The mesh axes that every group of a rendezvous runs along, if they are the same for all."""
+        talk = self.talk
+        found: set[tuple[str, ...] | None] = set()
+        for c, op in met:
+            key = (c, op.get("group"))
+            if key not in self._class_along:
+                names = {str(talk.value(r, op.get("group"))) for r in self.schedule.classes[c].ranks}
+                self._class_along[key] = {self.along(talk.groups[n]) for n in names}
+            found |= self._class_along[key]
+        return found.pop() if len(found) == 1 else None
 
     def along(self, members: tuple[int, ...]) -> tuple[str, ...] | None:
         """The mesh axes that a group runs along, if it is all their ranks in rank order."""

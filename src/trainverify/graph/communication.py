@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from trainverify.graph.plan import Groups, Plan, Template
-from trainverify.graph.program import CALL, MAX_CALL_DEPTH, CallError, Function, Op, Ref, Value, bind, call_bindings
+from trainverify.graph.program import CALL, MAX_CALL_DEPTH, CallError, Function, Op, Ref, Value, bind, call_bindings, refs
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
 
@@ -138,8 +139,8 @@ class Communication:
         reached = self.reached
         ranks = sorted(self.unit_of)
         used = {v for r in ranks for v in reached[r] if isinstance(v, str)}
-        # initial colour: program, which targets coincide, and tags that differ between ranks
-        tags = [tuple({t: None for e in es if isinstance(t := e.op.get("tag"), Ref)}) for es in self.events]
+        # initial colour: program, which targets coincide, and whatever else differs between ranks (tags, reductions, dimensions)
+        tags = [tuple({r: None for e in es for k, v in e.op.attrs if k not in _WHOM for r in refs(v)}) for es in self.events]
         colour = _number(
             {r: (self.unit_of[r], tuple(reached[r].values()), tuple(self.value(r, t) for t in tags[self.unit_of[r]])) for r in ranks}
         )
@@ -176,6 +177,9 @@ class Communication:
         for r in ranks:
             found.setdefault(colour[r], []).append(r)
         return [RankClass(self.unit_of[rs[0]], tuple(rs)) for rs in found.values()]
+
+
+_WHOM: Final = ("group", "peer", "root")  # ranks of one class meet others here, in the same way
 
 
 def _targets(found: Sequence[Event]) -> list[tuple[bool, Value]]:

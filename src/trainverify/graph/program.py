@@ -206,6 +206,13 @@ def has_ref(value: Value) -> bool:
     return isinstance(value, Ref) or (isinstance(value, tuple) and any(has_ref(v) for v in value))
 
 
+def refs(value: Value) -> list[Ref]:
+    """The references in a value."""
+    if isinstance(value, Ref):
+        return [value]
+    return [r for v in value for r in refs(v)] if isinstance(value, tuple) else []
+
+
 def call_bindings(call: Op) -> dict[str, Value]:
     """What a call binds for its body: every attribute but the function's name."""
     return {k: v for k, v in call.attrs if k != "function"}

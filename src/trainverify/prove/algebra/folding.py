@@ -39,6 +39,10 @@ def fold(system: System) -> list[Instance]:
     uneven = _uneven_axes(system)
     for c, k in enumerate(classes):
         folded[c] -= _irregular(system, c, k.ranks, folded[c], where) | uneven
+    for ranks in {ranks for _, ranks in system.holdings()}:  # what a rank holds, all ranks of its instance hold
+        held = set(ranks)
+        for c, k in enumerate(classes):
+            folded[c] -= {a for a in folded[c] if any((r in held) != (_moved(mesh, r, a, 0) in held) for r in k.ranks)}
     changed = True
     while changed:  # whoever meets must fold the same axes
         changed = False
@@ -52,7 +56,8 @@ def fold(system: System) -> list[Instance]:
                 for c in members:  # some other set of ranks: every axis on which its members differ is enumerated
                     for r in classes[c].ranks:
                         met = [mesh.coordinates(m) for m in system.talk.members(r, _event(system, meeting.step, c))]
-                        targets.append((c, {a for a in folded[c] if len({m[a] for m in met}) == 1}))
+                        keep = {a for a in folded[c] if len({m[a] for m in met}) == 1}
+                        targets.append((c, {a for a in keep if _translated(system, meeting.step, c, r, a)}))
             else:
                 along = set(meeting.mesh_axes)
                 partners = {class_of[m] for c in members for m in system.talk.members(classes[c].ranks[0], _event(system, meeting.step, c))}
@@ -77,6 +82,18 @@ def fold(system: System) -> list[Instance]:
 def _event(system: System, step: tuple[tuple[int, int], ...], c: int) -> Event:
     index = next(e for d, e in step if d == c)
     return system.talk.events[system.schedule.classes[c].unit][index]
+
+
+def _moved(mesh: Mesh, rank: int, axis: str, to: int) -> int:
+    return mesh.rank({**mesh.coordinates(rank), axis: to})
+
+
+def _translated(system: System, step: tuple[tuple[int, int], ...], c: int, rank: int, axis: str) -> bool:
+    """Whether the group of a rank is that of the rank at coordinate 0, moved along the axis."""
+    mesh, event = system.plan.mesh, _event(system, step, c)
+    there = mesh.coordinates(rank)[axis]
+    start = system.talk.members(_moved(mesh, rank, axis, 0), event)
+    return system.talk.members(rank, event) == tuple(_moved(mesh, m, axis, there) for m in start)
 
 
 def _uneven_axes(system: System) -> set[str]:
