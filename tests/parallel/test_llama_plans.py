@@ -6,24 +6,34 @@ from dataclasses import replace
 
 import pytest
 
+from parallel.evaluation import evaluated
 from trainverify.check import validate
-from trainverify.verify import verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 
 SMALL = Config(layers=1, hidden=24, heads=6, kv_heads=2, ffn=10, vocabulary=14, sequence=10)
 
+QUERIES = replace(SMALL, kv_heads=1)  # every rank has a copy of the one key-value head
+TWO = replace(SMALL, layers=2)
+
 PLANS = {
     "one rank": (SMALL, Degrees()),
+    "dp2": (SMALL, Degrees(dp=2)),
+    "mb2": (SMALL, Degrees(microbatches=2)),
     "tp2": (SMALL, Degrees(tp=2)),
     "dp2 tp2": (SMALL, Degrees(dp=2, tp=2)),
     "dp2 tp2 mb2": (SMALL, Degrees(dp=2, tp=2, microbatches=2)),
+    "dp2 tp2 mb2, loss divided": (SMALL, Degrees(dp=2, tp=2, microbatches=2, normalise="loss")),
     "tp2 sp": (SMALL, Degrees(tp=2, sp=True)),
     "dp2 tp2 sp mb2": (SMALL, Degrees(dp=2, tp=2, sp=True, microbatches=2)),
+    "one key-value head, tp2": (QUERIES, Degrees(tp=2)),
+    "one key-value head, dp2 tp2 sp mb2": (QUERIES, Degrees(dp=2, tp=2, sp=True, microbatches=2)),
     "pp2 mb3": (replace(SMALL, layers=3), Degrees(pp=2, microbatches=3)),
     "pp3 mb4 tp2, uneven": (replace(SMALL, layers=4), Degrees(pp=3, tp=2, microbatches=4, stages=(1, 2, 1))),
-    "dp2 tp2 sp pp2 mb2 gpipe": (replace(SMALL, layers=2), Degrees(dp=2, tp=2, pp=2, sp=True, microbatches=2, schedule="gpipe")),
-    "dp2 tp2 sp pp2 mb2": (replace(SMALL, layers=2), Degrees(dp=2, tp=2, pp=2, sp=True, microbatches=2)),
+    "pp3 mb2, fewer micro-batches than stages": (replace(SMALL, layers=3), Degrees(pp=3, microbatches=2)),
+    "dp2 tp2 sp pp2 mb2 gpipe": (TWO, Degrees(dp=2, tp=2, pp=2, sp=True, microbatches=2, schedule="gpipe")),
+    "dp2 tp2 sp pp2 mb2": (TWO, Degrees(dp=2, tp=2, pp=2, sp=True, microbatches=2)),
+    "dp2 tp2 sp pp2 mb2, loss divided": (TWO, Degrees(dp=2, tp=2, pp=2, sp=True, microbatches=2, normalise="loss")),
 }
 
 
@@ -35,7 +45,7 @@ def whole(config: Config, how: Degrees, rows: int = 3) -> Config:
 def test_plan_agrees(name: str) -> None:
     config, how = PLANS[name]
     config = whole(config, how)
-    report = verify(llama_step(config), llama_plan(config, how))
+    report = evaluated(llama_step(config), llama_plan(config, how))
     assert report.verdict in ("PROVED", "UNKNOWN"), report.reason
     assert not report.findings
     assert {o.status for o in report.obligations} <= {"proved", "agreed"}
@@ -46,6 +56,6 @@ def test_plan_agrees(name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_at_real_widths_is_well_formed(name: str) -> None:
     config, how = PLANS[name]
-    config = replace(config, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, sequence=8192)
+    config = replace(config, hidden=4096, heads=32, kv_heads=min(config.kv_heads, 2) ** 3, ffn=14336, vocabulary=128256, sequence=8192)
     config = whole(config, how, 1)
     assert not list(validate(llama_step(config), llama_plan(config, how)))

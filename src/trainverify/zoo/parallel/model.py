@@ -23,7 +23,7 @@ class Model:
         self.vocabulary = vocabulary
         length = stage.how.share(sequence, "positions") if stage.how.sp else sequence
         self.shape = (self.rows, length, hidden)  # of activations between stages
-        self.losses: list[Tensor] = []  # by micro-batch
+        self.losses: list[Tensor] = []  # sums, by micro-batch
         self.labels: list[Tensor] = []
         self.valid: list[Tensor] = []
         self.count: Tensor | None = None  # of valid tokens of the whole batch
@@ -62,8 +62,8 @@ class Model:
             if len(self.labels) == m:
                 self.read(m)
             made = s.loss(logits, self.labels[m], self.valid[m])
-            made = made if self.count is None else r.div(made, self.count, name="loss.share")
             self.losses.append(made)
+            made = made if self.count is None else r.div(made, self.count, name="loss.share")
         r.prefix = ""
         return made
 
@@ -89,11 +89,11 @@ def run(model: Model, optimizer: Optimizer | None, clip: float | None) -> None:
         model.count = s.over_dp(model.counted(), "tokens")
     Pipeline(r, how, s.index, model.shape, model.forward).run()
     r.phase = "optimizer"
-    tokens = _tokens(model) if how.normalise == "gradients" else None
+    late = _tokens(model) if how.normalise == "gradients" else None
     if s.last:
         total = s.over_dp(model.added(model.losses, "loss.sum"), "loss.total")
-        r.loss(total if tokens is None else r.div(total, tokens, name="loss"))
-    finish(s, tokens, optimizer, clip)
+        r.loss(r.div(total, late or model.count, name="loss"))
+    finish(s, late, optimizer, clip)
 
 
 def _tokens(model: Model) -> Tensor:
