@@ -69,6 +69,7 @@ class Prover:
         self._run_logical()
         needed = set(self.kernel.needs)
         self.kernel.keep_constants = False  # a micro-batch or rank is a constant that any other could replace
+        self.kernel.named = len(self.kernel.atoms)
         self._run_plan()
         extra = {(what, u) for what, u in self.kernel.needs - needed if not self._certain(what, u)}
         result = Proof(instances=len(self.instances), atoms=len(self.kernel.atoms))
@@ -147,9 +148,9 @@ class Prover:
     def _kept(self, p: Poly, loose: bool) -> Poly:
         """How a tensor is kept: sums under a short name, unless one addition alone will take them in."""
         k = self.kernel
-        p = k.settle(p)
         if loose:
-            return p
+            return k.collapse(p)
+        p = k.settle(p)
         if len(p) > 1:
             return k.single(p)
         return p

@@ -128,9 +128,9 @@ class Forms:
             raise Unsupported(f"{fn} of infinity")
         match fn:
             case "add":
-                return k.add(*args)
+                return k.plus(*args)
             case "sub":
-                return k.add(args[0], scale(args[1], -1))
+                return k.plus(args[0], scale(args[1], -1))
             case "neg":
                 return scale(args[0], -1)
             case "mul" | "and":
@@ -148,6 +148,8 @@ class Forms:
             case "log":
                 return k.log(args[0])
             case "as_real":
+                return args[0]
+            case "as_int" if node.args[0].kind != "real" or k.integral(args[0]):
                 return args[0]
             case "or":
                 return k.add(args[0], args[1], scale(k.multiply(args[0], args[1]), -1))

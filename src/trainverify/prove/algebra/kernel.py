@@ -48,6 +48,7 @@ class Limits:
     monomials: int = 20_000  # of one polynomial
     factors: int = 400  # of one monomial
     ties: int = 5_040  # orders tried to make a form canonical
+    slots: int = 64  # of one atom; forms that match nothing grow, those that do stay small
     atoms: int = 5_000_000
 
 
@@ -93,6 +94,7 @@ class Kernel:
     needs: set[tuple[str, int]] = field(default_factory=set)  # ("nonzero" | "positive", atom): conditions used so far
     used: set[str] = field(default_factory=set)  # names of the laws applied
     _table: dict[Any, int] = field(default_factory=dict)
+    named: int = 0  # atoms below this are the logical program's; sums of others are opened when they are added to
     keep_constants: bool = True  # new atoms have constants built in; else every constant is a slot of its own
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
     _fresh: int = _BOUND
@@ -138,6 +140,11 @@ class Kernel:
             if p == 0:
                 continue
             a = atoms[uid]
+            if a.kind == "fn" and p != 1 and a.data[0][0] == "pow" and tidy(a.data[0][1] * p) == int(a.data[0][1] * p):
+                # (x^e)^p = x^(e·p) for an integer e·p; x^e is there, so x ≥ 0
+                return self.times(
+                    self.monomial(self._without(powers, uid, idx), coef), self.power(self.argument(uid, idx), int(a.data[0][1] * p))
+                )
             if a.indicator:
                 if p < 0 or p != int(p):
                     raise Unsupported("an indicator as a divisor")
@@ -159,6 +166,10 @@ class Kernel:
         result = self._digits(result)
         result.sort()
         return {tuple(result): coef} if coef else {}
+
+    @staticmethod
+    def _without(powers: Mapping[tuple[int, tuple[Index, ...]], Power], uid: int, idx: tuple[Index, ...]) -> list[Factor]:
+        return [(u, i, p) for (u, i), p in powers.items() if (u, i) != (uid, idx)]
 
     def _apply_equality(self, equal: tuple[int, Index, Index], factors: list[Factor], coef: Coef) -> Poly:
         """δ(i,j)·f(i) = δ(i,j)·f(j), for each δ in turn."""
@@ -195,6 +206,12 @@ class Kernel:
             raise TooLarge(f"a sum of {len(out)} terms")
         return out
 
+    def plus(self, *polys: Poly) -> Poly:
+        """A sum in which sums that the logical program does not have are opened: the order of additions does not matter."""
+        if not self.named:
+            return self.add(*polys)
+        return self.add(*(self.flat(p, lambda u: u < self.named) for p in polys))
+
     def times(self, p: Poly, q: Poly) -> Poly:
         """Product, distributed."""
         if (c := as_constant(p)) is not None:
@@ -210,10 +227,18 @@ class Kernel:
         return out
 
     def multiply(self, p: Poly, q: Poly) -> Poly:
-        """Product without distributing: a sum of several terms becomes a cut first."""
+        """Product without distributing: a sum of several terms becomes a cut first.
+
+        Masks of labels are the exception: valid·(valid·a + b) = valid·(a + b), so sums are opened, multiplied and factored.
+        """
         if as_constant(p) is not None or as_constant(q) is not None:
             return self.times(p, q)
+        if self._masks(p) or self._masks(q):
+            return self.single(self.times(self.flat(p), self.flat(q)))
         return self.times(self.single(p), self.single(q))
+
+    def _masks(self, p: Poly) -> bool:
+        return any(self.atoms[u].kind in ("valid", "digit") for m in p for u, _, _ in m)
 
     def substitute(self, p: Poly, to: Mapping[Index, Index]) -> Poly:
         """Variables replaced, all at once."""
@@ -310,6 +335,8 @@ class Kernel:
             pattern.append(len(actual))
             actual.append(i)
             slots.append(s)
+        if len(slots) > self.limits.slots:
+            raise TooLarge(f"an expression with {len(slots)} indices")
         uid = self.atom(kind, (form, tuple(pattern)), tuple(slots), **flags())
         self.atoms[uid].pattern = tuple(pattern)
         self._forms.setdefault((kind, form), []).append(uid)
@@ -424,6 +451,15 @@ class Kernel:
                 valid = self.valid(atoms[f[0]].data[0], atoms[f[0]].sizes[:-1], f[1][:-1])
                 others = self.monomial([g for g in factors if g is not f])
                 return self.sum(self.times(valid, others), {k: s for k, s in over.items() if k != v})
+        picks = {f[1][-1] for f in factors if atoms[f[0]].kind == "digit"}
+        for n, f in enumerate(factors):  # Σ_d D(id)[d]·(a[d] + b[d]): what is picked from a sum is picked from its terms
+            if f[2] == 1 and atoms[f[0]].kind == "cut" and not atoms[f[0]].indicator and any(i in picks and i in over for i in f[1]):
+                others = self.monomial([g for m, g in enumerate(factors) if m != n])
+                return self.sum(self.times(others, self.open(f)), over)
+        for n, f in enumerate(factors):  # … and what is picked from a Σ is picked inside it
+            if f[2] == 1 and atoms[f[0]].kind == "sum" and any(i in picks and i in over for i in f[1]):
+                body, inner = self._opened(f[0], f[1])
+                return self.sum(self.monomial([*body, *(g for m, g in enumerate(factors) if m != n)]), {**inner, **over})
         where = {v: [k for k, f in enumerate(factors) if v in f[1]] for v in over}
         lonely = {v for v, ks in where.items() if len(ks) == 1}
         if lonely and len(factors) > 1:  # a variable of one factor only: sum that factor first
@@ -442,11 +478,16 @@ class Kernel:
         return self.monomial([self._sum_atom("sum", factors, over)])
 
     def _open_sum(self, uid: int, idx: tuple[Index, ...], over: Mapping[Index, int]) -> Poly:
+        factors, inner = self._opened(uid, idx)
+        return self.sum(self.monomial(factors), {**inner, **over})
+
+    def _opened(self, uid: int, idx: tuple[Index, ...]) -> tuple[list[Factor], dict[Index, int]]:
+        """The factors of a Σ and its bound variables, under fresh names."""
         (body, sizes), _ = self.atoms[uid].data
         fresh = [self.bound() for _ in sizes]
         slots = self.occurrences(uid, idx)
         factors = [(u, tuple(fresh[e] if e >= 0 else next(slots) for e in entries), w) for u, w, entries in body]
-        return self.sum(self.monomial(factors), {**dict(zip(fresh, sizes, strict=True)), **over})
+        return factors, dict(zip(fresh, sizes, strict=True))
 
     def _sum_atom(self, kind: str, factors: list[Factor], over: Mapping[Index, int]) -> Factor:
         """A hash-consed component: the smallest form over all orders of factors that look alike."""
@@ -663,6 +704,17 @@ class Kernel:
         sign = 1 if lead > 0 else -1
         argument = self.times(self.monomial(keep, sign if name != "eq0" else 1), prim)
         return self.fn(name, argument, indicator=True, nonnegative=True)
+
+    def integral(self, p: Poly) -> bool:
+        """Whether p certainly has integer values."""
+        whole = {"iota", "delta", "digit", "valid"}
+        for m, c in p.items():
+            if not isinstance(c, int):
+                return False
+            for u, _, w in m:
+                if not (isinstance(w, int) and w > 0 and (self.atoms[u].indicator or self.atoms[u].kind in whole)):
+                    return False
+        return True
 
     def maximum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
         """max over variables; variables that do not occur do not matter; max of max is one max."""
