@@ -142,9 +142,8 @@ class Kernel:
             a = atoms[uid]
             if a.kind == "fn" and p != 1 and a.data[0][0] == "pow" and tidy(a.data[0][1] * p) == int(a.data[0][1] * p):
                 # (x^e)^p = x^(e·p) for an integer e·p; x^e is there, so x ≥ 0
-                return self.times(
-                    self.monomial(self._without(powers, uid, idx), coef), self.power(self.argument(uid, idx), int(a.data[0][1] * p))
-                )
+                rest = self.monomial(self._without(powers, uid, idx), coef)
+                return self.times(rest, self.power(self.argument(uid, idx), int(a.data[0][1] * p)))
             if a.indicator:
                 if p < 0 or p != int(p):
                     raise Unsupported("an indicator as a divisor")
