@@ -31,6 +31,9 @@ Mono = tuple[Factor, ...]
 Coef = int | Fraction
 Poly = dict[Mono, Coef]
 
+# ("nonzero" | "positive" | "finite" | "defined", atom, indices): for all values of the variables, numbered from -1 down
+Need = tuple[str, int, tuple[Index, ...]]
+
 ONE: Final[Mono] = ()
 _BOUND: Final = -(10**9)  # bound variables inside stored definitions count down from here
 
@@ -91,12 +94,13 @@ def variables(p: Poly) -> set[Index]:
 class Kernel:
     limits: Limits = field(default_factory=Limits)
     atoms: list[Atom] = field(default_factory=list)
-    needs: set[tuple[str, int]] = field(default_factory=set)  # ("nonzero" | "positive", atom): conditions used so far
+    needs: set[Need] = field(default_factory=set)  # conditions used so far
     used: set[str] = field(default_factory=set)  # names of the laws applied
     _table: dict[Any, int] = field(default_factory=dict)
     named: int = 0  # atoms below this are the logical program's; sums of others are opened when they are added to
     keep_constants: bool = True  # new atoms have constants built in; else every constant is a slot of its own
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
+    _infinite: dict[int, bool] = field(default_factory=dict)
     _fresh: int = _BOUND
 
     # -- atoms -------------------------------------------------------------------------------------------------------
@@ -376,6 +380,8 @@ class Kernel:
 
     def single(self, p: Poly, indicator: bool = False) -> Poly:
         """At most one monomial: several terms become content · cut."""
+        if len(p) > 1 and not indicator:
+            p = self.plus(p)
         if len(p) <= 1:
             return p
         lead, factors, prim = self.content(p)
@@ -408,7 +414,7 @@ class Kernel:
 
     def settle(self, p: Poly) -> Poly:
         """The form in which a tensor is kept: complete sums over constants collapsed, several terms factored."""
-        p = self.collapse(p)
+        p = self.collapse(self.plus(p) if len(p) > 1 else p)
         if len(p) > 1:
             lead, factors, prim = self.content(p)
             if factors and len(prim) > 1:
@@ -446,7 +452,8 @@ class Kernel:
                 return self.sum(self.monomial(rest), left)
         for f in factors:  # Σ_d D(id)[d] = valid(id)
             v = f[1][-1] if f[1] else 0
-            if atoms[f[0]].kind == "digit" and v in over and sum(v in g[1] for g in factors) == 1:
+            # v must be the digit only: D(id[d])[d] is a diagonal, whose sum counts matches
+            if atoms[f[0]].kind == "digit" and v in over and v not in f[1][:-1] and sum(v in g[1] for g in factors) == 1:
                 valid = self.valid(atoms[f[0]].data[0], atoms[f[0]].sizes[:-1], f[1][:-1])
                 others = self.monomial([g for g in factors if g is not f])
                 return self.sum(self.times(valid, others), {k: s for k, s in over.items() if k != v})
@@ -519,7 +526,7 @@ class Kernel:
         body_, slots_, sizes_ = best
         slot_sizes = tuple(s for u, _, entries in body_ for s, e in zip(self.atoms[u].sizes, entries, strict=True) if e < 0)
         nonneg = all(self.atoms[u].nonnegative or self.atoms[u].positive or (isinstance(w, int) and w % 2 == 0) for u, w, _ in body_)
-        pos = all(self.atoms[u].positive for u, _, _ in body_)
+        pos = all(self.atoms[u].positive for u, _, _ in body_) and all(sizes_)  # an empty sum is zero
         return self.shared(kind, (body_, sizes_), slots_, slot_sizes, lambda: {"nonnegative": nonneg, "positive": pos})
 
     # -- integers ----------------------------------------------------------------------------------------------------
@@ -574,30 +581,56 @@ class Kernel:
                 if name == "log":
                     result = self.times(result, self.power(inner, c))
                     continue
-            self._finite(m)
+            self.finite({m: 1})
             unit = self.fn("exp", {m: 1}, positive=True, nonnegative=True)
             ((factor,),) = unit
             result = self.times(result, self.monomial([(factor[0], factor[1], tidy(c))]))
         return result
 
-    def _finite(self, m: Mono) -> None:
-        for u, _, _ in m:
-            if self.name(u) == "log_indicator":
-                raise Unsupported("a product with log of a mask, which may be infinite")
-
     def finite(self, p: Poly) -> Poly:
-        """p, after making sure that no term can be infinite."""
+        """p, after making sure that it is finite: no mask under a log in it; a maximum of masked values is a need."""
         for m in p:
-            self._finite(m)
-            for u, _, _ in m:
-                if self.atoms[u].kind == "cut":
-                    self._finite_cut(u)
+            for u, idx, _ in m:
+                if self.infinite(u):
+                    self._finite_atom(u, idx)
         return p
 
-    def _finite_cut(self, uid: int) -> None:
-        definition = self.atoms[uid].definition or {}
-        for m in definition:
-            self._finite(m)
+    def infinite(self, uid: int) -> bool:
+        """Whether an atom may be infinite: log of a mask, or what is made of it."""
+        known = self._infinite.get(uid)
+        if known is None:
+            a = self.atoms[uid]
+            if a.kind == "fn":
+                known = self.name(uid) in ("log_indicator", "infinity")
+            elif a.kind == "cut":
+                known = any(self.infinite(u) for _, factors in a.data[0][0] for u, _ in factors)
+            elif a.kind == "max" or a.kind.startswith("row"):
+                known = any(self.infinite(u) for _, factors in a.data[0][0] for u, _, _ in factors)
+            else:
+                known = False
+            self._infinite[uid] = known
+        return known
+
+    def _finite_atom(self, uid: int, idx: tuple[Index, ...]) -> None:
+        a = self.atoms[uid]
+        if a.kind == "fn":
+            raise Unsupported("a product with log of a mask, which may be infinite")
+        if a.kind == "cut":
+            self.finite(self.open((uid, idx, 1)))
+        else:
+            self.need("finite", uid, idx)
+
+    def need(self, what: str, uid: int, idx: Sequence[Index]) -> None:
+        """Note a condition."""
+        names: dict[Index, Index] = {}
+        self.needs.add((what, uid, tuple(i if i >= 0 else names.setdefault(i, -1 - len(names)) for i in idx)))
+
+    def certain(self, need: Need, known: Iterable[Need] = ()) -> bool:
+        """Whether a condition holds by itself, or is an instance of one that is known."""
+        what, uid, idx = need
+        if what in ("nonzero", "positive") and self.atoms[uid].positive:
+            return True
+        return any(w == what and u == uid and _instance(idx, general) for w, u, general in known)
 
     def log(self, p: Poly) -> Poly:
         """log(exp(m)^p·X) = p·m + log X; log of a product of positive factors is the sum of logs."""
@@ -619,11 +652,13 @@ class Kernel:
             else:
                 rest.append((u, idx, w))
         if rest:
-            product = self.monomial(rest)
-            for u, _, _ in rest:
-                if not self.atoms[u].positive:
-                    self.needs.add(("positive", u))
-            result = self.add(result, self.fn("log", product))
+            unit = self.fn("log", self.monomial(rest))
+            ((wrapped,),) = unit
+            if len(rest) == 1:
+                self.need("positive", rest[0][0], rest[0][1])
+            else:  # the product must be positive, not each factor
+                self.need("defined", wrapped[0], wrapped[1])
+            result = self.add(result, unit)
         return result
 
     def power(self, p: Poly, e: Power) -> Poly:
@@ -657,19 +692,24 @@ class Kernel:
                 raise Unsupported("a fractional power of a negative number")
             return self.times(root, self.monomial(outside))
         product = self.monomial(inside, sign)
-        for u, _, w in inside:
-            if not (self.atoms[u].nonnegative or (isinstance(w, int) and w % 2 == 0)) or e < 0:
-                self.needs.add(("positive", u))
         wrapped = self.fn("pow", product, e, nonnegative=True)
+        if sign > 0 and (self._nonnegative(tuple(inside)) or len(inside) == 1):
+            for u, idx, w in inside:
+                even = isinstance(w, int) and w % 2 == 0
+                if e < 0 or not (self.atoms[u].nonnegative or even):
+                    self.need("nonzero" if even else "positive", u, idx)
+        else:  # the product must be positive, not each factor
+            ((made,),) = wrapped
+            self.need("defined", made[0], made[1])
         return self.times(root, self.times(self.monomial(outside), wrapped))
 
     def _nonzero(self, m: Mono) -> None:
-        for u, _, w in m:
+        for u, idx, w in m:
             a = self.atoms[u]
             if a.indicator:
                 raise Unsupported("an indicator as a divisor")
             if w > 0 and not a.positive:
-                self.needs.add(("nonzero", u))
+                self.need("nonzero", u, idx)
 
     def _number_power(self, c: Coef, e: Power) -> Poly:
         if isinstance(e, int):
@@ -745,6 +785,9 @@ class Kernel:
         """A function of all values of p along variables, and of the indices `at` in its result. Nothing is known about it."""
         number: dict[Index, int] = {}
         form, slots, slot_sizes, sizes = [], [], [], []
+        if kind != "max":  # the order of a row matters: its digits keep theirs
+            number = {v: i for i, v in enumerate(over)}
+            sizes = list(over.values())
         for m, c in self._ordered(self.flat(p)):
             factors = []
             for u, idx, w in m:
@@ -837,7 +880,16 @@ def _body_key(best: tuple[Any, tuple[Index, ...], tuple[int, ...]]) -> Any:
 
 
 def _sort_coef(c: Coef) -> tuple[float, str]:
-    return float(c), str(c)
+    try:
+        return float(c), str(c)
+    except OverflowError:
+        return math.inf if c > 0 else -math.inf, str(c)
+
+
+def _instance(idx: tuple[Index, ...], general: tuple[Index, ...]) -> bool:
+    """Whether indices come from more general ones by giving their variables values."""
+    names: dict[Index, Index] = {}
+    return all(i == g if g >= 0 else names.setdefault(g, i) == i for i, g in zip(idx, general, strict=True))
 
 
 def _differences(a: Mono, b: Mono) -> list[tuple[int, int]] | None:
