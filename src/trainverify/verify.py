@@ -14,7 +14,7 @@ from trainverify.axes.system import System
 from trainverify.check import validate
 from trainverify.check.findings import Finding
 from trainverify.domains.numeric import NUMERIC
-from trainverify.evaluate.compare import Difference, Suspect, decide, suspects
+from trainverify.evaluate.compare import Difference, Suspect, close_look, decide, suspects
 from trainverify.evaluate.locate import Place, locate
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small, shrink_system
@@ -30,6 +30,7 @@ from trainverify.prove.algebra.engine import Proof, prove
 from trainverify.report import Report, Shown
 
 MAX_ELEMENTS = 40_000_000  # of all tensors of all ranks together, in one evaluation
+CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
 
 Progress = Callable[[str], None]
 
@@ -117,6 +118,8 @@ class _Evaluation:
             except NotComputed as error:
                 return self._open(f"the plan could not be run: {error}", "not compared")
             compared += n
+            if not wrong and point == self.seed:
+                wrong = self._close_look(small, point)
             if wrong:
                 found = self._decide(small, wrong, point)
                 if found is not None:
@@ -148,11 +151,19 @@ class _Evaluation:
         }[kind]
         return Report("UNKNOWN", why, self.subject, self.findings, self._shown("agreed", special), notes=self._attempts())
 
+    def _close_look(self, small: Small, point: int) -> list[Suspect]:
+        """What is not proved and only float64 calls equal."""
+        left = [o for o in self.wanted if o in self.proof.failed]
+        if not left or elements(small) > CLOSE_LOOK:
+            return []
+        return close_look(small, self.plan.lineage, left, random_inputs(small, point))
+
     def _refuted(self, small: Small, wrong: list[Suspect], difference: Difference) -> Report:
         if small.reduced:
             self.progress("trying the other reading of literals")
-            still, _ = compare_at(shrink_system(self.system, scale_literals=True), self.plan, self.wanted, difference.seed)
-            if not still:
+            other = shrink_system(self.system, scale_literals=True)
+            still, _ = compare_at(other, self.plan, self.wanted, difference.seed)
+            if not still and not self._close_look(other, difference.seed):
                 reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
                 return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
         if difference.obligation in self.proof.proved:

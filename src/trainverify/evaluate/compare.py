@@ -117,6 +117,27 @@ def distance(got: Array, want: Array) -> float:
     return worst / scale if np.isfinite(worst) else float("inf")
 
 
+def close_look(small: Small, lineage: tuple[Layout, ...], obligations: Sequence[Obligation], inputs: Mapping[str, Array]) -> list[Suspect]:
+    """What float64 calls equal and enclosures tell apart: differences of an ulp, a missing eps. Both programs are run once."""
+    with precision(PRECISIONS[0]):
+        try:
+            logical, plan = run_logical(small, inputs, Ball()), run_plan(small, lineage, inputs, Ball())
+        except Undecided:
+            return []
+        found = []
+        at = places(small)
+        for o in obligations:
+            for h in o.holdings:
+                for rank in h.ranks:
+                    if plan.get(*at[rank], h.layout.local) is None:
+                        continue
+                    parts = held(small, h.layout, rank, logical[o.output.tensor], plan)
+                    if any(_apart(g, w) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True)):
+                        found.append(Suspect(o, h.layout, rank, 0.0))
+                        break
+        return found
+
+
 def decide(
     small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], seed: int
 ) -> tuple[Decision, Difference | None]:
