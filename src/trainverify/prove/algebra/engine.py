@@ -19,7 +19,7 @@ from trainverify.primitives.node import Node, topological
 from trainverify.prove.algebra.folding import Instance, fold
 from trainverify.prove.algebra.forms import Forms, Value
 from trainverify.prove.algebra.grids import Grid, Offset, Spot, mixed_radix
-from trainverify.prove.algebra.kernel import Index, Kernel, Poly, TooLarge, Unsupported, variables
+from trainverify.prove.algebra.kernel import Index, Kernel, Need, Poly, TooLarge, Unsupported, variables
 
 _MESH = -(10**6)  # mesh variables count down from here
 _POSITIONS = -(10**5)  # position variables are above this
@@ -33,6 +33,7 @@ class Proof:
     proved: list[Obligation] = field(default_factory=list)
     failed: dict[Obligation, str] = field(default_factory=dict)
     preconditions: list[str] = field(default_factory=list)
+    lint: list[str] = field(default_factory=list)  # equal over the reals, not safe in floats
     instances: int = 0
     atoms: int = 0
 
@@ -56,7 +57,7 @@ class Prover:
                 self.mesh_vars[name].append((v, a))
                 self.forms.mesh_sizes[v] = a.size
         for n, d in system.logical.domains.items():
-            if d.kind == "ids" and d.ignore is None:
+            if d.kind == "ids" and d.size is not None and (d.ignore is None or 0 <= d.ignore < d.size):
                 self.kernel.always_valid.add(n)
         self._variant_table: dict[int, dict[int, list[LoweredOp]]] = {}
         self._holder_sets: dict[object, frozenset[int]] = {}
@@ -68,10 +69,12 @@ class Prover:
     def prove(self, wanted: Sequence[Obligation]) -> Proof:
         self._run_logical()
         needed = set(self.kernel.needs)
+        stable = {rest for rest, uses in self.forms.exps.items() if all(safe for _, safe in uses)}
+        self.forms.exps = {}
         self.kernel.keep_constants = False  # a micro-batch or rank is a constant that any other could replace
         self.kernel.named = len(self.kernel.atoms)
         self._run_plan()
-        extra = {(what, u) for what, u in self.kernel.needs - needed if not self._certain(what, u)}
+        extra = {n for n in self.kernel.needs - needed if not self.kernel.certain(n, needed)}
         result = Proof(instances=len(self.instances), atoms=len(self.kernel.atoms))
         for o in wanted:
             why = self._check(o)
@@ -81,14 +84,15 @@ class Prover:
                 result.proved.append(o)
             else:
                 result.failed[o] = why
-        result.preconditions = [f"{what}: {self.name_of(u)}" for what, u in sorted(needed) if not self._certain(what, u)]
+        for rest, uses in self.forms.exps.items():
+            risky = sorted({where for where, safe in uses if not safe})
+            if rest in stable and risky:
+                result.lint.append(f"stability: {risky[0]} takes exp without subtracting the maximum, as the logical program does")
+        result.preconditions = list(dict.fromkeys(f"{n[0]}: {self.name_of(n[1])}" for n in sorted(needed) if not self.kernel.certain(n)))
         return result
 
-    def _certain(self, what: str, uid: int) -> bool:
-        return self.kernel.atoms[uid].positive
-
-    def _show(self, extra: set[tuple[str, int]]) -> str:
-        what, u = min(extra)
+    def _show(self, extra: set[Need]) -> str:
+        what, u, _ = min(extra)
         return f"{self.name_of(u)} must be {what}"
 
     def name_of(self, uid: int) -> str:
@@ -127,6 +131,7 @@ class Prover:
         return self.kernel.input(block, tuple(grid.leaves[i].axis.size for i in active), [-1 - i for i in active], **flags)
 
     def _apply(self, x: LoweredOp, op: Op, env: dict[str, Value | Exception], offsets: Mapping[int, Offset], loose: set[str]) -> None:
+        self.forms.where = f"{op.name}{f' ({op.source})' if op.source else ''}"
         try:
             inputs = [None if i is None else self._get(env, i) for i in op.inputs]
             made = self.forms.op(x.lowered, x.axes, inputs, offsets)
@@ -231,7 +236,10 @@ class Prover:
             for at, o in table:
                 if o[position].attrs[place] != base + sum(steps[a] * at[a] for a in instance.folded):
                     raise Unsupported("an offset that is not linear in the mesh coordinates")
-                if _others(o[position].attrs, place) != _others(node.attrs, place) and node.prim != "pad":
+                here, there = _others(node.attrs, place), _others(o[position].attrs, place)
+                if node.prim == "pad":  # what comes after follows from the sizes
+                    here, there = (here[0], here[2]), (there[0], there[2])
+                if here != there:
                     raise Unsupported("different attributes on different ranks")
             if any(steps.values()):
                 result[id(node)] = Offset(base, tuple(self._strides(steps)))
@@ -568,7 +576,11 @@ class Prover:
 
 
 def _same_shape(a: list[Node], b: list[Node]) -> bool:
-    return len(a) == len(b) and all(x.prim == y.prim and x.shape == y.shape and x.kind == y.kind for x, y in zip(a, b, strict=True))
+    def wired(nodes: list[Node]) -> list[tuple[object, ...]]:
+        at = {id(n): i for i, n in enumerate(nodes)}
+        return [(n.prim, n.shape, n.kind, *(at[id(x)] for x in n.args)) for n in nodes]
+
+    return wired(a) == wired(b)
 
 
 def _others(attrs: tuple[object, ...], place: int) -> tuple[object, ...]:

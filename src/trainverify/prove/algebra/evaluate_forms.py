@@ -36,20 +36,20 @@ class Floats:
 
     exact = False
 
-    def of(self, value: Coef | float | bool) -> float:
+    def of(self, value: Coef | float | bool) -> Number:
         return float(value)
 
-    def times(self, a: float, b: float) -> float:
+    def times(self, a: Number, b: Number) -> Number:
         return a * b
 
-    def power(self, a: float, w: Power) -> float:
+    def power(self, a: Number, w: Power) -> Number:
         try:
             value = a ** (w if isinstance(w, int) else float(w))
         except (ZeroDivisionError, OverflowError):
             return math.nan
         return math.nan if isinstance(value, complex) else value
 
-    def apply(self, name: str, args: Sequence[float], param: Any) -> float:
+    def apply(self, name: str, args: Sequence[Number], param: Any) -> Number:
         f = SCALARS[name].numeric
         if SCALARS[name].takes == "int":
             if any(not math.isfinite(a) for a in args):
@@ -61,21 +61,22 @@ class Floats:
             arrays = [np.asarray(a, dtype=np.float64) for a in args]
             return float(f(*arrays) if param is None else f(*arrays, param))
 
-    def whole(self, a: float) -> int:
+    def whole(self, a: Number) -> int:
         if abs(a - round(a)) > 1e-6:
             raise Contradiction(f"{a} should be an integer")
-        return round(a)
+        nearest: int = round(a)
+        return nearest
 
-    def less(self, a: float, b: float) -> bool:
-        return a < b
+    def less(self, a: Number, b: Number) -> bool:
+        return bool(a < b)
 
-    def largest(self, values: Sequence[float]) -> float:
+    def largest(self, values: Sequence[Number]) -> Number:
         return math.nan if any(math.isnan(v) for v in values) else max(values)
 
-    def same(self, a: float, b: float) -> bool:
+    def same(self, a: Number, b: Number) -> bool:
         return (math.isnan(a) or math.isnan(b) or a == b) or abs(a - b) <= 1e-8 * max(1.0, abs(a), abs(b))
 
-    def undefined(self, a: float) -> bool:
+    def undefined(self, a: Number) -> bool:
         return math.isnan(a)
 
 
@@ -84,19 +85,19 @@ class Balls:
 
     exact = True
 
-    def of(self, value: Coef | float | bool) -> arb:
+    def of(self, value: Coef | float | bool) -> Number:
         if isinstance(value, float) and not math.isfinite(value):
             return arb(str(value))
         q = Fraction(value)
         return arb(fmpq(q.numerator, q.denominator))
 
-    def times(self, a: arb, b: arb) -> arb:
+    def times(self, a: Number, b: Number) -> Number:
         return a * b
 
-    def power(self, a: arb, w: Power) -> arb:
+    def power(self, a: Number, w: Power) -> Number:
         return SCALARS["pow"].ball(a, w)
 
-    def apply(self, name: str, args: Sequence[arb], param: Any) -> arb:
+    def apply(self, name: str, args: Sequence[Number], param: Any) -> Number:
         if name == "uniform":
             q = hashed_uniform(*(self.whole(a) for a in args))
             return arb(fmpq(q.numerator, q.denominator))
@@ -106,22 +107,22 @@ class Balls:
         value = f(*args) if param is None else f(*args, param)
         return value if isinstance(value, arb) else arb(int(value))
 
-    def whole(self, a: arb) -> int:
+    def whole(self, a: Number) -> int:
         found = a.unique_fmpz()
         if found is None:
             raise Contradiction(f"{a} should be an integer")
         return int(found)
 
-    def less(self, a: arb, b: arb) -> bool:
+    def less(self, a: Number, b: Number) -> bool:
         return bool(SCALARS["lt"].ball(a, b))
 
-    def largest(self, values: Sequence[arb]) -> arb:
+    def largest(self, values: Sequence[Number]) -> Number:
         return functools.reduce(SCALARS["max"].ball, values)
 
-    def same(self, a: arb, b: arb) -> bool:
+    def same(self, a: Number, b: Number) -> bool:
         return bool(a.is_nan() or b.is_nan() or a.overlaps(b))
 
-    def undefined(self, a: arb) -> bool:
+    def undefined(self, a: Number) -> bool:
         return bool(a.is_nan())
 
 

@@ -33,6 +33,8 @@ class Forms:
     axes: Axes
     domains: dict[str, Domain] = field(default_factory=dict)
     mesh_sizes: dict[Index, int] = field(default_factory=dict)  # of mesh leaf variables
+    where: str = ""  # the op at hand
+    exps: dict[object, list[tuple[str, bool]]] = field(default_factory=dict)  # argument without maxima → (op, maximum subtracted)
 
     def __post_init__(self) -> None:
         self.grids = Grids(self.axes)
@@ -130,20 +132,19 @@ class Forms:
             case "add":
                 return k.plus(*args)
             case "sub":
-                return k.plus(args[0], scale(args[1], -1))
+                return k.plus(args[0], scale(k.finite(args[1]), -1))  # −∞ − (−∞) is no number
             case "neg":
-                return scale(args[0], -1)
+                return scale(k.finite(args[0]), -1)
             case "mul" | "and":
-                return (
-                    k.multiply(k.finite(args[0]), k.finite(args[1]))
-                    if as_constant(args[0]) is None and as_constant(args[1]) is None
-                    else k.times(*args)
-                )
+                if any((c := as_constant(a)) is not None and c > 0 for a in args):
+                    return k.times(*args)
+                return k.multiply(k.finite(args[0]), k.finite(args[1]))
             case "div":
                 return k.multiply(k.finite(args[0]), k.power(args[1], -1))
             case "pow":
                 return k.power(args[0], Fraction(node.attrs[1]))
             case "exp":
+                self._note_exp(args[0])
                 return k.exp(args[0])
             case "log":
                 return k.log(args[0])
@@ -156,9 +157,9 @@ class Forms:
             case "not":
                 return k.add(constant(1), scale(args[0], -1))
             case "lt":
-                return self._positive(node, k.add(args[1], scale(args[0], -1)))
+                return self._positive(node, k.add(k.finite(args[1]), scale(k.finite(args[0]), -1)))
             case "le":
-                return k.add(constant(1), scale(self._positive(node, k.add(args[0], scale(args[1], -1))), -1))
+                return k.add(constant(1), scale(self._positive(node, k.add(k.finite(args[0]), scale(k.finite(args[1]), -1))), -1))
             case "eq":
                 return self._equal(args, axes, node)
             case "max" | "min":
@@ -172,12 +173,19 @@ class Forms:
             return k.fn("pi", {}, positive=True, nonnegative=True)
         return self._opaque(fn, args)
 
+    def _note_exp(self, p: Poly) -> None:
+        """Remember whether a maximum was subtracted under an exp: equal in the reals, not in floats."""
+        flat = self.kernel.flat(p)
+        peaks = {m for m, c in flat.items() if len(m) == 1 and c == -1 and self.kernel.atoms[m[0][0]].kind == "max"}
+        rest = frozenset(tuple((u, w) for u, _, w in m) for m in flat if m not in peaks)
+        self.exps.setdefault(rest, []).append((self.where, bool(peaks)))
+
     def _opaque(self, fn: str, args: Sequence[Poly]) -> Poly:
         """A function of several arguments: a function of their formal combination, told apart by markers."""
         k = self.kernel
         joined: Poly = {}
         for i, a in enumerate(args):
-            marker = k.input(f"argument {i}", (), ())
+            marker: Poly = {((k.atom("marker", i, ()), (), 1),): 1}
             joined = k.add(joined, k.times(marker, k.single(k.finite(a))) if a else {})
         return k.fn(fn, joined, len(args))
 
@@ -202,16 +210,17 @@ class Forms:
             c = as_constant(q)
             if name is not None and c is not None:
                 domain = self.domains.get(name[0])
-                if domain is not None and c == domain.ignore:
+                if domain is not None and c == domain.ignore and not _in_range(domain):
                     return k.add(constant(1), scale(k.valid(*name), -1))
                 line = axes.lines[id(node.args[side])]
                 root = None if line is None else line.root()
                 if domain is not None and domain.size is not None and not 0 <= c < domain.size:
                     return {}
                 if root is not None and root.axis is not None:
+                    self._range(name[0], root.axis)
                     leaves = self._plain(root.axis)
                     return self._digits_of(name, leaves, mixed_radix(int(c), [a.size for a in leaves]))
-        return k.indicator_of("eq0", k.add(args[0], scale(args[1], -1)))
+        return k.indicator_of("eq0", k.add(k.finite(args[0]), scale(k.finite(args[1]), -1)))
 
     def _select(self, c: Poly, a: Poly, b: Poly) -> Poly:
         """c·a + (1−c)·b; against −∞ it is a + log(c), which exp turns back into a mask."""
@@ -473,7 +482,8 @@ class Forms:
             ((m, c),) = p.items()
             if c == 1 and len(m) == 1 and m[0][2] == 1 and self.kernel.atoms[m[0][0]].kind == "input":
                 a = self.kernel.atoms[m[0][0]]
-                if a.data in self.domains and self.domains[a.data].kind == "ids":
+                domain = self.domains.get(a.data)
+                if domain is not None and domain.kind == "ids" and domain.size is not None:
                     return a.data, a.sizes, m[0][1]
             if c == 1 and len(m) == 1 and m[0][2] == 1 and self.kernel.atoms[m[0][0]].kind.startswith("row arg"):
                 a = self.kernel.atoms[m[0][0]]  # positions chosen by sorting: always in range
@@ -481,6 +491,11 @@ class Forms:
                 self.kernel.always_valid.add(name)
                 return name, a.sizes, m[0][1]
         return None
+
+    def _range(self, name: str, axis: Axis) -> None:
+        """Digits of an integer input count its whole range: outside of it there would be values that are no digits."""
+        if name in self.domains and self.domains[name].size != axis.size:
+            raise Unsupported(f"integers below {self.domains[name].size} counting to {axis.size}")
 
     def _digits_of(self, name: tuple[str, tuple[int, ...], tuple[Index, ...]], leaves: Sequence[Axis], at: Sequence[Index]) -> Poly:
         k = self.kernel
@@ -501,6 +516,7 @@ class Forms:
         at = [next(fresh) if mark is None else mark for mark in marks]
         name = self._label(p)
         if name is not None:
+            self._range(name[0], root.axis)
             return self._digits_of(name, whole, at)
         digits = self._iota_digits(p, whole)
         if digits is None:
@@ -554,6 +570,11 @@ class Forms:
                 names.update({-1 - o: -1 - n for o, n in zip(span, new.spans[e], strict=True)})
         x = k.substitute(k.finite(args[0][()]), names)
         return {(): k.sum(k.times(k.substitute(hot, fresh), k.single(x)), over)}
+
+
+def _in_range(domain: Domain) -> bool:
+    """Whether the value to ignore is one of the ids."""
+    return domain.size is not None and domain.ignore is not None and 0 <= domain.ignore < domain.size
 
 
 def _live(grid: Grid, span: range, place: list[Index], tags: Mapping[Index, int]) -> tuple[dict[Index, int], list[Index]]:
