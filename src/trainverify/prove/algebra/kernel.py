@@ -53,6 +53,7 @@ class Limits:
     ties: int = 5_040  # orders tried to make a form canonical
     slots: int = 64  # of one atom; forms that match nothing grow, those that do stay small
     atoms: int = 5_000_000
+    depth: int = 100  # of sums within sums while one is normalised
 
 
 @dataclass(slots=True)
@@ -102,6 +103,7 @@ class Kernel:
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
     _infinite: dict[int, bool] = field(default_factory=dict)
     _fresh: int = _BOUND
+    _depth: int = 0
 
     # -- atoms -------------------------------------------------------------------------------------------------------
 
@@ -437,7 +439,13 @@ class Kernel:
         factor: Coef = math.prod(s for v, s in over.items() if v not in present)  # Σ_v 1 = size of v
         result = self.monomial(outside, factor)
         for part, bound in _connected(inside, present):
-            result = self.times(result, self._component(part, {v: over[v] for v in bound}))
+            self._depth += 1
+            try:
+                if self._depth > self.limits.depth:
+                    raise TooLarge("a sum that does not come to rest")
+                result = self.times(result, self._component(part, {v: over[v] for v in bound}))
+            finally:
+                self._depth -= 1
         return result
 
     def _component(self, factors: list[Factor], over: dict[Index, int]) -> Poly:
@@ -465,6 +473,8 @@ class Kernel:
         for n, f in enumerate(factors):  # … and what is picked from a Σ is picked inside it
             if f[2] == 1 and atoms[f[0]].kind == "sum" and any(i in picks and i in over for i in f[1]):
                 body, inner = self._opened(f[0], f[1])
+                if len(body) == 1:  # would be summed by itself again
+                    continue
                 return self.sum(self.monomial([*body, *(g for m, g in enumerate(factors) if m != n)]), {**inner, **over})
         where = {v: [k for k, f in enumerate(factors) if v in f[1]] for v in over}
         lonely = {v for v, ks in where.items() if len(ks) == 1}
