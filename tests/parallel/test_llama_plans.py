@@ -8,6 +8,7 @@ import pytest
 
 from parallel.evaluation import evaluated
 from trainverify.check import validate
+from trainverify.verify import verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 
@@ -53,9 +54,50 @@ def test_plan_agrees(name: str) -> None:
     assert len(report.obligations) == 1 + 2 + 4 * weights  # loss, norm and factor; gradient, weight and two moments each
 
 
+# fewer key-value heads than tensor-parallel ranks: the ranks along `rep` share a head
+SHARED = {
+    "kv2 tp4": (Config(1, 32, 8, 2, ffn=12, vocabulary=20, sequence=8), Degrees(tp=4)),
+    "kv3 dp2 tp6 sp mb2": (Config(1, 24, 6, 3, ffn=18, vocabulary=30, sequence=12), Degrees(dp=2, tp=6, sp=True, microbatches=2)),
+}
+
+
+@pytest.mark.xfail(raises=ValueError, strict=False, reason="ranges of ids on two mesh axes: four equal pieces are not aligned with 2·2")
+@pytest.mark.parametrize("name", SHARED)
+def test_plan_with_shared_heads_agrees(name: str) -> None:
+    config, how = SHARED[name]
+    config = whole(config, how)
+    report = evaluated(llama_step(config), llama_plan(config, how))
+    assert {o.status for o in report.obligations} == {"agreed"}, report.reason
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_plan_with_shared_heads_is_well_formed(name: str) -> None:
+    config, how = SHARED[name]
+    plan = llama_plan(whole(config, how), how)
+    assert plan.mesh.names == ("pp", "dp", "kv", "rep")
+    assert not list(validate(llama_step(whole(config, how)), plan))
+
+
+@pytest.mark.parametrize("name", ["one rank", "dp2", "mb2", "pp2 mb3"])
+def test_proof_engine_takes_the_plan(name: str) -> None:
+    config, how = PLANS[name]
+    config = whole(config, how)
+    report = verify(llama_step(config), llama_plan(config, how))
+    assert report.verdict in ("PROVED", "UNKNOWN"), report.reason
+    assert {o.status for o in report.obligations} <= {"proved", "agreed"}
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_at_real_widths_is_well_formed(name: str) -> None:
     config, how = PLANS[name]
     config = replace(config, hidden=4096, heads=32, kv_heads=min(config.kv_heads, 2) ** 3, ffn=14336, vocabulary=128256, sequence=8192)
     config = whole(config, how, 1)
     assert not list(validate(llama_step(config), llama_plan(config, how)))
+
+
+@pytest.mark.parametrize("name", ["dp2 tp2 mb2", "dp2 tp2 sp pp2 mb2"])
+def test_plan_at_real_widths_agrees(name: str) -> None:
+    _, how = PLANS[name]
+    config = whole(Config(2, 4096, 32, 8, ffn=14336, vocabulary=128256, sequence=8192), how, 1)
+    report = evaluated(llama_step(config), llama_plan(config, how))
+    assert {o.status for o in report.obligations} == {"agreed"}, report.reason
