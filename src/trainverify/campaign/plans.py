@@ -130,7 +130,7 @@ class _Partitioner:
         rng = self.rng
         with ExitStack() as stack:
             for s in self.stages:
-                where = {STAGE: s} if len(self.stages) > 1 else {}
+                where: dict[str, Any] = {STAGE: s} if len(self.stages) > 1 else {}
                 self.ranks[s] = stack.enter_context(self.builder.ranks(**where))
             for name in self.source.sources:
                 if rng.random() < 0.25:
@@ -270,7 +270,7 @@ class _Partitioner:
         spreads = []
         for n, own in enumerate(rules.outputs[: len(shapes)]):
             spread = Spread(tuple(labels.get(x, ()) if x is not None else () for x in own))
-            found = {a: "sum" for a in shares}
+            found = dict.fromkeys(shares, "sum")
             for x, axes in labels.items():
                 kind = rules.share(n, x)
                 if x not in own and kind is not None:
@@ -330,7 +330,9 @@ class _Partitioner:
                 if isinstance(option, str):
                     n = self.count((*labels.get(option, ()), a))
                     return all(s % n == 0 for s in sizes[option])
-                return all((a, "sum") in self.values[str(op.inputs[n])].spread.partial if op.inputs[n] in self.values else False for n in option)
+                return all(
+                    (a, "sum") in self.values[str(op.inputs[n])].spread.partial if op.inputs[n] in self.values else False for n in option
+                )
 
             options = [o for o in options if fits(o[1])]
             (choice,) = rng.choices([o for _, o in options], [w for w, _ in options])
@@ -414,7 +416,9 @@ class _Partitioner:
             value.at[stage] = received
         return value.at[stage]
 
-    def move(self, tensors: list[Tensor], shape: tuple[int, ...], have: Spread, want: Spread, r: RankBuilder) -> tuple[list[Tensor], Spread]:
+    def move(
+        self, tensors: list[Tensor], shape: tuple[int, ...], have: Spread, want: Spread, r: RankBuilder
+    ) -> tuple[list[Tensor], Spread]:
         rng = self.rng
         while have != want:
             steps = []
@@ -423,7 +427,11 @@ class _Partitioner:
                 if a not in target:
                     steps.append(("reduce", a, kind, -1, -1))
                     for d, c in enumerate(want.cuts):
-                        if kind == "sum" and have.cuts[d] == c[: len(have.cuts[d])] and c[len(have.cuts[d]) : len(have.cuts[d]) + 1] == (a,):
+                        if (
+                            kind == "sum"
+                            and have.cuts[d] == c[: len(have.cuts[d])]
+                            and c[len(have.cuts[d]) : len(have.cuts[d]) + 1] == (a,)
+                        ):
                             steps += [("reduce_scatter", a, kind, d, -1)] * 2
             for d, (c, w) in enumerate(zip(have.cuts, want.cuts, strict=True)):
                 if c != w[: len(c)]:

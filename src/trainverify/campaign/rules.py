@@ -130,9 +130,7 @@ def _matmul(op: Op, shapes: Sequence[Any], results: Sequence[Any]) -> Rule:
     n = max(len(x), len(y)) - 2
     left = letters(n, "b")[n - len(x) + 2 :]
     right = letters(n, "b")[n - len(y) + 2 :]
-    return Rule(
-        ((*left, "m", "k"), (*right, "k", "n")), ((*letters(n, "b"), "m", "n"),), {"k": "sum"}, (frozenset((0,)), frozenset((1,)))
-    )
+    return Rule(((*left, "m", "k"), (*right, "k", "n")), ((*letters(n, "b"), "m", "n"),), {"k": "sum"}, (frozenset((0,)), frozenset((1,))))
 
 
 def _reduction(kind: Kind) -> Make:

@@ -1,0 +1,215 @@
+"""The campaign: cases from seeds, what the verifier says to each, what must never happen.
+
+A case is a seed: the same seed gives the same program, plan and mistake. Correct plans must never be REFUTED or
+INVALID. A mistake that is PROVED must be harmless: every rank's outputs equal at full size on several random points.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import trainverify as tv
+from trainverify.campaign.mutations import Mutant, mutate
+from trainverify.campaign.plans import Setting, partition, setting
+from trainverify.campaign.programs import step
+from trainverify.campaign.simulate import worst
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Program
+from trainverify.limits import OutOfTime, limited
+from trainverify.verify import Disagreement
+
+DIFFERENT: Final = 1e-6
+EQUAL: Final = 1e-8
+FULL_SIZE: Final = 3  # points evaluated at full size behind a PROVED mistake
+
+# what a case can be; the ones that must never happen say so
+BAD: Final = ("crash", "disagreement", "wrong PROVED", "correct plan REFUTED", "correct plan INVALID", "REFUTED but equal", "generator")
+
+
+@dataclass(frozen=True)
+class Case:
+    logical: Program
+    plan: Plan
+    how: Setting
+    mutant: Mutant | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    seed: int
+    mutant: bool
+    verdict: str  # of verify; TIME where it took too long, CRASH where it failed
+    bad: str | None  # one of BAD
+    reason: str
+    kind: str  # of mistake
+    ops: int
+    ranks: int
+    seconds: float
+    detail: str = ""
+
+    @property
+    def cause(self) -> str:
+        """The reason without names and numbers, for counting."""
+        return generic(self.reason)
+
+
+def generic(reason: str) -> str:
+    text = reason.split(": ")[-1]
+    text = re.sub(r"\[[^\n]*\]", "[…]", text)
+    if " and " in text and "different forms" in text:
+        return "different forms"
+    return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", text)[:100]
+
+
+def make(seed: int, mutant: bool = False) -> Case:
+    """The case of a seed."""
+    rng = random.Random(seed)
+    made = step(rng)
+    logical = made.logical()
+    source = made.spelled(rng) if rng.random() < 0.4 else logical
+    how = setting(rng)
+    plan = partition(source, logical, how, rng)
+    if not mutant:
+        return Case(logical, plan, how)
+    wrong = mutate(plan, rng)
+    return Case(logical, wrong.plan, how, wrong)
+
+
+def run(seed: int, mutant: bool, seconds: float = 10.0, oracle: float = 1.0) -> Outcome:
+    """One case, judged. `oracle` is the share of cases also run at full size (PROVED mistakes always are)."""
+    began = time.perf_counter()
+    try:
+        case = make(seed, mutant)
+    except Exception:
+        detail = traceback.format_exc(limit=-6)
+        return Outcome(seed, mutant, "CRASH", "generator", detail.strip().splitlines()[-1], "", 0, 0, time.perf_counter() - began, detail)
+    kind = "" if case.mutant is None else case.mutant.kind
+    ops = sum(len(t.program.ops) for t in case.plan.templates)
+
+    def outcome(verdict: str, bad: str | None, reason: str, detail: str = "") -> Outcome:
+        shown = "\n".join(x for x in (detail, "" if case.mutant is None else case.mutant.text) if x)
+        return Outcome(seed, mutant, verdict, bad, reason, kind, ops, case.plan.size, time.perf_counter() - began, shown)
+
+    try:
+        with limited(seconds, None):
+            report = tv.verify(case.logical, case.plan)
+    except OutOfTime as error:
+        place = traceback.extract_tb(error.__traceback__)[-2]
+        return outcome("TIME", None, f"time: no verdict in {seconds:g} s", f"in {place.filename.rsplit('/', 1)[-1]}:{place.name}")
+    except Disagreement as error:
+        return outcome("CRASH", "disagreement", str(error))
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__} in {where.filename.rsplit('/', 1)[-1]}:{where.name}: {error}"
+        return outcome("CRASH", "crash", reason, traceback.format_exc(limit=-6))
+    reason = report.reason
+    if report.verdict == "UNKNOWN" and report.notes and report.notes[-1].startswith("not proved"):
+        reason = next(n for n in report.notes if n.startswith("not proved"))
+    if report.verdict == "INVALID":
+        reason = next(str(f) for f in report.findings if f.severity == "error") if report.findings else report.reason
+        return outcome("INVALID", None if mutant else "correct plan INVALID", reason)
+    if not mutant and report.verdict == "REFUTED":
+        return outcome("REFUTED", "correct plan REFUTED", reason)
+    if not mutant and random.Random(seed).random() >= oracle:
+        return outcome(report.verdict, None, reason)
+    if mutant and report.verdict == "UNKNOWN" and random.Random(seed).random() >= oracle:
+        return outcome(report.verdict, None, reason)
+    try:
+        gap, name = max(worst(case.logical, case.plan, point) for point in range(FULL_SIZE if report.verdict == "PROVED" and mutant else 1))
+    except Exception:
+        return outcome("CRASH", "generator", "the oracle failed: " + traceback.format_exc(limit=-6).strip().splitlines()[-1])
+    if report.verdict == "PROVED" and gap > DIFFERENT:
+        return outcome("PROVED", "wrong PROVED" if mutant else "generator", f"{name} differs by {gap:.2g} at full size")
+    if report.verdict == "REFUTED" and gap < EQUAL:
+        gap = max(worst(case.logical, case.plan, point)[0] for point in range(1, 1 + FULL_SIZE))
+        if gap < EQUAL:
+            return outcome("REFUTED", "REFUTED but equal", reason)
+    return outcome(report.verdict, None, reason, "full size differs" if gap > DIFFERENT else "")
+
+
+@dataclass
+class Summary:
+    """Counts over a campaign."""
+
+    verdicts: dict[str, Counter[str]] = field(default_factory=lambda: {"correct": Counter(), "mistake": Counter()})
+    causes: dict[str, Counter[str]] = field(default_factory=lambda: {"correct": Counter(), "mistake": Counter()})
+    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    examples: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # smallest case of every cause
+    bad: list[Outcome] = field(default_factory=list)
+    missed: int = 0  # UNKNOWN mistakes that evaluation at full size sees
+    slowest: float = 0.0
+
+    def add(self, o: Outcome) -> None:
+        group = "mistake" if o.mutant else "correct"
+        self.verdicts[group][o.verdict] += 1
+        self.slowest = max(self.slowest, o.seconds)
+        if o.kind:
+            self.kinds[o.kind, o.verdict] += 1
+        if o.bad is not None:
+            self.bad.append(o)
+        if o.verdict in ("UNKNOWN", "TIME"):
+            self.causes[group][o.cause] += 1
+            if o.mutant and "full size differs" in o.detail:
+                self.missed += 1
+            best = self.examples.get((group, o.cause))
+            if best is None or o.ops < best.ops:
+                self.examples[group, o.cause] = o
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "verdicts": {g: dict(c) for g, c in self.verdicts.items()},
+            "proved_share": self.share(),
+            "unknown": {g: dict(c.most_common()) for g, c in self.causes.items()},
+            "mistakes": {f"{k}: {v}": n for (k, v), n in sorted(self.kinds.items())},
+            "unknown_but_different": self.missed,
+            "bad": [asdict(o) for o in self.bad],
+            "slowest_seconds": round(self.slowest, 2),
+        }
+
+    def share(self) -> float:
+        counts = self.verdicts["correct"]
+        return counts["PROVED"] / max(1, sum(counts.values()))
+
+
+def campaign(
+    seeds: Iterable[tuple[int, bool]],
+    workers: int = 1,
+    seconds: float = 10.0,
+    oracle: float = 1.0,
+    done: Callable[[Outcome], None] | None = None,
+) -> Summary:
+    """All cases, in `workers` processes."""
+    summary = Summary()
+    for o in _outcomes(iter(seeds), workers, seconds, oracle):
+        summary.add(o)
+        if done is not None:
+            done(o)
+    return summary
+
+
+def _outcomes(seeds: Iterator[tuple[int, bool]], workers: int, seconds: float, oracle: float) -> Iterator[Outcome]:
+    if workers <= 1:
+        for seed, mutant in seeds:
+            yield run(seed, mutant, seconds, oracle)
+        return
+    with ProcessPoolExecutor(workers, max_tasks_per_child=200) as pool:
+        running: set[Future[Outcome]] = set()
+        more = True
+        while more or running:
+            while more and len(running) < 4 * workers:
+                item = next(seeds, None)
+                if item is None:
+                    more = False
+                    break
+                running.add(pool.submit(run, item[0], item[1], seconds, oracle))
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield future.result()
