@@ -31,8 +31,9 @@ from trainverify.limits import Ended, OutOfTime, isolated, limited
 from trainverify.ops import OPS, declared
 from trainverify.ops.describe import describe
 from trainverify.ops.table import OpDef, OpError, OpTable
+from trainverify.prove.algebra.discover import Found
 from trainverify.report import Report, finding_json
-from trainverify.verify import verify
+from trainverify.verify import lineage, verify
 
 P = ParamSpec("P")
 USAGE, INTERNAL, INTERRUPTED, CLOSED = 2, 4, 130, 141
@@ -224,6 +225,26 @@ def both(logical: Path, plan: Path) -> tuple[Program, Plan | Program]:
         if error.where == "kind" and error.path == str(logical):
             raise Refused(f"{error} (the logical program comes first: verify LOGICAL PLAN)") from error
         raise
+
+
+@app.command("lineage")
+@guarded
+def lineage_command(logical: Path, plan: Path, as_json: AsJson = False, ops: OpsFile = None) -> int:
+    """Which logical tensor every tensor of PLAN is, and how it lies on the mesh: discovered, not declared."""
+    table = table_with(ops)
+    program, other = both(logical, plan)
+    with progress(as_json) as tell:
+        found = lineage(program, other, table, tell)
+    wrong = [f for f in found if isinstance(f, Finding)]
+    if wrong:
+        return show_findings(wrong, as_json, plan.name)
+    rows = [f for f in found if isinstance(f, Found)]
+    if as_json:
+        shown = [{**vars(f), "factor": str(f.factor)} for f in rows]
+        return emit("lineage", 0, subject=plan.name, tensors=shown)
+    for f in rows:
+        out.print(str(f), markup=False, highlight=False)
+    return 0
 
 
 @app.command("validate")

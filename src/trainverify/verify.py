@@ -26,7 +26,8 @@ from trainverify.graph.plan import Plan, Template, units
 from trainverify.graph.program import Output, Program
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
-from trainverify.prove.algebra.engine import Proof, prove
+from trainverify.prove.algebra.discover import Found, discover
+from trainverify.prove.algebra.engine import Proof, Prover, prove
 from trainverify.report import Report, Shown
 
 MAX_ELEMENTS = 40_000_000  # of all tensors of all ranks together, in one evaluation
@@ -81,11 +82,33 @@ def _verify(logical: Program, plan: Plan, ops: OpTable, points: int, seed: int, 
         return Report("INVALID", missing[0].reason if missing else "no obligations", subject, findings)
     wanted += declared(logical, plan, wanted)
     progress("inferring axes")
-    talk = Communication(plan, parts, ops)
-    system = System(logical, plan, ops, talk, schedule(talk)).collect(wanted)
+    system = related(logical, plan, ops, parts, wanted)
     progress("proving")
     proof = prove(system, wanted)
     return _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings).report()
+
+
+def related(logical: Program, plan: Plan, ops: OpTable, parts: Sequence[Template], wanted: Sequence[Obligation]) -> System:
+    """The axes of both programs together."""
+    talk = Communication(plan, parts, ops)
+    return System(logical, plan, ops, talk, schedule(talk)).collect(wanted)
+
+
+def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress: Progress = _silent) -> list[Found] | list[Finding]:
+    """Where every tensor of the plan comes from, discovered; findings instead if the plan is not well-formed."""
+    if isinstance(plan, Program):
+        plan = single(plan)
+    progress("checking the plan")
+    wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
+    if wrong:
+        return wrong
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    progress("inferring axes")
+    prover = Prover(related(logical, plan, ops, parts, wanted))
+    progress("proving")
+    prover.prove(wanted)
+    return list(discover(prover))
 
 
 @dataclass(frozen=True)
@@ -126,7 +149,8 @@ class _Evaluation:
                     return found
         note = f"{compared} comparisons of {len(self.wanted)} obligations" + (" at reduced sizes" if small.reduced else " at full size")
         if not self.proof.failed:
-            notes = (f"folded to {self.proof.instances} of {self.plan.size} ranks, {self.proof.atoms} distinct expressions", note)
+            folded = f"folded to {self.proof.instances} of {self.plan.size} ranks, {self.proof.atoms} distinct expressions"
+            notes = (*self.proof.lint, folded, note)
             reason = f"{len(self.wanted)} obligations at full size; random evaluation agrees on {self.points} points"
             shown, conditions = self._shown("agreed"), tuple(self.proof.preconditions)
             return Report("PROVED", reason, self.subject, self.findings, shown, assumptions=conditions, notes=notes)
