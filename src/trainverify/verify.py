@@ -198,7 +198,8 @@ class _Evaluation:
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         note = f"counterexample: random inputs of seed {difference.seed}" + (", at reduced sizes" if small.reduced else "")
-        return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note,))
+        forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
+        return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
 
     def _open(self, reason: str, status: str, notes: tuple[str, ...] = ()) -> Report:
         why = f"{len(self.proof.failed)} of {len(self.wanted)} obligations not proved; " if self.proof.failed else ""

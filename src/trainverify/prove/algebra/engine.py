@@ -556,8 +556,10 @@ class Prover:
                 try:
                     held = self._get(self.local[i], h.layout.local)
                     for got, want in self._expected(h.layout, instance, unit, held):
-                        if not all(self._equal(got[key], want[key]) for key in want):
-                            return f"rank {instance.rank}: {h.layout.local} and {h.layout.logical} have different forms"
+                        for key in want:
+                            if not self._equal(got[key], want[key]):
+                                forms = f"got {show(self.kernel, got[key])}, want {show(self.kernel, want[key])}"
+                                return f"rank {instance.rank}: {h.layout.local} is not {h.layout.logical}: {forms}"
                 except (Missing, Unsupported, TooLarge) as error:
                     return f"rank {instance.rank}: {error}"
             if covered != len(ranks):

@@ -481,9 +481,9 @@ class Kernel:
         if lonely and len(factors) > 1:  # a variable of one factor only: sum that factor first
             k = where[min(lonely)][0]
             mine = {v: over[v] for v in lonely if where[v] == [k]}
-            inner = self.single(self.sum(self.monomial([factors[k]]), mine))
+            first = self.single(self.sum(self.monomial([factors[k]]), mine))
             others = self.monomial([f for n, f in enumerate(factors) if n != k])
-            return self.sum(self.times(inner, others), {v: s for v, s in over.items() if v not in mine})
+            return self.sum(self.times(first, others), {v: s for v, s in over.items() if v not in mine})
         if len(factors) == 1:
             uid, idx, power = factors[0]
             a = atoms[uid]
