@@ -20,6 +20,7 @@ from trainverify.prove.algebra.folding import Instance, fold
 from trainverify.prove.algebra.forms import Forms, Value
 from trainverify.prove.algebra.grids import Grid, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Index, Kernel, Need, Poly, TooLarge, Unsupported, variables
+from trainverify.prove.algebra.notation import show
 
 _MESH = -(10**6)  # mesh variables count down from here
 _POSITIONS = -(10**5)  # position variables are above this
