@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import Op, Output, Program
+from trainverify.graph.program import Op, Output, Program, Role
 
 Check = Callable[[Program, Plan], bool]
 
@@ -40,7 +40,7 @@ def _shorter(program: Program, outputs: tuple[Output, ...], always: Callable[[Op
     )
 
 
-def restricted(logical: Program, plan: Plan, keep: set[tuple[str, str | None]]) -> tuple[Program, Plan]:
+def restricted(logical: Program, plan: Plan, keep: set[tuple[Role, str | None]]) -> tuple[Program, Plan]:
     """Both programs with these outputs only. Communication stays where ranks run several programs."""
     several = len(plan.templates) > 1
 

@@ -82,10 +82,11 @@ def mutate(plan: Plan, rng: random.Random) -> Mutant:
         (1, "output", _output),
     ]
     for _ in range(1000):
-        everything = [*kinds, *plans]
+        everything: list[tuple[int, str, Any]] = [*kinds, *plans]
         (found,) = rng.choices(everything, [w for w, _, _ in everything])
+        change: Any = found[2]
         if found in plans:
-            made = found[2](plan, rng)  # type: ignore[arg-type]
+            made: Mutant | None = change(plan, rng)
             if made is not None:
                 return made
             continue
@@ -94,11 +95,11 @@ def mutate(plan: Plan, rng: random.Random) -> Mutant:
             continue
         rank = rng.choice(template.ranks) if rng.random() < 0.3 and len(template.ranks) > 1 else None
         site = _Site(plan, template, rng.randrange(len(template.program.ops)), rank)
-        change = found[2](site, rng)  # type: ignore[arg-type]
-        if change is not None and change[0] != (site.op,):
+        new: Change | None = change(site, rng)
+        if new is not None and new[0] != (site.op,):
             where = template.program.name if rank is None else f"rank {rank}"
-            text = f"{where}, op {site.index}: {site.op}  →  {'; '.join(map(str, change[0])) or 'nothing'}"
-            return Mutant(_applied(site, change), found[1] + ("" if rank is None else ", one rank"), text)
+            text = f"{where}, op {site.index}: {site.op}  →  {'; '.join(map(str, new[0])) or 'nothing'}"
+            return Mutant(_applied(site, new), found[1] + ("" if rank is None else ", one rank"), text)
     raise ValueError("nothing to change in this plan")
 
 
@@ -214,7 +215,7 @@ def _constant(site: _Site, rng: random.Random) -> Change | None:
 def _wrong(value: Any, rng: random.Random) -> Value:
     if isinstance(value, int):
         return rng.choice([value + 1, value - 1, value * 2])
-    options: list[Any] = [value * 2, value / 2, -value]
+    options: list[Value] = [value * 2, value / 2, -value]
     return rng.choice(options)
 
 
@@ -308,14 +309,14 @@ def _relaid(lay: Layout, plan: Plan, rng: random.Random) -> Layout | None:
     if rng.random() < 0.1:
         return None
     if isinstance(form, Placements):
-        axes = list(form.axes)
-        if axes and rng.random() < 0.5:
-            k = rng.randrange(len(axes))
-            axis, placed = axes[k]
-            axes[k] = (axis, Shard(1 - placed.dim if placed.dim < 2 else 0)) if isinstance(placed, Shard) else (axis, placed)
+        placed = list(form.axes)
+        if placed and rng.random() < 0.5:
+            k = rng.randrange(len(placed))
+            axis, how = placed[k]
+            placed[k] = (axis, Shard(1 - how.dim if how.dim < 2 else 0)) if isinstance(how, Shard) else (axis, how)
         else:
-            rng.shuffle(axes)
-        return replace(lay, form=Placements(tuple(axes)))
+            rng.shuffle(placed)
+        return replace(lay, form=Placements(tuple(placed)))
     if isinstance(form, Pattern):
         if form.fixed and rng.random() < 0.5:
             ((name, i, n),) = form.fixed

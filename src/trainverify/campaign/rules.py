@@ -41,7 +41,7 @@ class Rule:
         return None if kind == "free" else "sum" if kind == "mean" else kind
 
 
-def letters(n: int, first: str = "a") -> Labels:
+def letters(n: int, first: str = "a") -> tuple[str, ...]:
     return tuple(f"{first}{i}" for i in range(n))
 
 

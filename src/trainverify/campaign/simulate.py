@@ -51,7 +51,7 @@ def collective(op: Op, xs: Sequence[Array], members: int) -> list[Array]:
 
     def combined() -> Array:
         stack = np.stack(xs)
-        reductions = {"sum": np.sum, "avg": np.mean, "max": np.max, "min": np.min, "prod": np.prod}
+        reductions: dict[str, Any] = {"sum": np.sum, "avg": np.mean, "max": np.max, "min": np.min, "prod": np.prod}
         return reductions[kind](stack, axis=0)
 
     match op.name:
