@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -253,10 +254,8 @@ class Maker:
             self.reduced, self.reduced, self.normal, self.masked_softmax, self.attention, self.rotary, self.embedding, self.hot, self.loss,
             self.view, self.view, self.moved, self.cut, self.joined, self.halves, self.running,
         ]  # fmt: skip
-        try:
+        with contextlib.suppress(OpError, ShapeError):  # arguments that do not fit: nothing was added
             self.pick(steps)()
-        except (OpError, ShapeError):
-            pass  # arguments that do not fit: nothing was added
 
 
 def random_program(seed: int) -> Program:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import trainverify as tv
-from prove.meaning import system_of
+from prove.meaning import check_program, system_of
 from trainverify.check import validate
 from trainverify.graph.lineage import layout
 from trainverify.graph.plan import Plan
@@ -308,3 +308,17 @@ def inputs_named_like_markers() -> tuple[Program, Plan]:
         return b.build()
 
     return make(False), single(make(True))
+
+
+def test_axes_that_clash_have_no_form() -> None:
+    """x is frozen as 2 + 4, y is cut otherwise: the sum of both must not pair pieces of different sizes."""
+    b = tv.program("l")
+    x, y = b.input("x", (6,)), b.input("y", (6,))
+    parts = [b.slice(x, dim=0, start=0, stop=2), b.slice(x, dim=0, start=0, stop=6, step=4), b.slice(y, dim=0, start=0, stop=4)]
+    total = b.sum(b.add(x, y, name="z"))
+    for t in parts:
+        total = b.add(total, b.sum(t))
+    b.loss(total)
+    found = check_program(b.build(), 0)
+    assert not found.wrong
+    assert any(w.startswith("z:") and "aligned" in w for w in found.without)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainverify.axes.structure import Axis
-from trainverify.axes.system import LoweredOp, MeetingAxes, System
+from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
 from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Run, Shard, pattern_dims
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op, Program
@@ -119,7 +119,7 @@ class Prover:
                 self.logical[n] = error
         loose = _loose(system.logical)
         for x in system.logical_ops:
-            self._apply(x, system.logical.ops[x.index], self.logical, {}, loose)
+            self._apply(x, system.logical.ops[x.index], self.logical, {}, loose, system.scope)
 
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
         """A block of an input: a tensor of its own, over the leaves that it has."""
@@ -131,11 +131,15 @@ class Prover:
         active = grid.active(key)
         return self.kernel.input(block, tuple(grid.leaves[i].axis.size for i in active), [-1 - i for i in active], **flags)
 
-    def _apply(self, x: LoweredOp, op: Op, env: dict[str, Value | Exception], offsets: Mapping[int, Offset], loose: set[str]) -> None:
+    def _apply(
+        self, x: LoweredOp, op: Op, env: dict[str, Value | Exception], offsets: Mapping[int, Offset], loose: set[str], scope: Scope
+    ) -> None:
         self.forms.where = f"{op.name}{f' ({op.source})' if op.source else ''}"
         try:
             inputs = [None if i is None else self._get(env, i) for i in op.inputs]
             made = self.forms.op(x.lowered, x.axes, inputs, offsets)
+            for name, node in zip(op.outputs, x.lowered.outputs, strict=True):
+                self.forms.aligned(x.axes.dims[id(node)], scope.dims[name])
             for name, value in zip(op.outputs, made, strict=True):
                 env[name] = {key: self._kept(p, name in loose) for key, p in value.items()}
         except (Unsupported, TooLarge, Missing) as error:
@@ -199,7 +203,7 @@ class Prover:
                 except Unsupported as error:
                     env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
                     continue
-                self._apply(x, op, env, offsets, loose[unit])
+                self._apply(x, op, env, offsets, loose[unit], self.system.unit_scopes[unit])
             else:
                 rest.append(x)
         return rest
@@ -385,7 +389,7 @@ class Prover:
                 if n in given:
                     digits.append((given[n][1], [given[n][0]]))
                 elif n in mesh.names:
-                    digits.append((mesh.length(n), self._coordinate(n, instance)))
+                    digits += self._digits(n, instance)
                 elif n != "1" and not done:
                     digits.append((rest, None))
                     done = True
@@ -393,12 +397,16 @@ class Prover:
             size = math.prod(a.size for a in leaves)
             for n, p in lay.form.axes:
                 if p == Shard(d):
-                    digits.append((mesh.length(n), self._coordinate(n, instance)))
+                    digits += self._digits(n, instance)
                     size //= mesh.length(n)
                 elif isinstance(p, Partial):
                     raise Unsupported("a partial value")
             digits.append((size, None))
         return self._spread(digits, leaves)
+
+    def _digits(self, axis: str, instance: Instance) -> list[tuple[int, list[Index] | None]]:
+        """A mesh coordinate leaf by leaf, with sizes."""
+        return [(a.size, [i]) for (_, a), i in zip(self.mesh_vars[axis], self._coordinate(axis, instance), strict=True)]
 
     def _coordinate(self, axis: str, instance: Instance) -> list[Index]:
         """A mesh coordinate as digits over the leaves of its axis."""
@@ -479,6 +487,12 @@ class Prover:
         stacked = {key: k.collapse(p) for key, p in stacked.items()}
         (result,) = self.forms.op(meeting.lowered, meeting.axes, [stacked], {})
         for i in party:
+            op, scope = ops[self.instances[i].class_index], self._scope(i)
+            if op.inputs:
+                self.forms.aligned(scope.dims[str(op.inputs[0])], meeting.axes.dims[id(given)][1:])
+            if op.outputs:
+                self.forms.aligned(meeting.axes.dims[id(made)][1:], scope.dims[op.outputs[0]])
+        for i in party:
             op = ops[self.instances[i].class_index]
             if op.outputs:
                 unit = self.system.schedule.classes[self.instances[i].class_index].unit
@@ -486,6 +500,9 @@ class Prover:
                 self.local[i][op.outputs[0]] = {
                     key: self._kept(self._unstacked(p, i, meeting, out, group), loose) for key, p in result.items()
                 }
+
+    def _scope(self, i: int) -> Scope:
+        return self.system.unit_scopes[self.system.schedule.classes[self.instances[i].class_index].unit]
 
     def _position(self, i: int, meeting: MeetingAxes, grid: Grid, group: tuple[int, ...]) -> list[Index]:
         """Where an instance stands in its group, as digits over the leading leaves."""
@@ -495,6 +512,8 @@ class Prover:
             raise Unsupported("a group cut into unequal pieces")
         if meeting.mesh_axes is not None:
             found = [d for a in meeting.mesh_axes for d in self._coordinate(a, instance)]
+            if [a.size for n in meeting.mesh_axes for _, a in self.mesh_vars[n]] != [a.size for a in lead]:
+                raise Unsupported(f"a group of {len(group)} on {lead}")
         else:
             found = list(mixed_radix(group.index(instance.rank), [a.size for a in lead]))
         if len(found) != len(lead):
@@ -538,7 +557,12 @@ class Prover:
             at = mesh.coordinates(peer)
             for j in self.by_class[d]:
                 if all(at[a] == x for a, x in self.instances[j].fixed):
-                    self.local[j][recv.outputs[0]] = self.local[i].get(str(send.inputs[0]), Missing(f"{send.inputs[0]} is never computed"))
+                    source, target = str(send.inputs[0]), recv.outputs[0]
+                    try:
+                        self.forms.aligned(self._scope(i).dims[source], self._scope(j).dims[target])
+                        self.local[j][target] = self._get(self.local[i], source)
+                    except (Unsupported, Missing) as error:
+                        self.local[j][target] = Missing(str(error))
                     touched.append(j)
         return touched
 

@@ -60,6 +60,9 @@ class Forms:
         dims = axes.dims[id(node)]
         given = [axes.dims[id(a)] for a in node.args]
         grid = self.grid(dims)
+        if node.prim in ("map", "select"):
+            for other in given:
+                self.aligned(other, dims)
         match node.prim:
             case "const":
                 return {(): self._literal(node)}
@@ -103,6 +106,14 @@ class Forms:
             case "rowwise":
                 return self._rowwise(node, args[0], given[0], dims)
         raise Unsupported(f"primitive {node.prim}")
+
+    def aligned(self, given: Dims, dims: Dims) -> None:
+        """Dimensions that are to be the same are made of the same leaves; after a clash of axes they may not be."""
+        old, new = self.grid(given), self.grid(dims)
+        if old is not new and (
+            old.spans != new.spans or [(x.axis, x.owner) for x in old.leaves] != [(x.axis, x.owner) for x in new.leaves]
+        ):
+            raise Unsupported(f"axes that could not be aligned: {list(given)} and {list(dims)}")
 
     # -- scalars -----------------------------------------------------------------------------------------------------
 
@@ -281,7 +292,8 @@ class Forms:
                 result += [Spot(s.kind, s.value + base if s.kind in ("kept", "shifted") else s.value, s.shift, s.count) for s in inner]
             else:
                 result += [Spot("kept", n) for n in other.spans[e]]
-                assert len(other.spans[e]) == len(span)
+                if [grid.leaves[i].axis for i in span] != [other.leaves[i].axis for i in other.spans[e]]:
+                    raise Unsupported("axes that could not be aligned")
         return result
 
     def piece(self, value: Value, given: Dims, dims: Dims, d: int, offset: Offset, step: int = 1) -> Value:
@@ -335,8 +347,10 @@ class Forms:
         grids = [self.grid(g) for g in given]
         place = {label: [-1 - n for n in new.spans[i]] for i, label in enumerate(target)}
         summed: dict[int, tuple[Grid, range]] = {}  # label → a grid that has it, and its span there
-        for term, g in zip(terms, grids, strict=True):
-            for label, span in zip(term, g.spans, strict=True):
+        axes_of = dict(zip(target, dims, strict=True))
+        for term, g, axes in zip(terms, grids, given, strict=True):
+            for label, span, axis in zip(term, g.spans, axes, strict=True):
+                self.aligned([axes_of.setdefault(label, axis)], [axis])
                 if label not in place:
                     place[label] = [k.bound() for _ in span]
                     summed[label] = (g, span)
@@ -555,6 +569,9 @@ class Forms:
         old, new = self.grid(x_dims), self.grid(id_dims)
         if old.tags or new.tags:
             raise Unsupported("a look-up along unequal pieces")
+        for e in range(len(x_dims)):
+            if e != d:
+                self.aligned([x_dims[e]], [id_dims[e]])
         hot = self._one_hot(args[1][()], id_dims, x_dims[d], axes.lines[id(node.args[1])], Offset(0))
         names: dict[Index, Index] = {}
         over: dict[Index, int] = {}
