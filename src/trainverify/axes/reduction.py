@@ -85,7 +85,7 @@ class Sizes:
             return 0
         if at == a.size:
             return self(a)
-        if a.frozen or (a.fixed and a.factors is None and a.pieces is None):
+        if self(a) == a.size:  # nothing below it shrank
             return at
         if a.pieces is not None:
             start = low = 0

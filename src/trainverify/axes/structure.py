@@ -99,7 +99,8 @@ class Axes:
 
     def _join(self, a: Axis, b: Axis) -> None:
         """a becomes b."""
-        b.fixed |= a.fixed
+        if a.fixed:
+            self.fix(b)
         if a.frozen and not b.frozen:
             self.freeze(b)
         a.link = b
@@ -164,7 +165,7 @@ class Axes:
             return False
         pieces = [p.root() for p in a.pieces or ()]
         if any(p.size % fast for p in pieces):
-            return False
+            return self._blocks(a, pieces, slow, fast)
         shared = Axis(fast)
         counts = []
         for p in pieces:  # every piece is a number of blocks of the fast digit
@@ -182,6 +183,28 @@ class Axes:
             outer.pieces = counts
         outer.frozen = a.frozen
         a.factors = [outer, shared]
+        return True
+
+    def _blocks(self, a: Axis, pieces: list[Axis], slow: int, fast: int) -> bool:
+        """A sum as `slow` blocks of several pieces each, if all blocks are cut alike."""
+        blocks: list[list[Axis]] = [[]]
+        for p in pieces:
+            if sum(x.size for x in blocks[-1]) == fast:
+                blocks.append([])
+            blocks[-1].append(p)
+        sizes = [x.size for x in blocks[0]]
+        if len(blocks) != slow or sum(sizes) != fast or any([x.size for x in other] != sizes for other in blocks[1:]):
+            return False
+        for other in blocks[1:]:
+            for x, y in zip(blocks[0], other, strict=True):
+                self.same(x, y)
+        a = a.root()
+        if a.pieces is None:  # became something else meanwhile
+            return a.factors is not None
+        block = Axis(fast)
+        block.pieces = blocks[0]
+        block.frozen = a.frozen
+        a.factors, a.pieces = [Axis(slow, fixed=True), block], None
         return True
 
     def _same_sums(self, a: Axis, b: Axis) -> None:
@@ -280,6 +303,7 @@ class Axes:
                 self.cut(self.product(digits[1:]), rest)
 
     def product(self, axes: Sequence[Axis]) -> Axis:
+        axes = [a for a in axes if a.size != 1] or list(axes[:1])  # an axis times 1 is the axis itself, not a new one
         if len(axes) == 1:
             return axes[0]
         made = Axis(math.prod(a.size for a in axes))

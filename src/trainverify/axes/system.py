@@ -163,6 +163,7 @@ class System:
         axes = inf.op(lowered, [[lead, *dims]], [scope.lines.get(str(op.inputs[0]))])
         if along is not None and made.shape[0] == len(members):
             inf.axes.align([axes.dims[id(made)][0]], [inf.mesh_axis(self.plan.mesh, a) for a in along])
+        inf.axes.fix(axes.dims[id(made)][0])  # members are counted, not shrunk
         for c, other in met:
             if other.inputs:
                 scope, dims = self._tensor(c, str(other.inputs[0]))

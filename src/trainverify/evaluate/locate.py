@@ -99,10 +99,10 @@ class _Locator:
         return self._misaligned(failed.obligation.output.tensor) or self._output(failed)
 
     def _ancestors(self, output: str) -> list[str]:
-        """Logical tensors that an output depends on, in execution order."""
+        """Logical tensors that an output depends on, in execution order; what is computed is not looked behind."""
         need = {output}
         for step in reversed(self.small.logical_steps):
-            if any(o in need for o in step.outputs):
+            if any(o in need and (o == output or o not in self.known or not self._computed(o)) for o in step.outputs):
                 need.update(i for i in step.inputs if i is not None)
         return [o for s in self.small.logical_steps for o in s.outputs if o in need and o in self.known]
 

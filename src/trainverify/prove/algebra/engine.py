@@ -475,6 +475,8 @@ class Prover:
         given, made = meeting.lowered.inputs[0], meeting.lowered.outputs[0]
         assert given is not None
         into, out = self.forms.grid(meeting.axes.dims[id(given)]), self.forms.grid(meeting.axes.dims[id(made)])
+        if any(g.leaves[n].tag for g in (into, out) for n in g.spans[0]):
+            raise Unsupported("a group cut into unequal pieces")
         first = self.instances[party[0]]
         group = self.system.talk.groups[str(self.system.talk.value(first.rank, ops[first.class_index].get("group")))]
         stacked: Value = {key: {} for key in into.blocks()}
