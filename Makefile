@@ -1,5 +1,6 @@
 # make demo    the example of the README: a correct plan and a buggy one (core dependencies only)
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
+# make campaign  thousands of random plans and of random mistakes in them (20 to 30 minutes on 2 cores)
 # make clean   remove the virtual environment and what was built
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 TORCH := torch==2.13.0
 
-.PHONY: demo test clean
+.PHONY: demo test campaign clean
 
 demo: $(VENV)/core.stamp
 	@mkdir -p $(DEMO)
@@ -26,6 +27,9 @@ test: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+campaign: $(VENV)/core.stamp
+	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --oracle 0.3
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

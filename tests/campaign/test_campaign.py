@@ -1,0 +1,112 @@
+"""A slice of `make campaign`: random correct plans are never refuted, random mistakes never proved, nothing crashes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+import trainverify as tv
+from trainverify.campaign import autograd
+from trainverify.campaign.minimise import minimised
+from trainverify.campaign.mutations import mutate
+from trainverify.campaign.plans import partition, setting
+from trainverify.campaign.programs import step
+from trainverify.campaign.run import campaign, generic, make, run
+from trainverify.campaign.simulate import Stuck, worst
+
+CASES, FIRST = 32, 0
+
+
+def test_cases_come_from_seeds() -> None:
+    a, b = make(5, mutant=True), make(5, mutant=True)
+    assert (a.logical, a.plan) == (b.logical, b.plan)
+    assert make(5).plan != a.plan
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_slice(block: int) -> None:
+    seeds = range(FIRST + block * CASES // 4, FIRST + (block + 1) * CASES // 4)
+    summary = campaign([(seed, mutant) for seed in seeds for mutant in (False, True)], seconds=3, oracle=0.5)
+    assert not summary.bad, [(o.bad, o.seed, o.mutant, o.reason) for o in summary.bad]
+    assert sum(summary.verdicts["correct"].values()) == sum(summary.verdicts["mistake"].values()) == CASES // 4
+    assert summary.verdicts["correct"]["PROVED"] > 0
+    assert summary.verdicts["mistake"]["REFUTED"] + summary.verdicts["mistake"]["INVALID"] > 0
+
+
+def test_random_plans_compute_the_step_at_full_size() -> None:
+    for seed in range(25):
+        rng = random.Random(seed)
+        made = step(rng)
+        logical = made.logical()
+        plan = partition(made.spelled(rng) if seed % 2 else logical, logical, setting(rng), rng)
+        gap, name = worst(logical, plan)
+        assert gap < 1e-8, (seed, name)
+
+
+def test_plans_with_reverse_mode_compute_the_step_at_full_size() -> None:
+    for seed in range(20):
+        logical, plan = autograd.case(random.Random(seed))
+        gap, name = worst(logical, plan)
+        assert gap < 1e-8, (seed, name)
+
+
+def test_oracle_sees_a_missing_reduction() -> None:
+    logical, plan = next((L, p) for L, p in (autograd.case(random.Random(s)) for s in range(20)) if p.mesh.length("dp") == 2)
+    (t,) = plan.templates
+    i = next(i for i, op in enumerate(t.program.ops) if op.name == "all_reduce" and op.get("group").name == "group.dp")
+    wrong = replace(t.program.ops[i], name="identity", attrs=())
+    program = replace(t.program, ops=(*t.program.ops[:i], wrong, *t.program.ops[i + 1 :]))
+    gap, _ = worst(logical, replace(plan, templates=(replace(t, program=program),)))
+    assert gap > 1e-3
+
+
+def test_oracle_sees_ranks_that_wait() -> None:
+    logical, plan = autograd.case(random.Random(1))
+    (t,) = plan.templates
+    i = next(i for i, op in enumerate(t.program.ops) if op.get("group") is not None)
+    ops = t.program.ops
+    alone = replace(t, program=replace(t.program, ops=(*ops[:i], replace(ops[i], name="identity", attrs=()), *ops[i + 1 :])), ranks=(0,))
+    first = replace(alone, bindings={n: c[:1] for n, c in t.bindings.items()})
+    rest = replace(t, ranks=t.ranks[1:], bindings={n: c[1:] for n, c in t.bindings.items()})
+    with pytest.raises((Stuck, KeyError, ValueError)):
+        worst(logical, replace(plan, templates=(first, rest)))
+
+
+def test_every_kind_of_mistake_is_made() -> None:
+    _, plan = autograd.case(random.Random(3))
+    kinds = {mutate(plan, random.Random(s)).kind.split(",")[0] for s in range(300)}
+    assert kinds >= {
+        "operator",
+        "drop",
+        "double",
+        "group",
+        "constant",
+        "shift",
+        "inputs swapped",
+        "other tensor",
+        "order",
+        "lineage",
+        "output",
+    }
+
+
+def test_minimised_keeps_the_failure() -> None:
+    logical, plan = autograd.case(random.Random(2))
+    target = logical.outputs[1]
+
+    def fails(small: tv.Program, part: tv.Plan) -> bool:
+        return any(o == target for o in small.outputs)
+
+    small, part = minimised(logical, plan, fails)
+    assert small.outputs == (target,)
+    assert len(small.ops) < len(logical.ops)
+    assert len(part.templates[0].program.ops) < len(plan.templates[0].program.ops)
+
+
+def test_a_case_says_what_it_is() -> None:
+    outcome = run(0, mutant=True)
+    assert outcome.kind
+    assert outcome.detail
+    assert generic("not proved: loss: rank 0: 2 on [3!, 2!]") == "N on […]"
