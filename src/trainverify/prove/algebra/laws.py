@@ -1,0 +1,368 @@
+"""The laws that the kernel applies, as data: name, statement, side condition, and a way to check each at random points.
+
+`build` makes a random instance: the form that the kernel makes of it, and what it has to be, computed from the values of
+its parts by the definition of the operation alone. Nothing here is used by the prover; tests evaluate both sides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from trainverify.prove.algebra.evaluate_forms import Balls, Evaluator, Number
+from trainverify.prove.algebra.kernel import Index, Kernel, Poly, constant, scale, tidy
+
+P, Q = -1, -2  # the free variables of an instance
+SIZES: Final[dict[Index, int]] = {P: 2, Q: 3}
+V0, V1 = 2, 3  # the digits of labels
+
+At = Mapping[Index, int]
+Meaning = Callable[[At], Number]
+Instance = tuple[Poly, Meaning]
+
+
+class World:
+    """A kernel, a few inputs, and values for them."""
+
+    def __init__(self, seed: int):
+        self.rng = random.Random(seed)
+        self.kernel = Kernel()
+        self.elements: dict[tuple[str, tuple[int, ...]], Number] = {}
+        self.balls = Balls()
+        ranges = {"x": (-8, 8), "y": (-8, 8), "p": (1, 8), "n": (0, 8), "m": (0, 1)}
+        for name, (low, high) in ranges.items():
+            for at in itertools.product(range(V0), range(V1)):
+                value = self.rng.randint(low, high)
+                self.elements[name, at] = self.balls.of(value if name == "m" else Fraction(value, 8))
+        for i in range(V0):
+            self.elements["id", (i,)] = self.balls.of(self.rng.choice([-100, *range(V0 * V1)]))
+
+    def _input(self, name: str, i: Index, j: Index, **flags: bool) -> Poly:
+        return self.kernel.input(name, (V0, V1), (i, j), **flags)
+
+    def x(self, i: Index = P, j: Index = Q) -> Poly:
+        return self._input("x", i, j)
+
+    def y(self, i: Index = P, j: Index = Q) -> Poly:
+        return self._input("y", i, j)
+
+    def positive(self, i: Index = P, j: Index = Q) -> Poly:
+        return self._input("p", i, j, positive=True, nonnegative=True)
+
+    def nonnegative(self, i: Index = P, j: Index = Q) -> Poly:
+        return self._input("n", i, j, nonnegative=True)
+
+    def mask(self, i: Index = P, j: Index = Q) -> Poly:
+        return self._input("m", i, j, indicator=True, nonnegative=True)
+
+    def digit(self, which: int, at: Index, i: Index = P) -> Poly:
+        return self.kernel.digit("id", (V0,), (i,), which, 2, (V0, V1)[which], at)
+
+    def valid(self, i: Index = P) -> Poly:
+        return self.kernel.valid("id", (V0,), (i,))
+
+    def index(self, size: int) -> Index:
+        """A variable of this size, or a constant."""
+        free = {V0: P, V1: Q}[size]
+        return self.rng.choice([free, free, self.rng.randrange(size)])
+
+    def term(self) -> Poly:
+        made = self.rng.choice([self.x, self.y, self.positive, self.nonnegative, self.mask])
+        return made(self.index(V0), self.index(V1))
+
+    def poly(self, terms: int = 3) -> Poly:
+        """A random polynomial."""
+        total: Poly = {}
+        for _ in range(self.rng.randint(1, terms)):
+            product = constant(Fraction(self.rng.choice([-3, -2, -1, 1, 2, 3]), self.rng.choice([1, 2])))
+            for _ in range(self.rng.randint(1, 3)):
+                product = self.kernel.times(product, self.term())
+            total = self.kernel.add(total, product)
+        return total
+
+    def above(self) -> Poly:
+        """A random polynomial whose values are positive."""
+        k = self.kernel
+        return k.add(k.times(self.positive(), k.add(k.times(self.x(), self.x()), constant(1))), constant(Fraction(1, 3)))
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def value(self, p: Poly, at: At) -> Number:
+        return Evaluator(self.kernel.atoms, self.elements, {"id": (V0, V1)}, self.balls).value(p, at)
+
+    def total(self, p: Poly, over: Mapping[Index, int], at: At) -> Number:
+        """Σ by its definition."""
+        result = self.balls.of(0)
+        for choice in itertools.product(*(range(s) for s in over.values())):
+            result = result + self.value(p, {**at, **dict(zip(over, choice, strict=True))})
+        return result
+
+
+@dataclass(frozen=True)
+class Law:
+    name: str
+    statement: str
+    condition: str
+    build: Callable[[World], Instance]
+
+
+LAWS: Final[dict[str, Law]] = {}
+
+
+def law(name: str, statement: str, condition: str = "none") -> Callable[[Callable[[World], Instance]], Callable[[World], Instance]]:
+    def keep(build: Callable[[World], Instance]) -> Callable[[World], Instance]:
+        LAWS[name] = Law(name, statement, condition, build)
+        return build
+
+    return keep
+
+
+# -- ring ------------------------------------------------------------------------------------------------------------
+
+
+@law("ring", "products distribute over sums, equal terms and equal factors join", "exact rational coefficients")
+def _ring(w: World) -> Instance:
+    p, q, r = w.poly(), w.poly(), w.poly()
+    made = w.kernel.times(w.kernel.add(p, scale(q, -2)), r)
+    return made, lambda at: (w.value(p, at) - 2 * w.value(q, at)) * w.value(r, at)
+
+
+@law("substitution", "a form with variables replaced is the form at those indices", "all at once; factors that meet join")
+def _substitution(w: World) -> Instance:
+    k = w.kernel
+    p = k.add(w.poly(), k.times(k.delta(V1, Q, -3), w.x(P, -3)))
+    to = w.rng.choice([{-3: Q}, {-3: 1}, {-3: Q, Q: 2}, {-3: 0, Q: 0}])
+    return k.substitute(p, to), lambda at: w.value(p, {**{v: at.get(i, i) for v, i in {-3: Q, **to}.items()}, **_rest(at, to)})
+
+
+def _rest(at: At, to: Mapping[Index, Index]) -> dict[Index, int]:
+    return {v: i for v, i in at.items() if v not in to}
+
+
+@law("cut", "a sum under a short name is the sum", "equal variables share a slot, different ones do not")
+def _cut(w: World) -> Instance:
+    p = w.kernel.add(w.poly(), w.x(), scale(w.y(), 2))
+    return w.kernel.single(p), lambda at: w.value(p, at)
+
+
+@law("content", "p = coefficient · common factors · primitive part", "an indicator leaves only if every term has it")
+def _content(w: World) -> Instance:
+    k = w.kernel
+    p = k.times(k.add(w.x(), w.poly()), k.times(w.mask(), w.positive()))
+    if not p:
+        return p, lambda at: w.balls.of(0)
+    c, common, primitive = k.content(p)
+    return k.times(k.monomial(common, c), primitive), lambda at: w.value(p, at)
+
+
+@law("flat", "a sum of cuts is the sum of their terms", "the cut stands with power 1")
+def _flat(w: World) -> Instance:
+    k = w.kernel
+    p = k.add(k.times(w.positive(), k.single(k.add(w.x(), w.poly()))), w.y())
+    return k.flat(p), lambda at: w.value(p, at)
+
+
+# -- sums ------------------------------------------------------------------------------------------------------------
+
+
+@law("sum linear", "Σ (a + c·b) = Σ a + c·Σ b; factors without the variable leave; components separate; an unused variable counts its size")
+def _sum(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    p = k.add(k.times(w.x(P, b), w.y(a, b)), k.times(w.x(a, Q), w.poly()), w.positive(a, b), w.poly())
+    over = {a: V0, b: V1}
+    return k.sum(p, over), lambda at: w.total(p, over, at)
+
+
+@law("sum of sum", "Σ Σ = Σ, also through a cut", "power 1")
+def _sum_of_sum(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    inner = k.single(k.add(k.sum(k.times(w.x(a, b), w.y(P, b)), {b: V1}), w.x(a, Q)))
+    return k.sum(inner, {a: V0}), lambda at: w.total(inner, {a: V0}, at)
+
+
+@law("symmetric factors", "a product in a Σ has one form whatever the order of equal factors", "ties are searched, never guessed")
+def _symmetric(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    factors = [w.x(P, b), w.x(a, b), w.x(a, Q), w.x(a, b)]
+    w.rng.shuffle(factors)
+    p = constant(1)
+    for f in factors:
+        p = k.times(p, f)
+    return k.sum(p, {a: V0, b: V1}), lambda at: w.total(p, {a: V0, b: V1}, at)
+
+
+@law("equality", "δ(i,j)·f(i) = δ(i,j)·f(j); δ(c,c′) = 0; δ² = δ")
+def _equality(w: World) -> Instance:
+    k = w.kernel
+    c = w.rng.randrange(V1)
+    p = k.add(w.poly(), k.times(w.x(), w.y()))
+    made = k.times(k.delta(V1, Q, c), k.times(k.delta(V1, c, Q), p))
+    return made, lambda at: w.value(p, at) if at[Q] == c else w.balls.of(0)
+
+
+@law("sum of equality", "Σ_i δ(i,j)·f(i) = f(j)", "i runs over the whole axis of the δ")
+def _sum_of_equality(w: World) -> Instance:
+    k = w.kernel
+    b = k.bound()
+    j = w.rng.choice([Q, 1])
+    p = k.times(w.x(P, b), w.y(w.index(V0), b))
+    return k.sum(k.times(k.delta(V1, b, j), p), {b: V1}), lambda at: w.value(p, {**at, b: at.get(j, j)})
+
+
+@law(
+    "collapse",
+    "n equal terms that differ by the constants 0 … n−1 in the same places are a Σ, or f(v) for δ(v,c)·f(c)",
+    "all n constants, equal coefficients, all places of size n",
+)
+def _collapse(w: World) -> Instance:
+    k = w.kernel
+    c = Fraction(w.rng.choice([1, -2, 3]), 2)
+    by = w.rng.choice(["sum", "delta", "both"])
+    terms: list[Poly] = [w.poly()]
+    for n in range(V1):
+        f = k.times(w.x(P, n), w.y(w.rng.choice([0, 0, P]) if by == "both" else 1, n))
+        terms.append(scale(k.times(k.delta(V1, Q, n), f) if by == "delta" else f, c))
+    p = k.add(*terms)
+    return k.collapse(p), lambda at: w.value(p, at)
+
+
+# -- integers --------------------------------------------------------------------------------------------------------
+
+
+@law("digit sum", "Σ_d D(id)[d] = valid(id)", "d is nothing but the digit; an ignored label is not valid")
+def _digit_sum(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    p = k.times(k.times(w.digit(0, a), w.digit(1, b)), w.rng.choice([constant(1), w.x(a, b), w.x(a, Q), w.y(P, b)]))
+    return k.sum(p, {a: V0, b: V1}), lambda at: w.total(p, {a: V0, b: V1}, at)
+
+
+@law("digit diagonal", "Σ_d D(id[d])[d] stays a Σ", "d occurs in the label's index")
+def _digit_diagonal(w: World) -> Instance:
+    k = w.kernel
+    a = k.bound()
+    p = k.times(w.digit(0, a, a), w.rng.choice([constant(1), w.x(a, Q)]))
+    return k.sum(p, {a: V0}), lambda at: w.total(p, {a: V0}, at)
+
+
+@law("digit valid", "D(id)[d]·valid(id) = D(id)[d]; indicators are idempotent", "the same label")
+def _digit_valid(w: World) -> Instance:
+    k = w.kernel
+    d, v, x = w.digit(1, w.index(V1)), w.valid(), w.poly()
+    made = k.times(k.times(k.times(d, v), k.times(d, w.mask())), k.times(x, w.mask()))
+    return made, lambda at: w.value(d, at) * w.value(v, at) * w.value(w.mask(), at) * w.value(x, at)
+
+
+# -- functions -------------------------------------------------------------------------------------------------------
+
+
+@law("exp of sum", "exp(Σ cᵢ·mᵢ) = Π exp(mᵢ)^cᵢ", "every term is finite")
+def _exp(w: World) -> Instance:
+    p = w.kernel.add(w.poly(), w.kernel.single(w.kernel.add(w.x(), w.y())))
+    return w.kernel.exp(p), lambda at: w.value(p, at).exp()
+
+
+@law("exp of log", "exp(c·log x) = x^c", "log x is defined")
+def _exp_log(w: World) -> Instance:
+    k = w.kernel
+    p, c = w.above(), w.rng.choice([Fraction(1), Fraction(-1), Fraction(2), Fraction(1, 2)])
+    inner = k.add(scale(k.log(p), c), w.x())
+    return k.exp(inner), lambda at: w.balls.power(w.value(p, at), tidy(c)) * w.value(w.x(), at).exp()
+
+
+@law("exp of mask", "exp(s + log mask) = mask·exp(s)", "the mask's log has a positive factor and stands alone")
+def _exp_mask(w: World) -> Instance:
+    k = w.kernel
+    s = k.add(w.x(), k.fn("log_indicator", w.mask()))
+    return k.exp(s), lambda at: w.value(w.mask(), at) * w.value(w.x(), at).exp()
+
+
+@law("log of product", "log(exp(m)^p·X·Y) = p·m + log X + log Y", "X and Y are known to be positive; otherwise their product is a need")
+def _log(w: World) -> Instance:
+    k = w.kernel
+    p = k.times(k.times(k.exp(w.x()), w.positive()), w.above())
+    p = scale(p, Fraction(w.rng.choice([1, 2, 3]), 2))
+    return k.log(p), lambda at: w.value(p, at).log()
+
+
+@law("integer power", "(c·Π x)^n = c^n·Π x^n; (x^a)^b = x^(a·b)", "for n < 0 every factor is a need, and none is an indicator")
+def _power(w: World) -> Instance:
+    k = w.kernel
+    n = w.rng.choice([2, 3, -1, -2])
+    p = k.times(w.positive(), k.add(w.above(), w.positive()))
+    p = scale(k.times(p, w.x()), -3) if n > 0 else scale(p, -3)
+    return k.power(p, n), lambda at: w.balls.power(w.value(p, at), n)
+
+
+@law("fractional power", "(X·Y)^e = X^e·Y^e", "only factors known to be positive leave; the others stay wrapped")
+def _root(w: World) -> Instance:
+    k = w.kernel
+    e = Fraction(w.rng.choice([1, -1, 3, 2]), w.rng.choice([2, 3]))
+    p = scale(k.times(k.times(w.positive(), w.above()), k.times(w.above(), w.above())), Fraction(w.rng.choice([1, 2, 8, 12]), 5))
+    return k.power(p, e), lambda at: w.balls.power(w.value(p, at), e)
+
+
+@law("root of a square", "(x²)^e is wrapped; (√y)² = y", "x^(2e) would lose the sign of x")
+def _square(w: World) -> Instance:
+    k = w.kernel
+    e = Fraction(1, 2)
+    p = k.times(w.x(), w.x())
+    root = k.power(p, e)
+    kind = w.rng.randrange(3)
+    made = (root, k.times(root, root), k.times(root, w.x()))[kind]
+
+    def meaning(at: At) -> Number:
+        x = w.value(w.x(), at)
+        return abs(x) if kind == 0 else x * x if kind == 1 else abs(x) * x
+
+    return made, meaning
+
+
+@law("condition", "p > 0 does not depend on positive factors of p", "a factor of unknown sign stays; so does the sign of the coefficient")
+def _condition(w: World) -> Instance:
+    k = w.kernel
+    base = k.times(w.x(), k.add(w.y(), constant(Fraction(1, 3))))
+    p = scale(k.times(base, w.positive()), w.rng.choice([-2, 3]))
+    return k.indicator_of("gt0", p), lambda at: w.balls.of(int(bool(w.value(p, at) > 0)))
+
+
+@law("maximum", "max of max is one max; variables that do not occur do not matter", "no factor is taken out, whatever its sign")
+def _maximum(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    c = w.rng.choice([1, -2])
+    p = scale(k.times(w.x(a, b), w.y(P, b)), c)
+    inner = k.maximum(p, {a: V0})
+    made = k.maximum(inner, {b: V1, k.bound(): 5})
+
+    def meaning(at: At) -> Number:
+        points = itertools.product(range(V0), range(V1))
+        return w.balls.largest([w.value(p, {**at, a: i, b: j}) for i, j in points])
+
+    return made, meaning
+
+
+@law("row", "a function of a row depends on the order of its positions", "digits of the row keep their order, slow first")
+def _row(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    p = w.rng.choice([k.add(w.x(a, b), w.y(P, 0)), k.add(w.y(a, b), w.x(P, Q))])
+    over = w.rng.choice([{a: V0, b: V1}, {b: V1, a: V0}])
+    made = k.row("row argmax 0", p, over)
+
+    def meaning(at: At) -> Number:
+        values = [w.value(p, {**at, **dict(zip(over, c, strict=True))}) for c in itertools.product(*(range(s) for s in over.values()))]
+        best = 0
+        for n, v in enumerate(values):
+            if bool(v > values[best]) and not bool(v.overlaps(values[best])):
+                best = n
+        return w.balls.of(best)
+
+    return made, meaning

@@ -1,0 +1,340 @@
+"""Every law at random points, in enclosures; and what must not go through when its side condition is broken."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+
+from trainverify.domains.ball import precision
+from trainverify.prove.algebra.kernel import Kernel, Limits, Poly, TooLarge, Unsupported, constant, scale
+from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World
+
+POINTS = 40
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_law(name: str) -> None:
+    tried = 0
+    with precision(200):
+        for seed in range(POINTS):
+            w = World(seed)
+            made, meaning = LAWS[name].build(w)
+            for choice in itertools.product(*(range(s) for s in SIZES.values())):
+                at = dict(zip(SIZES, choice, strict=True))
+                want, got = meaning(at), w.value(made, at)
+                assert not want.is_nan(), (name, seed, at)
+                assert got.overlaps(want), (name, seed, at, got, want)
+                tried += 1
+    assert tried == POINTS * V0 * V1
+
+
+# -- broken side conditions ------------------------------------------------------------------------------------------
+
+Broken = Callable[[World], None]
+BROKEN: dict[str, list[Broken]] = {}
+
+
+def broken(*names: str) -> Callable[[Broken], Broken]:
+    def keep(test: Broken) -> Broken:
+        for name in names:
+            BROKEN.setdefault(name, []).append(test)
+        return test
+
+    return keep
+
+
+def differ(p: Poly, q: Poly) -> None:
+    assert p != q
+
+
+@broken("ring")
+def coefficients_are_exact(w: World) -> None:
+    third = scale(w.x(), Fraction(1, 3))
+    assert w.kernel.add(third, third, third) == w.x()
+    differ(w.kernel.add(third, third, scale(w.x(), Fraction(333333333, 1000000000))), w.x())
+
+
+@broken("substitution")
+def variables_become_equal(w: World) -> None:
+    p = w.kernel.times(w.x(P, Q), w.x(P, -3))
+    assert w.kernel.substitute(p, {-3: Q}) == w.kernel.times(w.x(), w.x())
+    differ(w.kernel.substitute(p, {-3: 1}), w.kernel.times(w.x(), w.x()))
+    assert w.kernel.substitute(w.kernel.add(w.x(P, Q), scale(w.x(P, -3), -1)), {-3: Q}) == {}
+    assert w.kernel.substitute(w.kernel.times(w.kernel.delta(V1, Q, -3), w.x()), {Q: 0, -3: 1}) == {}
+
+
+@broken("substitution")
+def swapped_at_once(w: World) -> None:
+    k = w.kernel
+    p = k.times(k.input("s", (2, 2), (-1, -4)), k.input("t", (2,), (-1,)))
+    assert k.substitute(p, {-1: -4, -4: -1}) == k.times(k.input("s", (2, 2), (-4, -1)), k.input("t", (2,), (-4,)))
+
+
+@broken("cut")
+def patterns_of_equal_variables(w: World) -> None:
+    k = w.kernel
+    same = k.single(k.add(w.x(P, Q), w.y(P, Q)))
+    other = k.single(k.add(w.x(P, Q), w.y(P, -3)))
+    differ(same, other)
+    assert k.substitute(other, {-3: Q}) == same or k.flat(k.substitute(other, {-3: Q})) == k.flat(same)
+    assert k.flat(k.single(k.add(w.x(P, Q), w.y(P, -3)))) != k.flat(same)
+
+
+@broken("cut")
+def constants_in_cuts(w: World) -> None:
+    k = w.kernel
+    for keep in (True, False):
+        k.keep_constants = keep
+        a = k.single(k.add(w.x(0, Q), w.y(0, Q)))
+        b = k.single(k.add(w.x(0, Q), w.y(1, Q)))
+        c = k.single(k.add(w.x(1, Q), w.y(1, Q)))
+        assert len({str(p) for p in (a, b, c)}) == 3
+
+
+@broken("content")
+def a_mask_of_one_term_stays(w: World) -> None:
+    k = w.kernel
+    _, common, _ = k.content(k.add(k.times(w.mask(), w.x()), w.x()))
+    assert all(k.atoms[u].kind != "input" or k.atoms[u].data != "m" for u, _, _ in common)
+
+
+@broken("flat")
+def powers_of_cuts_stay(w: World) -> None:
+    k = w.kernel
+    c = k.single(k.add(w.x(), w.y()))
+    square = k.times(c, c)
+    assert k.flat(square) == square
+
+
+@broken("sum linear")
+def one_variable_only(w: World) -> None:
+    k = w.kernel
+    a = k.bound()
+    differ(k.sum(w.x(a, Q), {a: V0}), scale(w.x(0, Q), V0))
+    differ(k.sum(k.times(w.x(a, Q), w.y(a, Q)), {a: V0}), k.times(k.sum(w.x(a, Q), {a: V0}), k.sum(w.y(a, Q), {a: V0})))
+    assert k.sum(w.x(), {a: V0}) == scale(w.x(), V0)
+    differ(k.sum(w.x(), {a: V0}), scale(w.x(), V1))
+
+
+@broken("sum of sum")
+def powers_of_sums_stay(w: World) -> None:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    s = k.sum(w.x(a, b), {b: V1})
+    differ(k.sum(k.times(s, s), {a: V0}), k.sum(k.times(w.x(a, b), w.x(a, b)), {a: V0, b: V1}))
+
+
+@broken("symmetric factors")
+def crossed_indices_differ(w: World) -> None:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    straight = k.sum(k.times(k.times(w.x(a, b), w.y(a, b)), k.times(w.x(a, Q), w.y(a, Q))), {a: V0, b: V1})
+    crossed = k.sum(k.times(k.times(w.x(a, b), w.y(a, Q)), k.times(w.x(a, Q), w.y(a, b))), {a: V0, b: V1})
+    assert straight == crossed  # the same product
+    other = k.sum(k.times(k.times(w.x(a, b), w.y(P, b)), k.times(w.x(P, Q), w.y(a, Q))), {a: V0, b: V1})
+    differ(straight, other)
+
+
+@broken("symmetric factors")
+def too_many_ties_are_refused(w: World) -> None:
+    k = Kernel(Limits(ties=10))
+    v = [k.bound() for _ in range(5)]
+    p = constant(1)
+    for i in range(5):
+        p = k.times(p, k.input("x", (2, 2), (v[i], v[(i + 1) % 5])))
+    with pytest.raises(TooLarge):
+        k.sum(p, dict.fromkeys(v, 2))
+
+
+@broken("equality")
+def different_constants_are_zero(w: World) -> None:
+    k = w.kernel
+    assert k.times(k.delta(V1, Q, 0), k.delta(V1, Q, 1)) == {}
+    differ(k.times(k.delta(V1, Q, 0), w.x(P, 1)), {})
+    differ(k.times(k.delta(V1, Q, 0), w.x(P, Q)), w.x(P, 0))
+
+
+@broken("sum of equality")
+def only_the_variable_of_the_equality(w: World) -> None:
+    k = w.kernel
+    a = k.bound()
+    differ(k.sum(k.times(k.delta(V1, Q, 1), w.x(a, Q)), {a: V0}), w.x(1, Q))
+
+
+def family(w: World, *cs: int) -> Poly:
+    return w.kernel.add(*(w.kernel.times(w.x(P, c), w.y(0, c)) for c in cs))
+
+
+@broken("collapse")
+def a_constant_is_missing(w: World) -> None:
+    p = family(w, 0, 1)
+    assert w.kernel.collapse(p) == p
+    q = family(w, 0, 1, 1, 2)  # one twice
+    assert w.kernel.collapse(family(w, 0, 1, 2)) != w.kernel.collapse(q)
+
+
+@broken("collapse")
+def coefficients_differ(w: World) -> None:
+    k = w.kernel
+    p = k.add(w.x(P, 0), w.x(P, 1), scale(w.x(P, 2), 2))
+    assert k.collapse(p) == p
+
+
+@broken("collapse")
+def places_of_different_sizes(w: World) -> None:
+    k = w.kernel
+    p = k.add(*(k.times(w.x(0, c), w.y(c, 0)) for c in range(V0)))  # c runs over 2, but y's place has size 2 and x's size 3
+    assert k.collapse(p) == p
+    a = k.bound()
+    differ(k.collapse(p), k.sum(k.times(w.x(0, a), w.y(a, 0)), {a: V0}))
+
+
+@broken("collapse")
+def constants_in_other_places_stay(w: World) -> None:
+    k = w.kernel
+    p = k.add(*(k.times(w.x(P, c), w.y(1, 0)) for c in range(V1)))  # y's 0 does not vary
+    a = k.bound()
+    assert k.collapse(p) == k.times(k.sum(w.x(P, a), {a: V1}), w.y(1, 0))
+    q = k.add(k.times(w.x(0, 0), w.y(0, 0)), k.times(w.x(0, 1), w.y(0, 1)), k.times(w.x(0, 2), w.y(0, 0)))
+    assert k.collapse(q) == q
+
+
+@broken("digit sum")
+def an_ignored_label_is_not_valid(w: World) -> None:
+    k = w.kernel
+    a = k.bound()
+    total = k.sum(w.digit(0, a), {a: V0})
+    differ(total, constant(1))
+    assert total == w.valid()
+
+
+@broken("digit diagonal")
+def a_diagonal_is_not_valid(w: World) -> None:
+    k = w.kernel
+    a = k.bound()
+    k.always_valid.add("id")
+    diagonal = k.sum(w.digit(0, a, a), {a: V0})
+    differ(diagonal, constant(1))
+    differ(diagonal, constant(V0))
+    assert not any(i <= -(10**9) for m in diagonal for _, idx, _ in m for i in idx)  # no bound variable leaks
+
+
+@broken("digit valid")
+def another_label(w: World) -> None:
+    k = w.kernel
+    differ(k.times(w.digit(0, 1, P), w.valid(1)), w.digit(0, 1, P))
+    with pytest.raises(Unsupported):
+        k.power(w.mask(), -1)
+    with pytest.raises(Unsupported):
+        k.power(k.times(w.mask(), w.positive()), -1)
+
+
+@broken("exp of sum")
+def log_of_a_mask_in_a_product(w: World) -> None:
+    k = w.kernel
+    infinite = k.fn("log_indicator", w.mask())
+    for p in (k.times(w.x(), infinite), scale(infinite, -1), k.times(w.x(), k.single(k.add(w.y(), infinite)))):
+        with pytest.raises(Unsupported):
+            k.exp(p)
+
+
+@broken("exp of log")
+def a_root_is_a_need(w: World) -> None:
+    k = w.kernel
+    k.exp(scale(k.log(w.x()), Fraction(1, 2)))
+    assert any(what == "positive" for what, _, _ in k.needs)
+
+
+@broken("exp of mask")
+def minus_log_of_a_mask(w: World) -> None:
+    k = w.kernel
+    with pytest.raises(Unsupported):
+        k.exp(k.add(w.x(), scale(k.fn("log_indicator", w.mask()), -1)))
+    with pytest.raises(Unsupported):
+        k.log(k.add(w.x(), k.fn("log_indicator", w.mask())))
+
+
+@broken("log of product")
+def log_of_unknown_signs(w: World) -> None:
+    k = w.kernel
+    together = k.log(k.times(w.x(), w.y()))
+    assert {what for what, _, _ in k.needs} == {"defined"}
+    differ(together, k.add(k.log(w.x()), k.log(w.y())))
+    with pytest.raises(Unsupported):
+        k.log(scale(w.positive(), -1))
+    with pytest.raises(Unsupported):
+        k.log({})
+
+
+@broken("integer power")
+def division_by_what_may_be_zero(w: World) -> None:
+    k = w.kernel
+    k.power(w.positive(), -1)
+    assert not k.needs
+    k.power(w.x(0, Q), -1)
+    assert len(k.needs) == 1
+    (need,) = k.needs
+    k.power(w.x(1, Q), -1)
+    other = next(n for n in k.needs if n != need)
+    assert not k.certain(other, {need})
+    k.power(w.x(P, Q), -1)
+    general = next(n for n in k.needs if n not in (need, other))
+    assert k.certain(other, {general})
+    assert not k.certain(general, {need, other})
+    with pytest.raises(Unsupported):
+        k.power({}, -1)
+
+
+@broken("fractional power")
+def roots_of_unknown_signs(w: World) -> None:
+    k = w.kernel
+    half = Fraction(1, 2)
+    differ(k.power(k.times(w.x(), w.y()), half), k.times(k.power(w.x(), half), k.power(w.y(), half)))
+    with pytest.raises(Unsupported):
+        k.power(scale(w.positive(), -1), half)
+
+
+@broken("root of a square")
+def the_sign_is_not_lost(w: World) -> None:
+    k = w.kernel
+    square = k.times(w.x(), w.x())
+    differ(k.power(square, Fraction(-1, 2)), k.power(w.x(), -1))
+    differ(k.power(square, Fraction(1, 2)), w.x())
+    differ(k.power(k.power(w.x(), 2), Fraction(3, 2)), k.power(w.x(), 3))
+
+
+@broken("condition")
+def the_sign_of_a_factor_matters(w: World) -> None:
+    k = w.kernel
+    differ(k.indicator_of("gt0", k.times(w.x(), w.y())), k.indicator_of("gt0", w.x()))
+    differ(k.indicator_of("gt0", scale(w.x(), -1)), k.indicator_of("gt0", w.x()))
+    differ(k.indicator_of("gt0", k.times(w.nonnegative(), w.x())), k.indicator_of("gt0", w.x()))
+    assert k.indicator_of("gt0", k.times(w.positive(), w.x())) == k.indicator_of("gt0", w.x())
+
+
+@broken("maximum")
+def negative_factors_stay_inside(w: World) -> None:
+    k = w.kernel
+    a = k.bound()
+    differ(k.maximum(scale(w.x(a, Q), -1), {a: V0}), scale(k.maximum(w.x(a, Q), {a: V0}), -1))
+    differ(k.maximum(k.times(w.x(a, Q), w.y()), {a: V0}), k.times(k.maximum(w.x(a, Q), {a: V0}), w.y()))
+
+
+@broken("row")
+def the_order_of_a_row_matters(w: World) -> None:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    differ(k.row("row argmax 0", w.x(a, b), {a: V0, b: V1}), k.row("row argmax 0", w.x(a, b), {b: V1, a: V0}))
+
+
+def test_every_law_has_a_broken_condition() -> None:
+    assert set(BROKEN) == set(LAWS)
+
+
+@pytest.mark.parametrize(("law", "test"), [pytest.param(n, t, id=f"{n}: {t.__name__}") for n, ts in BROKEN.items() for t in ts])
+def test_broken(law: str, test: Broken) -> None:
+    for seed in range(3):
+        test(World(seed))
