@@ -70,6 +70,9 @@ def table(summary: Summary, console: Console) -> None:
             for verdict, n in counts.most_common():
                 grid.add_row(verdict, str(n), f"{100 * n / total:.1f} %")
             console.print(grid)
+            for kind in sorted({k for k, _ in summary.kinds[group]}):
+                own = {v: n for (k, v), n in summary.kinds[group].items() if k == kind}
+                console.print(f"  {kind}: " + ", ".join(f"{n} {v}" for v, n in sorted(own.items())), markup=False)
             for cause, n in summary.causes[group].most_common(20):
                 example = summary.examples[group, cause]
                 flag = " --mutants" if example.mutant else ""

@@ -71,6 +71,12 @@ class Setting:
     declared: float = 0.0  # share of intermediate tensors whose lineage is declared
     style: str = "template"  # or "fold", "ranks": how rank programs are stored
 
+    @property
+    def family(self) -> str:
+        """Whether a dimension may be cut in ways that have no common refinement."""
+        sizes = {s for n, s in self.mesh.axes if n != STAGE} | ({self.micro} if self.micro > 1 else set())
+        return "one size" if len(sizes) == 1 else "several sizes"
+
 
 def setting(rng: random.Random) -> Setting:
     """Three times of four all axes have one size: a dimension cut in two ways is then cut in compatible ways."""

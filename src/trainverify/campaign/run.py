@@ -40,6 +40,7 @@ BAD: Final = ("crash", "disagreement", "wrong PROVED", "correct plan REFUTED", "
 class Case:
     logical: Program
     plan: Plan
+    family: str
     mutant: Mutant | None = None
 
 
@@ -50,7 +51,7 @@ class Outcome:
     verdict: str  # of verify; TIME where it took too long, CRASH where it failed
     bad: str | None  # one of BAD
     reason: str
-    kind: str  # of mistake
+    kind: str  # family of plans, or kind of mistake
     ops: int
     ranks: int
     seconds: float
@@ -62,11 +63,24 @@ class Outcome:
         return generic(self.reason)
 
 
+CAUSES: Final = (  # (what a reason contains, what it is counted as), the first that fits
+    ("got ", "different forms"),
+    ("different forms", "different forms"),
+    ("held as", "a dimension held in other digits than the logical one"),
+    (" digits on [", "digits that an axis does not have"),
+    (" on [", "a cut that does not divide the digits of an axis"),
+    ("a piece [", "a piece across digits"),
+    ("per mesh coordinate", "an offset per mesh coordinate across digits"),
+)
+
+
 def generic(reason: str) -> str:
+    """A reason without names and numbers."""
     text = reason.split(": ")[-1]
+    for part, cause in CAUSES:
+        if part in reason:
+            return cause
     text = re.sub(r"\[[^\n]*\]", "[…]", text)
-    if " and " in text and "different forms" in text:
-        return "different forms"
     return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", text)[:100]
 
 
@@ -75,15 +89,18 @@ def make(seed: int, mutant: bool = False) -> Case:
     rng = random.Random(seed)
     if rng.random() < AUTOGRAD:
         logical, plan = autograd.case(rng)
+        family = "reverse mode"
     else:
         made = step(rng)
         logical = made.logical()
         source = made.spelled(rng) if rng.random() < 0.4 else logical
-        plan = partition(source, logical, setting(rng), rng)
+        how = setting(rng)
+        plan = partition(source, logical, how, rng)
+        family = how.family
     if not mutant:
-        return Case(logical, plan)
+        return Case(logical, plan, family)
     wrong = mutate(plan, rng)
-    return Case(logical, wrong.plan, wrong)
+    return Case(logical, wrong.plan, family, wrong)
 
 
 def run(seed: int, mutant: bool, seconds: float = 10.0, oracle: float = 1.0) -> Outcome:
@@ -94,7 +111,7 @@ def run(seed: int, mutant: bool, seconds: float = 10.0, oracle: float = 1.0) -> 
     except Exception:
         detail = traceback.format_exc(limit=-6)
         return Outcome(seed, mutant, "CRASH", "generator", detail.strip().splitlines()[-1], "", 0, 0, time.perf_counter() - began, detail)
-    kind = "" if case.mutant is None else case.mutant.kind
+    kind = case.family if case.mutant is None else case.mutant.kind
     ops = sum(len(t.program.ops) for t in case.plan.templates)
 
     def outcome(verdict: str, bad: str | None, reason: str, detail: str = "") -> Outcome:
@@ -145,7 +162,7 @@ class Summary:
 
     verdicts: dict[str, Counter[str]] = field(default_factory=lambda: {"correct": Counter(), "mistake": Counter()})
     causes: dict[str, Counter[str]] = field(default_factory=lambda: {"correct": Counter(), "mistake": Counter()})
-    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kinds: dict[str, Counter[tuple[str, str]]] = field(default_factory=lambda: {"correct": Counter(), "mistake": Counter()})
     examples: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # smallest case of every cause
     bad: list[Outcome] = field(default_factory=list)
     missed: int = 0  # UNKNOWN mistakes that evaluation at full size sees
@@ -155,8 +172,7 @@ class Summary:
         group = "mistake" if o.mutant else "correct"
         self.verdicts[group][o.verdict] += 1
         self.slowest = max(self.slowest, o.seconds)
-        if o.kind:
-            self.kinds[o.kind, o.verdict] += 1
+        self.kinds[group][o.kind, o.verdict] += 1
         if o.bad is not None:
             self.bad.append(o)
         if o.verdict in ("UNKNOWN", "TIME"):
@@ -172,7 +188,7 @@ class Summary:
             "verdicts": {g: dict(c) for g, c in self.verdicts.items()},
             "proved_share": self.share(),
             "unknown": {g: dict(c.most_common()) for g, c in self.causes.items()},
-            "mistakes": {f"{k}: {v}": n for (k, v), n in sorted(self.kinds.items())},
+            "kinds": {g: {f"{k}: {v}": n for (k, v), n in sorted(c.items())} for g, c in self.kinds.items()},
             "unknown_but_different": self.missed,
             "bad": [asdict(o) for o in self.bad],
             "slowest_seconds": round(self.slowest, 2),
