@@ -15,7 +15,7 @@ from trainverify.check import validate
 from trainverify.check.findings import Finding
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import Difference, Suspect, close_look, decide, suspects
-from trainverify.evaluate.locate import Place, locate
+from trainverify.evaluate.locate import Known, Place, locate
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small, shrink_system
 from trainverify.graph.communication import Communication, schedule
@@ -26,7 +26,7 @@ from trainverify.graph.plan import Plan, Template, units
 from trainverify.graph.program import Output, Program
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
-from trainverify.prove.algebra.discover import Found, discover
+from trainverify.prove.algebra.discover import Found, covered, discover
 from trainverify.prove.algebra.engine import Proof, Prover, prove
 from trainverify.report import Report, Shown
 
@@ -194,12 +194,31 @@ class _Evaluation:
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
-        place = find(small, self.plan, wrong, difference)
+        place = find(small, self.plan, wrong, difference, self._known())
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         note = f"counterexample: random inputs of seed {difference.seed}" + (", at reduced sizes" if small.reduced else "")
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
         return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
+
+    def _known(self) -> Known:
+        """Which logical tensors the proof attempt found in the plan, for every rank."""
+        prover = self.proof.prover
+        if prover is None:
+            return Known()
+        held, whole = covered(prover)
+        first: dict[int, int] = {}  # rank → the rank that its instance is known by
+        mesh = self.plan.mesh
+        for instance in prover.instances:
+            for r in prover.system.schedule.classes[instance.class_index].ranks:
+                at = mesh.coordinates(r)
+                if all(at[a] == i for a, i in instance.fixed):
+                    first[r] = instance.rank
+        by_rank: dict[int, list[tuple[str, str]]] = {}
+        for (r, tensor), name in held.items():
+            by_rank.setdefault(r, []).append((tensor, name))
+        everywhere = {(r, tensor): name for r, f in first.items() for tensor, name in by_rank.get(f, ())}
+        return Known(everywhere, frozenset(whole))
 
     def _open(self, reason: str, status: str, notes: tuple[str, ...] = ()) -> Report:
         why = f"{len(self.proof.failed)} of {len(self.wanted)} obligations not proved; " if self.proof.failed else ""
@@ -226,9 +245,10 @@ def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: in
     return suspects(small, wanted, run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC))
 
 
-def find(small: Small, plan: Plan, wrong: Sequence[Suspect], difference: Difference) -> Place:
+def find(small: Small, plan: Plan, wrong: Sequence[Suspect], difference: Difference, known: Known) -> Place:
     inputs = random_inputs(small, difference.seed)
-    return locate(small, plan.mesh, wrong, run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC))
+    logical, local = run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC)
+    return locate(small, plan.mesh, wrong, logical, local, known)
 
 
 def declared(logical: Program, plan: Plan, wanted: Sequence[Obligation]) -> list[Obligation]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -60,9 +60,19 @@ class _Values:
         return near | plain
 
 
-def locate(small: Small, mesh: Mesh, wrong: Sequence[Suspect], logical: Mapping[str, Array], plan: PlanValues) -> Place:
+@dataclass(frozen=True)
+class Known:
+    """What a proof attempt found out: which logical tensor a rank's tensor is, and which are there completely."""
+
+    held: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
+
+
+def locate(
+    small: Small, mesh: Mesh, wrong: Sequence[Suspect], logical: Mapping[str, Array], plan: PlanValues, proof: Known | None = None
+) -> Place:
     """The first wrong tensor behind the outputs that differ."""
-    return _Locator(small, mesh, wrong, logical, plan).place()
+    return _Locator(small, mesh, wrong, logical, plan, proof or Known()).place()
 
 
 def candidates(mesh: Mesh, microbatches: int = 1) -> list[Fraction]:
@@ -75,7 +85,8 @@ def candidates(mesh: Mesh, microbatches: int = 1) -> list[Fraction]:
 
 
 class _Locator:
-    def __init__(self, small: Small, mesh: Mesh, wrong: Sequence[Suspect], logical: Mapping[str, Array], plan: PlanValues):
+    def __init__(self, small: Small, mesh: Mesh, wrong: Sequence[Suspect], logical: Mapping[str, Array], plan: PlanValues, proof: Known):
+        self.proof = proof
         self.small = small
         self.wrong = wrong
         self.logical = logical
@@ -134,12 +145,16 @@ class _Locator:
 
     def _computed(self, name: str) -> bool:
         """Whether tensors that hold nothing but elements of this one hold all of them, under one factor."""
+        if name in self.proof.whole:
+            return True
         values = np.asarray(self.logical[name], dtype=np.float64)
         shares = [arrays for (n, _), arrays in self._share.items() if n == name]
         return any(bool(_Values(np.concatenate(arrays)).holds(values).all()) for arrays in shares)
 
     def matches(self, c: int, row: int, tensor: str) -> frozenset[str]:
-        return self._match.get((c, row, tensor), frozenset())
+        found = self._match.get((c, row, tensor), frozenset())
+        known = self.proof.held.get((self.small.classes[c].ranks[row], tensor))
+        return found if known is None else found | {known}
 
     # -- what stands in the place of a missing tensor ----------------------------------------------------------------
 

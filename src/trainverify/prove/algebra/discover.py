@@ -26,11 +26,14 @@ class Found:
     logical: str | None
     placement: str  # DTensor notation, with constant indices (a micro-batch) behind
     factor: Coef = 1
+    scalars: bool = False  # also multiplied by numbers of the program, such as one over the count of tokens
+    blocks: tuple[tuple[int, int, int], ...] = ()  # (leaf, constant index, size) where a micro-batch or the like is fixed
+    partial: bool = False
 
     def __str__(self) -> str:
         if self.logical is None:
             return f"rank {self.rank}: {self.tensor}: no logical tensor"
-        scale = "" if self.factor == 1 else f" ×{self.factor}"
+        scale = ("" if self.factor == 1 else f" ×{self.factor}") + (" ×scalars" if self.scalars else "")
         return f"rank {self.rank}: {self.tensor} = {self.logical}{scale} {self.placement}"
 
 
@@ -40,7 +43,7 @@ def discover(prover: Prover) -> Iterator[Found]:
     for name, value in prover.logical.items():
         if not isinstance(value, Exception) and list(value) == [()] and len(value[()]) == 1:
             ((m, c),) = value[()].items()
-            known.setdefault(_skeleton(m), []).append((name, m, c))
+            known.setdefault(_skeleton(_indexed(m)), []).append((name, m, c))
     for i, instance in enumerate(prover.instances):
         unit = prover.system.schedule.classes[instance.class_index].unit
         program = prover.system.unit_programs[unit]
@@ -50,6 +53,11 @@ def discover(prover: Prover) -> Iterator[Found]:
                 yield Found(instance.rank, tensor, None, "")
             else:
                 yield _found(prover, i, tensor, held[()], known)
+
+
+def _indexed(m: Mono) -> Mono:
+    """The factors that depend on an index; the others scale the whole tensor."""
+    return tuple(f for f in m if f[1])
 
 
 def _skeleton(m: Mono) -> tuple[tuple[int, object], ...]:
@@ -70,12 +78,34 @@ def _found(prover: Prover, i: int, tensor: str, p: Poly, known: _Known) -> Found
         if len(total) != 1:
             continue
         ((m, c),) = total.items()
-        for name, whole, coef in known.get(_skeleton(m), ()):
-            names = _names(whole, m)
-            if names is not None and set(prover.kernel.substitute({whole: 1}, names)) == {m}:
-                factor = Fraction(c) / coef
-                return Found(rank, tensor, name, _placement(prover, i, name, names, partial), factor)
+        hits = []
+        for name, whole, coef in known.get(_skeleton(_indexed(m)), ()):
+            names = _names(_indexed(whole), _indexed(m))
+            if names is not None and set(prover.kernel.substitute({_indexed(whole): 1}, names)) == {_indexed(m)}:
+                scalars = set(m) - set(_indexed(m)) != set(whole) - set(_indexed(whole))
+                hits.append((scalars, Fraction(c) / coef != 1, name, names, Fraction(c) / coef))
+        if hits:
+            scalars, _, name, names, factor = min(hits, key=lambda h: h[:2])
+            text, blocks = _placement(prover, i, name, names, partial)
+            return Found(rank, tensor, name, text, factor, scalars, blocks, bool(partial))
     return Found(rank, tensor, None, "")
+
+
+def covered(prover: Prover) -> tuple[dict[tuple[int, str], str], set[str]]:
+    """What each tensor of each instance is (by the instance's first rank), and the logical tensors that are all there."""
+    held: dict[tuple[int, str], str] = {}
+    seen: dict[str, set[tuple[tuple[int, int, int], ...]]] = {}
+    for f in discover(prover):
+        if f.logical is not None and not f.partial:
+            held[f.rank, f.tensor] = f.logical
+            seen.setdefault(f.logical, set()).add(f.blocks)
+    whole = set()
+    for name, blocks in seen.items():
+        sizes = {leaf: size for b in blocks for leaf, _, size in b}
+        there = {tuple(i for leaf in sorted(sizes) for at, i, _ in b if at == leaf) for b in blocks if len(b) == len(sizes)}
+        if not sizes or () in blocks or there == set(itertools.product(*(range(sizes[leaf]) for leaf in sorted(sizes)))):
+            whole.add(name)
+    return held, whole
 
 
 def _names(whole: Mono, piece: Mono) -> dict[Index, Index] | None:
@@ -88,11 +118,14 @@ def _names(whole: Mono, piece: Mono) -> dict[Index, Index] | None:
     return found
 
 
-def _placement(prover: Prover, i: int, name: str, names: dict[Index, Index], partial: tuple[str, ...]) -> str:
+def _placement(
+    prover: Prover, i: int, name: str, names: dict[Index, Index], partial: tuple[str, ...]
+) -> tuple[str, tuple[tuple[int, int, int], ...]]:
     grid = prover.forms.grid(prover.system.scope.dims[name])
     owner = {v: axis for axis, leaves in prover.mesh_vars.items() for v, _ in leaves}
     shards: dict[str, str] = {}
     fixed: list[str] = []
+    blocks: list[tuple[int, int, int]] = []
     for d, span in enumerate(grid.spans):
         for n in span:
             index = names.get(-1 - n)
@@ -100,6 +133,7 @@ def _placement(prover: Prover, i: int, name: str, names: dict[Index, Index], par
                 continue
             if index >= 0:
                 fixed.append(f"dim {d}: block {index} of {grid.leaves[n].axis.size}")
+                blocks.append((n, index, grid.leaves[n].axis.size))
             elif index in owner:
                 shards[owner[index]] = f"Shard({d})"
     here = prover.instances[i]
@@ -108,4 +142,4 @@ def _placement(prover: Prover, i: int, name: str, names: dict[Index, Index], par
     text = ", ".join(
         f"{axis}: {'Partial()' if axis in partial else shards.get(axis, 'Replicate()')}" for axis in here.folded if prover.mesh_vars[axis]
     )
-    return "{" + text + "}" + (f" on {', '.join(fixed)}" if fixed else "")
+    return "{" + text + "}" + (f" on {', '.join(fixed)}" if fixed else ""), tuple(blocks)

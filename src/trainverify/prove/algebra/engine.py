@@ -37,6 +37,7 @@ class Proof:
     lint: list[str] = field(default_factory=list)  # equal over the reals, not safe in floats
     instances: int = 0
     atoms: int = 0
+    prover: Prover | None = None  # with all forms, for explanations
 
 
 class Missing(Exception):
@@ -76,7 +77,7 @@ class Prover:
         self.kernel.named = len(self.kernel.atoms)
         self._run_plan()
         extra = {n for n in self.kernel.needs - needed if not self.kernel.certain(n, needed)}
-        result = Proof(instances=len(self.instances), atoms=len(self.kernel.atoms))
+        result = Proof(instances=len(self.instances), atoms=len(self.kernel.atoms), prover=self)
         for o in wanted:
             why = self._check(o)
             if why is None and extra:

@@ -1,0 +1,1 @@
+"""What proofs cost: time and memory by phase, and how they grow."""
