@@ -57,8 +57,51 @@ def model(rng: random.Random) -> Model:
 
 
 def case(rng: random.Random) -> tuple[Program, Plan]:
+    if rng.random() < 0.25:
+        return uneven(rng)
     m = model(rng)
     return logical(m), plan(m)
+
+
+def uneven(rng: random.Random) -> tuple[Program, Plan]:
+    """Rows that do not divide: every data-parallel rank has a program of its own, and its share of the mean."""
+    dp, width, out = rng.choice([2, 3, 4]), rng.choice([5, 6, 9]), rng.choice([4, 7])
+    rows = dp * rng.choice([3, 4]) + rng.randint(1, dp - 1) if dp > 2 else 2 * rng.choice([3, 4]) + 1
+    act, mean, token = rng.choice(ACTIVATIONS), rng.random() < 0.6, rng.random() < 0.5
+
+    def loss(b: Any, y: Tensor, t: Tensor) -> Tensor:
+        if token:
+            return b.cross_entropy(y, t, reduction="sum")
+        e = b.sub(y, t)
+        return b.sum(b.mul(e, e))
+
+    target: dict[str, Any] = {"dtype": "i64", "ids": out} if token else {}
+    shape = () if token else (out,)
+    b = tv.program("uneven")
+    x, t = b.input("x", (rows, width)), b.input("t", (rows, *shape), **target)
+    w, v = b.parameter("w", (out, width)), b.parameter("v", (width,))
+    total = loss(b, b.linear(getattr(b, act)(b.mul(x, v)), w), t)
+    b.loss(b.div(total, value=rows) if mean else total)
+    step = tv.complete(b.build(), tv.SGD(lr=0.1))
+
+    p = tv.plan("uneven", Mesh(dp=dp))
+    chunk = -(-rows // dp)
+    for i in range(dp):
+        own = max(0, min(rows, (i + 1) * chunk) - i * chunk)
+        with p.ranks(dp=i) as r:
+            x = r.input("x", (own, width), {"dp": tv.Shard(0)})
+            t = r.input("t", (own, *shape), {"dp": tv.Shard(0)}, **target)
+            w, v = r.parameter("w", (out, width), "o k"), r.parameter("v", (width,), "k")
+            part = loss(r, r.linear(getattr(r, act)(r.mul(x, v)), w), t)
+            part = r.div(part, value=rows) if mean else part
+            r.backward(part)
+            r.phase = "optimizer"
+            r.loss(r.all_reduce(part, group="dp"))
+            for weight in (w, v):
+                grad = r.all_reduce(r.gradient(weight), group="dp")
+                r.output(grad, "gradient", weight.name)
+                r.update(weight, r.sgd(weight, grad, lr=0.1))
+    return step, p.build()
 
 
 def logical(m: Model) -> Program:

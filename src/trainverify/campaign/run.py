@@ -89,7 +89,7 @@ def make(seed: int, mutant: bool = False) -> Case:
     rng = random.Random(seed)
     if rng.random() < AUTOGRAD:
         logical, plan = autograd.case(rng)
-        family = "reverse mode"
+        family = "uneven rows" if logical.name == "uneven" else "reverse mode"
     else:
         made = step(rng)
         logical = made.logical()
