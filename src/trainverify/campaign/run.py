@@ -66,6 +66,7 @@ class Outcome:
 CAUSES: Final = (  # (what a reason contains, what it is counted as), the first that fits
     ("got ", "different forms"),
     ("different forms", "different forms"),
+    ("could not be aligned", "axes that could not be aligned"),
     ("held as", "a dimension held in other digits than the logical one"),
     (" digits on [", "digits that an axis does not have"),
     (" on [", "a cut that does not divide the digits of an axis"),
@@ -145,6 +146,8 @@ def run(seed: int, mutant: bool, seconds: float = 10.0, oracle: float = 1.0) -> 
     try:
         gap, name = max(worst(case.logical, case.plan, point) for point in range(FULL_SIZE if report.verdict == "PROVED" and mutant else 1))
     except Exception:
+        if report.verdict == "UNKNOWN":  # an op that neither supports
+            return outcome(report.verdict, None, reason)
         return outcome("CRASH", "generator", "the oracle failed: " + traceback.format_exc(limit=-6).strip().splitlines()[-1])
     if report.verdict == "PROVED" and gap > DIFFERENT:
         return outcome("PROVED", "wrong PROVED" if mutant else "generator", f"{name} differs by {gap:.2g} at full size")
