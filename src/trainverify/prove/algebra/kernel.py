@@ -53,6 +53,7 @@ class Limits:
     ties: int = 5_040  # orders tried to make a form canonical
     slots: int = 64  # of one atom; forms that match nothing grow, those that do stay small
     atoms: int = 5_000_000
+    bits: int = 100_000  # of a coefficient
     depth: int = 100  # of sums within sums while one is normalised
 
 
@@ -416,6 +417,8 @@ class Kernel:
 
     def settle(self, p: Poly) -> Poly:
         """The form in which a tensor is kept: complete sums over constants collapsed, several terms factored."""
+        if any(max(c.numerator.bit_length(), c.denominator.bit_length()) > self.limits.bits for c in p.values()):
+            raise TooLarge("a number with too many digits")
         p = self.collapse(self.plus(p) if len(p) > 1 else p)
         if len(p) > 1:
             lead, factors, prim = self.content(p)
@@ -889,11 +892,11 @@ def _body_key(best: tuple[Any, tuple[Index, ...], tuple[int, ...]]) -> Any:
     return tuple(entries for _, _, entries in body), sizes, slots
 
 
-def _sort_coef(c: Coef) -> tuple[float, str]:
+def _sort_coef(c: Coef) -> tuple[float, Coef]:
     try:
-        return float(c), str(c)
+        return float(c), c
     except OverflowError:
-        return math.inf if c > 0 else -math.inf, str(c)
+        return math.inf if c > 0 else -math.inf, c
 
 
 def _instance(idx: tuple[Index, ...], general: tuple[Index, ...]) -> bool:
