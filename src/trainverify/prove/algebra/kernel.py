@@ -226,11 +226,7 @@ class Kernel:
             return scale(p, c)
         if len(p) * len(q) > self.limits.monomials:
             raise TooLarge("a product of long sums")
-        out: Poly = {}
-        for m, c in p.items():
-            for n, d in q.items():
-                out = self.add(out, self.monomial((*m, *n), tidy(c * d)))
-        return out
+        return self.add(*[self.monomial((*m, *n), tidy(c * d)) for m, c in p.items() for n, d in q.items()])
 
     def multiply(self, p: Poly, q: Poly) -> Poly:
         """Product without distributing: a sum of several terms becomes a cut first.
@@ -266,10 +262,7 @@ class Kernel:
                 break
         if clean:
             return out
-        out = {}
-        for m, c in p.items():
-            out = self.add(out, self.monomial([(u, tuple(to.get(i, i) for i in idx), w) for u, idx, w in m], c))
-        return out
+        return self.add(*[self.monomial([(u, tuple(to.get(i, i) for i in idx), w) for u, idx, w in m], c) for m, c in p.items()])
 
     # -- content, cuts -----------------------------------------------------------------------------------------------
 
@@ -293,10 +286,8 @@ class Kernel:
         # an indicator is idempotent: taking it out must leave the terms without it
         inverse = [(u, idx, -w) for u, idx, w in factors if not self.atoms[u].indicator]
         gone = {(u, idx) for u, idx, _ in factors if self.atoms[u].indicator}
-        prim: Poly = {}
-        for m, c in p.items():
-            rest = [f for f in m if (f[0], f[1]) not in gone]
-            prim = self.add(prim, self.monomial([*rest, *inverse], c))
+        rests = ([f for f in m if (f[0], f[1]) not in gone] for m in p)
+        prim = self.add(*[self.monomial([*rest, *inverse], c) for rest, c in zip(rests, p.values(), strict=True)])
         lead = self._ordered(prim)[-1][1]  # the last one, so that a constant term does not set the scale
         return lead, factors, {m: tidy(Fraction(c) / lead) for m, c in prim.items()}
 
@@ -364,10 +355,7 @@ class Kernel:
     def _placed(self, ordered: list[tuple[Mono, Coef]], pattern: Sequence[int]) -> Poly:
         """The terms with slot variables in place of their indices."""
         slots = iter([-1 - k for k in pattern])  # slot k is variable -1 - k; a constant c, stored as -1 - c, is itself
-        out: Poly = {}
-        for m, c in ordered:
-            out = self.add(out, self.monomial([(u, tuple(next(slots) for _ in idx), w) for u, idx, w in m], c))
-        return out
+        return self.add(*[self.monomial([(u, tuple(next(slots) for _ in idx), w) for u, idx, w in m], c) for m, c in ordered])
 
     def _signs(self, p: Poly) -> dict[str, bool]:
         """What is certain about the sign of a sum: all terms nonnegative, at least one positive."""
@@ -403,17 +391,20 @@ class Kernel:
 
     def flat(self, p: Poly, keep: Callable[[int], bool] | None = None) -> Poly:
         """Cuts that stand alone in a term (up to other factors without cuts) opened, so that sums of sums are one sum."""
-        out: Poly = {}
-        changed = False
-        for m, c in p.items():
-            cuts = [f for f in m if self.atoms[f[0]].kind == "cut" and f[2] == 1]
-            if len(cuts) == 1 and not (keep and keep(cuts[0][0])) and not self.atoms[cuts[0][0]].indicator:
-                rest = tuple(f for f in m if f is not cuts[0])
-                out = self.add(out, self.times({rest: c}, self.open(cuts[0])))
-                changed = True
-            else:
-                out = self.add(out, {m: c})
-        return self.flat(out, keep) if changed else out
+        parts: list[Poly] = []
+        while p:  # level by level, so that equal terms join on the way
+            stay: Poly = {}
+            opened: list[Poly] = []
+            for m, c in p.items():
+                cuts = [f for f in m if self.atoms[f[0]].kind == "cut" and f[2] == 1]
+                if len(cuts) == 1 and not (keep and keep(cuts[0][0])) and not self.atoms[cuts[0][0]].indicator:
+                    rest = tuple(f for f in m if f is not cuts[0])
+                    opened.append(self.times({rest: c}, self.open(cuts[0])))
+                else:
+                    stay[m] = c
+            parts.append(stay)
+            p = self.add(*opened)
+        return self.add(*parts)
 
     def settle(self, p: Poly) -> Poly:
         """The form in which a tensor is kept: complete sums over constants collapsed, several terms factored."""
@@ -430,10 +421,7 @@ class Kernel:
 
     def sum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
         """Σ over variables (with their sizes)."""
-        out: Poly = {}
-        for m, c in p.items():
-            out = self.add(out, scale(self._sum_monomial(m, over), c))
-        return out
+        return self.add(*[scale(self._sum_monomial(m, over), c) for m, c in p.items()])
 
     def _sum_monomial(self, m: Mono, over: Mapping[Index, int]) -> Poly:
         inside = [f for f in m if any(i in over for i in f[1])]
