@@ -29,7 +29,7 @@ test: $(VENV)/dev.stamp
 	$(BIN)/pytest -n 2
 
 campaign: $(VENV)/core.stamp
-	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --oracle 0.3
+	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 5 --oracle 0.3
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

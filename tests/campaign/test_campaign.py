@@ -16,7 +16,7 @@ from trainverify.campaign.programs import step
 from trainverify.campaign.run import campaign, generic, make, run
 from trainverify.campaign.simulate import Stuck, worst
 
-CASES, FIRST = 32, 0
+CASES, FIRST = 24, 0
 
 
 def layers(seed: int) -> tuple[tv.Program, tv.Plan]:

@@ -90,6 +90,8 @@ def setting(rng: random.Random) -> Setting:
         pairs.insert(rng.randrange(len(pairs) + 1), (STAGE, 2))
     micro = (min(same, 3) if same else rng.choice([2, 2, 3])) if rng.random() < 0.3 else 1
     style = rng.choices(["template", "fold", "ranks"], [6, 1, 1])[0]
+    if style == "ranks" and math.prod(s for _, s in pairs) > 8:  # one program per rank: small meshes only
+        style = "template"
     return Setting(Mesh(tuple(pairs)), micro, rng.choice([2.0, 6.0, 20.0]), 0.15 if rng.random() < 0.25 else 0.0, style)
 
 
