@@ -93,7 +93,7 @@ def test_missing_share() -> None:
     ("form", "message"),
     [
         ("(tp a) (tp b)", "repeats a name"),
-        ("(a tp b) c", "need explicit sizes"),
+        ("(a tp b) c", "one size must be a number"),
         ("(dp tp) b", "more than its named axes"),
         ("(tp a)) b", "names and"),
         ({"xp": Shard(0)}, "no axis 'xp'"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainverify.axes.structure import Axes, Axis
-from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, Shard, pattern_dims
+from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, Shard, local_digits, pattern_dims
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
@@ -285,13 +285,19 @@ class Inference:
     def _patterned(self, form: Pattern, mesh: Mesh, names: tuple[str, ...], whole: Axis, local: Axis) -> None:
         given = {n: s for n, _, s in form.fixed}
         digits: list[Axis] = []
-        placed = False
-        for n in names:
+        own: list[Axis] = []  # the local ones
+        listed = local_digits(names, {*given, *mesh.names})
+        known = 1
+        for n, k in listed:
+            known *= given[n] if n in given else mesh.length(n) if n in mesh.names else k or 1
+        for n, k in listed:
             if n in given or n in mesh.names:
                 digits.append(Axis(given[n], fixed=True) if n in given else self.mesh_axis(mesh, n))
-            elif n != "1" and not placed:
-                digits.append(local)
-                placed = True
+            else:
+                own.append(Axis(k or whole.size // known))
+                digits.append(own[-1])
+        self.all += own
+        self.axes.align([local], own)
         self.axes.align([whole], digits)
 
     def _part(self, part: Part, whole: Dims, local: Dims) -> None:

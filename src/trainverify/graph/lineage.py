@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -228,7 +228,7 @@ def _patterned(form: Pattern, mesh: Mesh, rank: int, shape: tuple[int, ...]) -> 
     here = mesh.coordinates(rank)
     known = {n: (i, s) for n, i, s in form.fixed}
     known |= {a: (here[a], mesh.length(a)) for names in dims for a in names if a in here}
-    names_used = [n for names in dims for n in names]
+    names_used = [n for names in dims for n in names if not n.isdigit()]
     if len(set(names_used)) != len(names_used):
         raise LineageError(f"pattern {form.text!r} repeats a name")
     return Part(
@@ -236,37 +236,48 @@ def _patterned(form: Pattern, mesh: Mesh, rank: int, shape: tuple[int, ...]) -> 
     )
 
 
-def _run(names: tuple[str, ...], size: int, known: Mapping[str, tuple[int, int]], form: Pattern) -> Run:
-    """One dimension of a pattern: digits given by the mesh or fixed, others local; at most two local digits."""
-    local = [n for n in names if n not in known and n != "1"]
-    given = math.prod(known[n][1] for n in names if n in known)
-    if size % given:
-        raise LineageError(f"pattern {form.text!r}: size {size} does not divide by {given}")
-    # digits, slow first: adjacent local names count as one
-    digits: list[tuple[int | None, int | None]] = []  # (index or None for local, size or None for unknown)
+def local_digits(names: tuple[str, ...], known: Collection[str]) -> list[tuple[str, int | None]]:
+    """Digits of one dimension of a pattern, slow first: (name, size if it is a number); adjacent local names count as one."""
+    digits: list[tuple[str, int | None]] = []
     for n in names:
-        if n == "1":
-            continue
-        if n in known:
-            digits.append(known[n])
-        elif not digits or digits[-1][0] is not None:
-            digits.append((None, None))
-    blocks = [d for d in digits if d[0] is None]
-    if len(blocks) > 1:
-        raise LineageError(f"pattern {form.text!r}: {local} around a mesh axis need explicit sizes; use explicit parts")
+        if n in known or n.isdigit():
+            if n != "1":
+                digits.append((n, int(n) if n.isdigit() else None))
+        elif not digits or digits[-1][0] in known or digits[-1][0].isdigit():
+            digits.append((n, None))
+    return digits
+
+
+def _run(names: tuple[str, ...], size: int, known: Mapping[str, tuple[int, int]], form: Pattern) -> Run:
+    """One dimension of a pattern: digits given by the mesh or fixed, numbers and names local (`(3 tp o)`)."""
+    digits = local_digits(names, known)
+    given = math.prod(known[n][1] if n in known else k or 1 for n, k in digits)
+    open_ended = [n for n, k in digits if n not in known and k is None]
+    if size % given or len(open_ended) > 1:
+        why = f"size {size} does not divide by {given}" if size % given else f"{' and '.join(open_ended)}: one size must be a number"
+        raise LineageError(f"pattern {form.text!r}: {why}")
     rest = size // given
-    if not blocks and rest != 1:
+    if not open_ended and rest != 1:
         raise LineageError(f"pattern {form.text!r}: size {size} is more than its named axes")
-    start, weight, stride_of_local = 0, 1, 0
-    for index, width in reversed(digits):
-        if index is None:
-            stride_of_local, weight = weight, weight * rest
-        else:
-            assert width is not None
-            start, weight = start + index * weight, weight * width
-    if not blocks or stride_of_local == 1:
-        return Run(start, rest if blocks else 1)
-    return Run(start, 1, rest, stride_of_local)
+    start, weight = 0, 1
+    runs: list[tuple[int, int]] = []  # (weight, size) of local digits, fast first, adjacent ones joined
+    for n, k in reversed(digits):
+        width = known[n][1] if n in known else rest if k is None else k
+        if n in known:
+            start += known[n][0] * weight
+        elif runs and runs[-1][0] * runs[-1][1] == weight:
+            runs[-1] = (runs[-1][0], runs[-1][1] * width)
+        elif width > 1:
+            runs.append((weight, width))
+        weight *= width
+    if len(runs) > 2 or (len(runs) == 2 and runs[0][0] != 1):
+        raise LineageError(f"pattern {form.text!r}: more than strided blocks; use explicit parts")
+    if not runs:
+        return Run(start, 1)
+    if len(runs) == 1:
+        step, count = runs[0]
+        return Run(start, count) if step == 1 else Run(start, 1, count, step)
+    return Run(start, runs[0][1], runs[1][1], runs[1][0])
 
 
 def positions(part: Part, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

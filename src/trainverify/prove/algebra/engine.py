@@ -6,13 +6,14 @@ forms are identical. Nothing is assumed about intermediate tensors; inputs, para
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
-from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Run, Shard, pattern_dims
+from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Run, Shard, local_digits, pattern_dims
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op, Program
 from trainverify.primitives.node import Node, topological
@@ -23,6 +24,7 @@ from trainverify.prove.algebra.kernel import Index, Kernel, Need, Poly, TooLarge
 from trainverify.prove.algebra.notation import show
 
 _MESH = -(10**6)  # mesh variables count down from here
+ENUMERATED = 16  # ranks of a plan up to which a failed proof is tried again without folding
 _POSITIONS = -(10**5)  # position variables are above this
 _LINEAR = frozenset({"add", "sub", "neg", "identity", "to", "all_reduce", "reduce_scatter", "sum", "multiref"})
 
@@ -44,12 +46,58 @@ class Missing(Exception):
     """A tensor without a form, because an op before it has none."""
 
 
+class _Pending:
+    """Ops of an instance that have not run; those whose inputs are all there are ready, the first in the program first."""
+
+    def __init__(self, ops: Sequence[LoweredOp], program: Program, there: Collection[str]):
+        self.ops = ops
+        self.users: dict[str, list[int]] = {}
+        self.missing: list[int] = []
+        for n, x in enumerate(ops):
+            wanted = {i for i in program.ops[x.index].inputs if i is not None and i not in there}
+            self.missing.append(len(wanted))
+            for i in wanted:
+                self.users.setdefault(i, []).append(n)
+        self.ready = [n for n, left in enumerate(self.missing) if not left]
+
+    def next(self) -> LoweredOp:
+        return self.ops[heapq.heappop(self.ready)]
+
+    def arrived(self, tensors: Iterable[str]) -> None:
+        for t in tensors:
+            for n in self.users.pop(t, ()):
+                self.missing[n] -= 1
+                if not self.missing[n]:
+                    heapq.heappush(self.ready, n)
+
+
+class _Places:
+    """Coordinates of some ranks on the folded axes of their instance."""
+
+    def __init__(self, axes: tuple[str, ...], found: list[tuple[int, ...]]):
+        self.axes = axes
+        self.found = frozenset(found)
+        self._seen: dict[tuple[int, ...], frozenset[tuple[int, ...]]] = {}
+
+    def has(self, axis: str) -> bool:
+        """Whether the rank one step along an axis from the origin is among them."""
+        return tuple(int(a == axis) for a in self.axes) in self.found
+
+    def offsets(self, steps: Mapping[str, int]) -> set[int]:
+        """Σ step · coordinate on every one of the ranks."""
+        used = tuple(n for n, a in enumerate(self.axes) if steps[a])
+        if used not in self._seen:
+            self._seen[used] = frozenset(tuple(at[n] for n in used) for at in self.found)
+        weights = [steps[self.axes[n]] for n in used]
+        return {sum(w * c for w, c in zip(weights, at, strict=True)) for at in self._seen[used]}
+
+
 class Prover:
-    def __init__(self, system: System):
+    def __init__(self, system: System, enumerate_all: bool = False):
         self.system = system
         self.kernel = Kernel()
         self.forms = Forms(self.kernel, system.inference.axes, dict(system.logical.domains))
-        self.instances = fold(system)
+        self.instances = fold(system, enumerate_all)
         self.mesh_vars: dict[str, list[tuple[Index, Axis]]] = {}
         for name in system.plan.mesh.names:
             leaves = system.inference.axes.leaves([system.inference.mesh_axis(system.plan.mesh, name)])
@@ -62,6 +110,7 @@ class Prover:
             if d.kind == "ids" and d.size is not None and (d.ignore is None or 0 <= d.ignore < d.size):
                 self.kernel.always_valid.add(n)
         self._variant_table: dict[int, dict[int, list[LoweredOp]]] = {}
+        self._place_table: dict[tuple[Instance, int, int], _Places] = {}
         self._holder_sets: dict[object, frozenset[int]] = {}
         self.logical: dict[str, Value | Exception] = {}
         self.local: list[dict[str, Value | Exception]] = [{} for _ in self.instances]
@@ -125,6 +174,8 @@ class Prover:
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
         """A block of an input: a tensor of its own, over the leaves that it has."""
         block = name if not key else f"{name}#{','.join(map(str, key))}"
+        while key and block in self.system.logical.tensors:  # a tensor of the program may be called so
+            block += "'"
         if key and name in self.forms.domains:
             self.forms.domains[block] = self.forms.domains[name]
             if name in self.kernel.always_valid:
@@ -143,7 +194,7 @@ class Prover:
                 self.forms.aligned(x.axes.dims[id(node)], scope.dims[name])
             for name, value in zip(op.outputs, made, strict=True):
                 env[name] = {key: self._kept(p, name in loose) for key, p in value.items()}
-        except (Unsupported, TooLarge, Missing) as error:
+        except (Unsupported, TooLarge, Missing, RecursionError) as error:
             for name in op.outputs:
                 env[name] = error if isinstance(error, Missing) else Missing(f"{op.name} ({op.source}): {error}")
 
@@ -168,21 +219,24 @@ class Prover:
 
     def _run_plan(self) -> None:
         system = self.system
-        pending: list[list[LoweredOp]] = []
         loose = [_loose(p) for p in system.unit_programs]
+        pending: list[_Pending] = []
         for i, instance in enumerate(self.instances):
             unit = system.schedule.classes[instance.class_index].unit
             self._sources(i, instance, unit)
-            pending.append(self._own(instance, unit))
+            pending.append(_Pending(self._own(instance, unit), system.unit_programs[unit], self.local[i]))
         self.by_class: dict[int, list[int]] = {}
         for i, instance in enumerate(self.instances):
             self.by_class.setdefault(instance.class_index, []).append(i)
         for i in range(len(self.instances)):
-            pending[i] = self._advance(i, pending[i], loose)
+            self._advance(i, pending[i], loose)
         for meeting in system.meetings:
             touched = self._meet(meeting)
             for i in touched:
-                pending[i] = self._advance(i, pending[i], loose)
+                for c, op in meeting.ops:
+                    if c == self.instances[i].class_index:
+                        pending[i].arrived(op.outputs)
+                self._advance(i, pending[i], loose)
 
     def _own(self, instance: Instance, unit: int) -> list[LoweredOp]:
         """The local ops of an instance, in order, with all variants of its ranks."""
@@ -190,43 +244,36 @@ class Prover:
         base = ranks[instance.rank]
         return [x for x in self.system.unit_ops[unit] if base in x.rows]
 
-    def _advance(self, i: int, pending: list[LoweredOp], loose: list[set[str]]) -> list[LoweredOp]:
+    def _advance(self, i: int, pending: _Pending, loose: list[set[str]]) -> None:
+        """Run what has its inputs, in program order."""
         instance = self.instances[i]
         unit = self.system.schedule.classes[instance.class_index].unit
         program = self.system.unit_programs[unit]
         env = self.local[i]
-        rest: list[LoweredOp] = []
-        for x in pending:
+        while pending.ready:
+            x = pending.next()
             op = program.ops[x.index]
-            if all(n is None or n in env for n in op.inputs):
-                try:
-                    offsets = self._offsets(instance, unit, x)
-                except Unsupported as error:
-                    env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
-                    continue
-                self._apply(x, op, env, offsets, loose[unit], self.system.unit_scopes[unit])
+            try:
+                offsets = self._offsets(instance, unit, x)
+            except Unsupported as error:
+                env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
             else:
-                rest.append(x)
-        return rest
+                self._apply(x, op, env, offsets, loose[unit], self.system.unit_scopes[unit])
+            pending.arrived(op.outputs)
 
     def _offsets(self, instance: Instance, unit: int, x: LoweredOp) -> dict[int, Offset]:
         """Offsets of nodes that differ between the ranks of an instance, as formulas over the mesh; checked for every rank."""
         variants = self._variants(unit).get(x.index, [])
         if len(variants) < 2 or not instance.folded:
             return {}
-        mesh = self.system.plan.mesh
-        ranks = self.system.talk.units[unit].ranks
-        fixed = instance.at()
         nodes = topological(x.lowered.outputs)
-        table: list[tuple[dict[str, int], list[Node]]] = []
+        table: list[tuple[_Places, list[Node]]] = []
         for v in variants:
-            other = topological(v.lowered.outputs)
-            for row in v.rows:
-                at = mesh.coordinates(ranks[row])
-                if all(at[a] == c for a, c in fixed.items()):
-                    table.append((at, other))
-                    if not _same_shape(nodes, other):
-                        raise Unsupported("ranks that compute different things")
+            places = self._places(instance, unit, v.rows)
+            if places.found:
+                table.append((places, topological(v.lowered.outputs)))
+                if not _same_shape(nodes, table[-1][1]):
+                    raise Unsupported("ranks that compute different things")
         result: dict[int, Offset] = {}
         for position, node in enumerate(nodes):
             place = {"slice": 1, "iota": 0, "one_hot": 0, "pad": 1}.get(node.prim)
@@ -237,10 +284,10 @@ class Prover:
             base = node.attrs[place]
             steps = {}
             for axis in instance.folded:
-                one = [o[position].attrs[place] - base for at, o in table if all(at[a] == (1 if a == axis else 0) for a in instance.folded)]
+                one = [o[position].attrs[place] - base for places, o in table if places.has(axis)]
                 steps[axis] = one[0] if one else 0
-            for at, o in table:
-                if o[position].attrs[place] != base + sum(steps[a] * at[a] for a in instance.folded):
+            for places, o in table:
+                if places.offsets(steps) != {o[position].attrs[place] - base}:
                     raise Unsupported("an offset that is not linear in the mesh coordinates")
                 here, there = _others(node.attrs, place), _others(o[position].attrs, place)
                 if node.prim == "pad":  # what comes after follows from the sizes
@@ -250,6 +297,16 @@ class Prover:
             if any(steps.values()):
                 result[id(node)] = Offset(base, tuple(self._strides(steps)))
         return result
+
+    def _places(self, instance: Instance, unit: int, rows: tuple[int, ...]) -> _Places:
+        """Where the ranks of an instance among some rows stand."""
+        key = (instance, unit, id(rows))  # the system keeps the rows
+        if key not in self._place_table:
+            mesh, ranks, fixed = self.system.plan.mesh, self.system.talk.units[unit].ranks, instance.fixed
+            at = [mesh.coordinates(ranks[row]) for row in rows]
+            found = [tuple(x[a] for a in instance.folded) for x in at if all(x[a] == c for a, c in fixed)]
+            self._place_table[key] = _Places(instance.folded, found)
+        return self._place_table[key]
 
     def _strides(self, steps: Mapping[str, int]) -> Iterator[tuple[Index, int]]:
         for axis, step in steps.items():
@@ -279,7 +336,7 @@ class Prover:
                     if known is not None:  # a buffer that holds several logical tensors
                         value = {key: self.kernel.add(p, self._get(env, lay.local)[key]) for key, p in value.items()}
                     env[lay.local] = value
-                except (Unsupported, TooLarge, Missing) as error:
+                except (Unsupported, TooLarge, Missing, RecursionError) as error:
                     env[lay.local] = Missing(f"{lay}: {error}")
 
     def _holders(self, lay: Layout) -> frozenset[int]:
@@ -382,18 +439,16 @@ class Prover:
         digits: list[tuple[int, list[Index] | None]] = []  # (size, indices or None for local)
         if isinstance(lay.form, Pattern):
             given = {n: (i, s) for n, i, s in lay.form.fixed}
-            names = pattern_dims(lay.form.text)[d]
-            known = math.prod(given[n][1] if n in given else mesh.length(n) for n in names if n in given or n in mesh.names)
+            listed = local_digits(pattern_dims(lay.form.text)[d], {*given, *mesh.names})
+            known = math.prod(given[n][1] if n in given else mesh.length(n) if n in mesh.names else k or 1 for n, k in listed)
             rest = math.prod(a.size for a in leaves) // known
-            done = False
-            for n in names:
+            for n, k in listed:
                 if n in given:
                     digits.append((given[n][1], [given[n][0]]))
                 elif n in mesh.names:
-                    digits += self._digits(n, instance)
-                elif n != "1" and not done:
-                    digits.append((rest, None))
-                    done = True
+                    digits.append((mesh.length(n), self._coordinate(n, instance)))
+                else:
+                    digits.append((k or rest, None))
         elif isinstance(lay.form, Placements):
             size = math.prod(a.size for a in leaves)
             for n, p in lay.form.axes:
@@ -462,7 +517,7 @@ class Prover:
         for party in parties.values():
             try:
                 self._collective(meeting, ops, party)
-            except (Unsupported, TooLarge, Missing) as error:
+            except (Unsupported, TooLarge, Missing, RecursionError) as error:
                 for i in party:
                     op = ops[self.instances[i].class_index]
                     self.local[i].update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
@@ -588,7 +643,7 @@ class Prover:
                             if not self._equal(got[key], want[key]):
                                 forms = f"got {show(self.kernel, got[key])}, want {show(self.kernel, want[key])}"
                                 return f"rank {instance.rank}: {h.layout.local} is not {h.layout.logical}: {forms}"
-                except (Missing, Unsupported, TooLarge) as error:
+                except (Missing, Unsupported, TooLarge, RecursionError) as error:
                     return f"rank {instance.rank}: {error}"
             if covered != len(ranks):
                 return f"{len(ranks) - covered} of {len(ranks)} ranks are not covered"
@@ -641,5 +696,10 @@ def _loose(program: Program) -> set[str]:
 
 
 def prove(system: System, wanted: Sequence[Obligation]) -> Proof:
-    """Try to prove every obligation at full size."""
-    return Prover(system).prove(wanted)
+    """Try to prove every obligation at full size; what folding hides in a small plan is tried again rank by rank."""
+    first = Prover(system).prove(wanted)
+    if first.failed and first.instances < system.plan.size <= ENUMERATED:
+        second = Prover(system, enumerate_all=True).prove(wanted)
+        if len(second.failed) < len(first.failed):
+            return second
+    return first

@@ -298,7 +298,7 @@ class Evaluator:
 
     def _row(self, a: Atom, idx: tuple[int, ...]) -> Number:
         """max, or `row FUNCTION DESCENDING [tags]`: a function of all values along an axis, slow digit first."""
-        (form, sizes), _ = a.data
+        (form, sizes, *result), _ = a.data
         rank = sum(1 for _, fs in form for u, _, es in fs for e in es if e < 0)
         slots = self._slots(a, idx)
         values = []
@@ -314,7 +314,7 @@ class Evaluator:
         if tags:
             raise NotImplementedError("results of a row function on unequal pieces")
         position = 0
-        for i, s in zip(slots[rank:], self._result_sizes(a, rank, math.prod(sizes)), strict=True):
+        for i, s in zip(slots[rank:], result[0], strict=True):
             position = position * s + i
         order = sorted(range(len(values)), key=functools.cmp_to_key(self._compare(values, descending == "1")))
         match fn:
@@ -328,13 +328,6 @@ class Evaluator:
                 return values[order[position]]
         raise NotImplementedError(f"row function {fn}")
 
-    def _result_sizes(self, a: Atom, rank: int, length: int) -> list[int]:
-        """Sizes of the result's digits; a constant's is what the length of the row leaves for it."""
-        known = [a.sizes[k] if k >= 0 else 0 for k in a.pattern[rank:]]
-        if known.count(0) > 1:
-            raise NotImplementedError("several constant digits of a row function's result")
-        return [s or length // math.prod(k for k in known if k) for s in known]
-
     def _compare(self, values: Sequence[Number], descending: bool) -> Callable[[int, int], int]:
         def compare(i: int, j: int) -> int:
             a, b = (values[j], values[i]) if descending else (values[i], values[j])
@@ -344,7 +337,7 @@ class Evaluator:
 
     def _radix(self, name: str) -> Sequence[int]:
         if name.startswith("@"):  # positions that a row function chose
-            (_, sizes), _ = self.atoms[int(name[1:])].data
+            (_, sizes, *_), _ = self.atoms[int(name[1:])].data
             found: Sequence[int] = sizes
             return found
         return self.radix[name]

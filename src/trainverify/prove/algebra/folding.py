@@ -30,11 +30,12 @@ class Instance:
         return dict(self.fixed)
 
 
-def fold(system: System) -> list[Instance]:
+def fold(system: System, enumerate_all: bool = False) -> list[Instance]:
+    """Instances of a plan's ranks; with `enumerate_all` one for every rank."""
     mesh = system.plan.mesh
     classes = system.schedule.classes
     where = {r: mesh.coordinates(r) for k in classes for r in k.ranks}
-    folded = [_closed(mesh, k.ranks, where) for k in classes]
+    folded = [set() if enumerate_all else _closed(mesh, k.ranks, where) for k in classes]
     class_of = {r: i for i, k in enumerate(classes) for r in k.ranks}
     uneven = _uneven_axes(system)
     for c, k in enumerate(classes):

@@ -502,6 +502,8 @@ class Forms:
             if c == 1 and len(m) == 1 and m[0][2] == 1 and self.kernel.atoms[m[0][0]].kind.startswith("row arg"):
                 a = self.kernel.atoms[m[0][0]]  # positions chosen by sorting: always in range
                 name = f"@{a.uid}"
+                while name in self.domains:  # an input of the program may be called so
+                    name += "'"
                 self.kernel.always_valid.add(name)
                 return name, a.sizes, m[0][1]
         return None

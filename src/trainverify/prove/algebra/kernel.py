@@ -809,7 +809,9 @@ class Kernel:
             if v not in number:
                 number[v] = len(number)
                 sizes.append(s)
-        return {(self.shared(kind, (tuple(form), tuple(sizes)), [*slots, *at], [*slot_sizes, *at_sizes], dict),): 1}
+        # the sizes of the result's digits say what position they mean
+        key = (tuple(form), tuple(sizes)) if kind == "max" else (tuple(form), tuple(sizes), tuple(at_sizes))
+        return {(self.shared(kind, key, [*slots, *at], [*slot_sizes, *at_sizes], dict),): 1}
 
     # -- sums over constants -----------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from trainverify.build.plan import PlanBuilder, RankBuilder, plan
 from trainverify.build.tape import BuildError, Tensor
 from trainverify.complete.optimizers import Optimizer
 from trainverify.complete.step import complete
-from trainverify.graph.lineage import Part, Parts, Run
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program, Value
 from trainverify.zoo.gpt import Config, forward
@@ -85,11 +84,7 @@ class _GPT(Model):
         """Queries, keys and values in one weight: a rank has its heads' rows of each of the three."""
         s, h = self.stage, self.config.hidden
         own = s.how.share(h, "rows")
-        ranks = s.axes.mesh.ranks(pp=s.index)
-        whole = tuple(Run(0, n) for n in more)
-        start = {r: s.axes.mesh.coordinates(r)["tp"] * own for r in ranks}
-        parts = tuple((r, (Part((0,) * (1 + len(more)), (Run(start[r], own, 3, h), *whole)),)) for r in ranks)
-        s.weight(name, (3 * own, *more), Parts(parts), split=s.axes.tensor)
+        s.weight(name, (3 * own, *more), f"(3 {s.axes.text} o)" + " k" * len(more), split=s.axes.tensor)
 
     def begin(self, m: int) -> Tensor:
         s, r = self.stage, self.stage.r
