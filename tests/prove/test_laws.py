@@ -338,3 +338,13 @@ def test_every_law_has_a_broken_condition() -> None:
 def test_broken(law: str, test: Broken) -> None:
     for seed in range(3):
         test(World(seed))
+
+
+def test_results_of_a_row_with_other_digits_are_other_atoms() -> None:
+    k = Kernel()
+    a = k.bound()
+    x = k.input("x", (6,), (a,))
+    two_three = k.row("row sort 0", x, {a: 6}, [P, Q], [2, 3])
+    three_two = k.row("row sort 0", x, {a: 6}, [P, Q], [3, 2])
+    whole = k.row("row sort 0", x, {a: 6}, [P], [6])
+    assert len({next(iter(p))[0][0] for p in (two_three, three_two, whole)}) == 3

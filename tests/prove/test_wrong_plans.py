@@ -322,3 +322,17 @@ def test_axes_that_clash_have_no_form() -> None:
     found = check_program(b.build(), 0)
     assert not found.wrong
     assert any(w.startswith("z:") and "aligned" in w for w in found.without)
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_an_input_named_like_a_block(bad: bool) -> None:
+    """x is cut into unequal pieces, whose names must not be those of other inputs."""
+
+    def make(other: bool) -> Program:
+        b = tv.program("l")
+        x, y, z = b.input("x", (5,)), b.input("x#0", (2,)), b.input("z", (2,))
+        first, rest = b.slice(x, dim=0, start=0, stop=2), b.slice(x, dim=0, start=2, stop=5)
+        b.loss(b.add(b.sum(b.mul(y if other else first, z)), b.sum(rest), name="loss"))
+        return b.build()
+
+    assert bool(attempt(make(False), make(bad)).proved) == (not bad)
