@@ -86,14 +86,26 @@ class Result:
 
     def table(self) -> Table:
         t = Table(title=f"{self.series.name}: {self.verdict}", title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for c in (self.series.name.split(",")[0], "ranks", "folded ops", *PHASES, "prove", "peak MB", "ops/s", "ops/s, all ranks", "proved"):
+        for c in (
+            self.series.name.split(",")[0],
+            "ranks",
+            "folded ops",
+            *PHASES,
+            "prove",
+            "peak MB",
+            "ops/s",
+            "ops/s, all ranks",
+            "proved",
+        ):
             t.add_column(c, justify="right", no_wrap=True)
         for v, m in zip(self.values, self.found, strict=True):
             cells = [f"{m.seconds[p]:.3f}" if p in m.seconds else "–" for p in PHASES]
             peak = max((m.megabytes[p] for p in PROVE if p in m.megabytes), default=None)
             shown = "–" if peak is None else f"{peak:.0f}"
             proved = "all" if not m.failed else f"{m.obligations - m.failed} of {m.obligations}"
-            t.add_row(str(v), str(m.ranks), str(m.folded_ops), *cells, f"{m.prove:.3f}", shown, f"{m.rate:.0f}", f"{m.rate_all:.0f}", proved)
+            t.add_row(
+                str(v), str(m.ranks), str(m.folded_ops), *cells, f"{m.prove:.3f}", shown, f"{m.rate:.0f}", f"{m.rate_all:.0f}", proved
+            )
         fitted = self.exponents()
         cells = [f"{fitted[p]:+.2f}" if p in fitted else "–" for p in PHASES]
         t.add_row("exponent", "", "", *cells, f"{self.exponent:+.2f}", "", "", "", "", style="dim")

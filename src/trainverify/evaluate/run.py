@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from trainverify.graph.lineage import Layout, positions, region
 from trainverify.graph.program import Domain
 
 _FILL: Any = {"real": 0.0, "int": 0, "bool": False}
+
+
+_NONE: Final[frozenset[int]] = frozenset()
 
 
 class NotComputed(Exception):
@@ -89,37 +93,53 @@ class PlanValues:
 def run_plan(small: Small, lineage: tuple[Layout, ...], inputs: Mapping[str, Array], domain: ArrayDomain) -> PlanValues:
     """All ranks of the plan from the same inputs as the logical program, cut by lineage."""
     out = PlanValues([{} for _ in small.classes], [{} for _ in small.classes])
+    known = set(lineage)
     holders: dict[tuple[int, str], list[Layout]] = {}
     for lay, rank in small.parts:
-        if lay in lineage:
+        if lay in known:
             holders.setdefault((rank, lay.local), []).append(lay)
     for c, k in enumerate(small.classes):
         for n in k.program.sources:
             shape, kind = small.local_shapes[c][n], k.program.tensors[n].kind
             rows = [local_value(small, holders.get((r, n), []), r, shape, inputs, kind) for r in k.ranks]
             out.put(c, tuple(range(len(rows))), n, _in_domain(np.stack(rows), domain), len(rows))
-    pending = [list(k.order) for k in small.classes]
+    users: list[dict[str, list[int]]] = [{} for _ in small.classes]
+    ready: list[list[int]] = [list(range(len(k.order))) for k in small.classes]  # to look at, the first in the program first
+    started: list[set[int]] = [set() for _ in small.classes]
+    for c, k in enumerate(small.classes):
+        for at, step in enumerate(k.order):
+            for i in step.inputs:
+                if i is not None:
+                    users[c].setdefault(i, []).append(at)
+
+    def arrived(c: int, tensor: str) -> None:
+        for n in users[c].get(tensor, ()):
+            if n not in started[c]:
+                heapq.heappush(ready[c], n)
 
     def advance(c: int) -> None:
         """Run every local step whose inputs are there."""
         k = small.classes[c]
-        rest = []
-        for step in pending[c]:
-            ready = all(i is None or set(step.rows) <= out.done[c].get(i, set()) for i in step.inputs)
-            if not ready:
-                rest.append(step)
+        while ready[c]:
+            n = heapq.heappop(ready[c])
+            step = k.order[n]
+            if n in started[c] or not all(i is None or out.done[c].get(i, _NONE).issuperset(step.rows) for i in step.inputs):
                 continue
+            started[c].add(n)
             full = len(step.rows) == len(k.ranks)
             args = [None if i is None else out.values[c][i] if full else out.values[c][i][list(step.rows)] for i in step.inputs]
             for name, value in zip(step.outputs, domain.run(step.nodes, args, (len(step.rows),)), strict=True):
                 out.put(c, step.rows, name, np.asarray(value), len(k.ranks))
-        pending[c] = rest
+                arrived(c, name)
 
     for c in range(len(small.classes)):
         advance(c)
     for meeting in small.meetings:
         _meet(small, meeting, out, domain)
-        for c in {c for group in meeting.receivers for c, _, _ in group}:
+        got = {(c, tensor) for group in meeting.receivers for c, _, tensor in group}
+        for c, tensor in got:
+            arrived(c, tensor)
+        for c in {c for c, _ in got}:
             advance(c)
     return out
 

@@ -6,22 +6,23 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, init=False)
 class Mesh:
     axes: tuple[tuple[str, int], ...]
+    names: tuple[str, ...] = field(compare=False, repr=False)
+    _strides: tuple[tuple[str, int, int], ...] = field(compare=False, repr=False)  # (name, ranks per step, steps)
 
     def __init__(self, axes: Mapping[str, int] | tuple[tuple[str, int], ...] = (), **named: int):
         pairs = tuple(axes.items() if isinstance(axes, Mapping) else axes) + tuple(named.items())
         object.__setattr__(self, "axes", tuple((str(n), int(s)) for n, s in pairs))
         if len({n for n, _ in self.axes}) != len(self.axes) or any(s < 1 for _, s in self.axes):
             raise ValueError(f"mesh axes need distinct names and sizes of at least 1: {self.axes}")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(n for n, _ in self.axes)
+        object.__setattr__(self, "names", tuple(n for n, _ in self.axes))
+        strides = ((n, math.prod(x for _, x in self.axes[i + 1 :]), s) for i, (n, s) in enumerate(self.axes))
+        object.__setattr__(self, "_strides", tuple(strides))
 
     @property
     def size(self) -> int:
@@ -31,10 +32,7 @@ class Mesh:
         return dict(self.axes)[axis]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        result = {}
-        for name, size in reversed(self.axes):
-            rank, result[name] = divmod(rank, size)
-        return {n: result[n] for n in self.names}
+        return {name: rank // stride % size for name, stride, size in self._strides}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         rank = 0
