@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from parallel.evaluation import evaluated
 from trainverify.check import validate
+from trainverify.verify import verify
 from trainverify.zoo.gpt import Config
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step
 
@@ -32,8 +32,9 @@ def whole(config: Config, how: Degrees, rows: int = 3) -> Config:
 def test_plan_agrees(name: str) -> None:
     config, how = PLANS[name]
     config = whole(config, how)
-    report = evaluated(gpt_step(config), gpt_plan(config, how))
-    assert report.verdict in ("PROVED", "UNKNOWN"), report.reason
+    report = verify(gpt_step(config), gpt_plan(config, how), points=1)
+    # positions beyond the sequence make shards of an uneven axis: agreed, not proved yet
+    assert report.verdict in (("PROVED", "UNKNOWN") if how.sp else ("PROVED",)), report.notes
     assert not report.findings
     assert {o.status for o in report.obligations} <= {"proved", "agreed"}
     assert len(report.obligations) == 1 + 2 + 4 * (12 * config.layers + 4)
