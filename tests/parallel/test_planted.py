@@ -318,10 +318,10 @@ NEIGHBOURS: dict[str, set[str]] = {
     "positions of the first part on every rank": {"mb0/placed"},
     "ids looked up in the next rank's range": {"mb0/layers.0.attention.joined"},
     "range of ids of the first rank in the loss": {"mb0/loss.sum"},
-    "target logit not masked": {"mb0/loss.sum"},
+    "target logit not masked": {"mb0/loss.sum", "loss"},
     "maximum of each rank's own logits": {"mb0/loss.sum"},
     "exponentials of own logits only": {"mb0/loss.sum"},
-    "ignored tokens in the loss": {"mb0/loss.sum"},
+    "ignored tokens in the loss": {"mb0/loss.sum", "loss"},
     "loss of a micro-batch scaled": {"lm_head.grad.dp"},
     "tokens of one micro-batch": {"tokens"},
     "norm counts copies": {"grad_norm"},
@@ -334,8 +334,6 @@ NEIGHBOURS: dict[str, set[str]] = {
     "one rank with another activation": {"mb0/layers.0.ffn.hidden"},
     "one sum too many backward": {"layers.0.attention_norm.grad.dp"},
     "gradient summed over tp instead of dp": {"mb1/layers.0.attention.q.split.grad"},
-    "target logit not masked": {"loss"},
-    "ignored tokens in the loss": {"loss"},
     "norm counts the tied matrix twice": {"grad_norm"},
 }
 
