@@ -13,7 +13,7 @@ from trainverify.domains.arrays import Array
 from trainverify.domains.ball import Ball, precision
 from trainverify.evaluate.run import NotComputed, PlanValues, run_logical, run_plan
 from trainverify.evaluate.small import Small
-from trainverify.graph.lineage import Layout, Part, positions, region
+from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.scalars import Undecided
 
@@ -54,7 +54,7 @@ def held(small: Small, layout: Layout, rank: int, whole: Array, plan: PlanValues
     for part in small.parts[layout, rank]:
         if not part.padding:
             got = region(part, local) if part.partial is None else _added_up(small, layout, rank, part, plan)
-            where = positions(part, small.shapes[layout.logical]).reshape(-1)
+            where = small.positions(part, layout.logical).reshape(-1)
             yield got, flat[where].reshape(got.shape), where.reshape(got.shape)
 
 
@@ -80,7 +80,7 @@ def _added_up(small: Small, layout: Layout, rank: int, part: Part, plan: PlanVal
 
 
 def places(small: Small) -> dict[int, tuple[int, int]]:
-    return {r: (c, row) for c, k in enumerate(small.classes) for row, r in enumerate(k.ranks)}
+    return small.places
 
 
 def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[str, Array], plan: PlanValues) -> tuple[list[Suspect], int]:

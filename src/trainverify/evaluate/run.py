@@ -13,7 +13,7 @@ import numpy as np
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, balls
 from trainverify.evaluate.small import Small
-from trainverify.graph.lineage import Layout, positions, region
+from trainverify.graph.lineage import Layout, region
 from trainverify.graph.program import Domain
 
 _FILL: Any = {"real": 0.0, "int": 0, "bool": False}
@@ -170,7 +170,7 @@ def local_value(small: Small, layouts: list[Layout], rank: int, shape: tuple[int
         for part in small.parts[lay, rank]:
             if not part.padding:
                 target = region(part, local)
-                target[...] = whole[positions(part, small.shapes[lay.logical])].reshape(target.shape)
+                target[...] = whole[small.positions(part, lay.logical)].reshape(target.shape)
     return local
 
 

@@ -9,13 +9,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 
 from trainverify.axes.inference import Dims, NodeAxes
 from trainverify.axes.reduction import Sizes
 from trainverify.axes.shrink import shrink
 from trainverify.axes.structure import Clash
 from trainverify.axes.system import MeetingAxes, System
-from trainverify.graph.lineage import Layout, Part, Run
+from trainverify.domains.arrays import Array
+from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pattern_dims, positions
 from trainverify.graph.program import Domain, Op, Program
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, rebuild, topological
@@ -67,6 +69,22 @@ class Small:
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
 
+    @cached_property
+    def _positions(self) -> dict[tuple[Part, tuple[int, ...]], Array]:
+        return {}
+
+    def positions(self, part: Part, logical: str) -> Array:
+        """Flat positions that a part holds of a logical tensor: the same for many ranks."""
+        key = (part, self.shapes[logical])
+        if key not in self._positions:
+            self._positions[key] = positions(*key)
+        return self._positions[key]
+
+    @cached_property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Class and row of every rank."""
+        return {r: (c, row) for c, k in enumerate(self.classes) for row, r in enumerate(k.ranks)}
+
 
 def shrink_system(system: System, base: int = 2, scale_literals: bool = False) -> Small:
     """Both programs at small sizes; `scale_literals` takes the other reading of literals."""
@@ -110,10 +128,16 @@ class _Shrinker:
         parts = {}
         for lay, ranks in system.holdings():
             full = system.logical.tensors[lay.logical].shape
+            mesh, used = system.plan.mesh, _mesh_axes(lay)
+            alike: dict[object, tuple[Part, ...]] = {}  # by unit and the coordinates that the layout looks at
             for r in ranks:
-                local = system.unit_scopes[system.talk.unit_of[r]].dims[lay.local]
-                found = lay.parts(system.plan.mesh, r, full)
-                parts[lay, r] = tuple(self._part(p, system.scope.dims[lay.logical], local) for p in found)
+                u = system.talk.unit_of[r]
+                at = mesh.coordinates(r)
+                key = (u, r if used is None else tuple(at[a] for a in mesh.names if a in used))
+                if key not in alike:
+                    local = system.unit_scopes[u].dims[lay.local]
+                    alike[key] = tuple(self._part(p, system.scope.dims[lay.logical], local) for p in lay.parts(mesh, r, full))
+                parts[lay, r] = alike[key]
         reduced = any(shapes[n] != t.shape for n, t in system.logical.tensors.items())
         largest = max((math.prod(s) for group in [shapes, *local_shapes] for s in group.values()), default=0)
         names = {n: tuple(id(a.root()) for a in dims) for n, dims in system.scope.dims.items()}
@@ -179,6 +203,16 @@ class _Shrinker:
                 runs.append(Run(start, block, length // block, stride))
             starts.append(sizes.position(b, at))
         return replace(part, local=tuple(starts), logical=tuple(runs))
+
+
+def _mesh_axes(lay: Layout) -> set[str] | None:
+    """The mesh axes on whose coordinates it depends what a rank holds; None where that is listed rank by rank."""
+    match lay.form:
+        case Placements(axes):
+            return {name for name, _ in axes}
+        case Pattern(text, _, partial):
+            return {n for names in pattern_dims(text) for n in names} | {str(p[0]) for p in partial}
+    return None
 
 
 def scaled(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
