@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from trainverify import files
+from trainverify.bench.algebra import bench
 from trainverify.check import Finding, validate
 from trainverify.files.errors import one_line
 from trainverify.graph.plan import Plan, PlanError, expand
@@ -369,6 +370,27 @@ def op_json(d: OpDef) -> dict[str, Any]:
         "attributes": {a.name: a.describe() for a in d.attributes},
         "doc": d.doc,
     }
+
+
+measurements = typer.Typer(help="Measure what proofs cost.")
+app.add_typer(measurements, name="bench")
+
+
+@measurements.command("algebra")
+@guarded
+def bench_algebra_command(
+    as_json: AsJson = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small cases, each once, without memory: seconds instead of minutes.")] = False,
+) -> int:
+    """Proofs of Llama plans by tensor algebra: time and memory by phase, and growth with layers, micro-batches, ranks and sizes."""
+    results = []
+    with progress(as_json) as tell:
+        for result in bench(quick, progress=tell):
+            results.append(result)
+            if not as_json:
+                wide = Console(width=None if out.is_terminal else 240, highlight=False, file=sys.stdout)
+                wide.print(result.table(), "")
+    return emit("bench algebra", 0, series=[r.json() for r in results]) if as_json else 0
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,0 +1,71 @@
+"""The measurements measure what they say: phases, counts, growth."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainverify.bench import algebra
+from trainverify.bench.algebra import SERIES, Result, Series
+from trainverify.bench.measure import PHASES, PROVE, Case, exponent, measure
+from trainverify.cli import run
+from trainverify.zoo.llama import Config
+from trainverify.zoo.parallel import Degrees
+
+TINY = Config(layers=1, hidden=32, heads=4, kv_heads=4, ffn=48, vocabulary=64, sequence=16, batch=4)
+
+
+def tiny(dp: int) -> Case:
+    return Case(TINY, Degrees(dp=dp, tp=2))
+
+
+def test_growth() -> None:
+    assert exponent([1, 2, 4, 8], [3, 6, 12, 24]) == pytest.approx(1)
+    assert exponent([1, 2, 4, 8], [5, 5, 5, 5]) == pytest.approx(0)
+    assert exponent([2, 4, 8], [4, 16, 64]) == pytest.approx(2)
+
+
+def test_phases_and_counts() -> None:
+    two, four = measure([tiny(2), tiny(4)], repeat=1)
+    assert not two.failed
+    assert not four.failed
+    assert (two.ranks, four.ranks) == (4, 8)
+    assert two.folded == four.folded == 1
+    assert two.folded_ops == four.folded_ops
+    assert four.ops == 8 * four.folded_ops
+    assert set(two.seconds) == set(two.megabytes) == set(PHASES)
+    assert all(s >= 0 for s in two.seconds.values())
+    assert two.prove == pytest.approx(sum(two.seconds[p] for p in PROVE))
+
+
+def test_quick_cases_are_proved() -> None:
+    for s in SERIES:
+        assert set(s.quick) <= set(s.values)
+    (result,) = algebra.bench(quick=True, only="dp")
+    assert not any(m.failed for m in result.found)
+    assert result.table().row_count == len(result.values) + 1
+
+
+def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    one = Series("dp", (2, 4), (2, 4), tiny, False)
+    monkeypatch.setattr(algebra, "SERIES", (one,))
+    assert run(["bench", "algebra", "--quick", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["command"] == "bench algebra"
+    (series,) = shown["series"]
+    assert series["expected"] == "constant"
+    assert [c["value"] for c in series["cases"]] == [2, 4]
+    assert {"seconds", "prove_seconds", "ops_per_second", "ops_per_second_all_ranks"} <= set(series["cases"][0])
+    assert run(["bench", "algebra", "--quick"]) == 0
+    assert "prove time within" in capsys.readouterr().out
+
+
+def test_cost_per_op_where_it_should_be_linear() -> None:
+    s = Series("layers", (1, 2), (1, 2), tiny, True)
+    found = measure([tiny(2), tiny(2)], repeat=1, memory=False, evaluate=False)
+    found[1].folded_ops *= 2
+    found[1].seconds = {p: 2 * t for p, t in found[0].seconds.items()}
+    r = Result(s, (1, 2), tuple(found))
+    assert r.ratio == pytest.approx(1)
+    assert r.exponent == pytest.approx(1)
