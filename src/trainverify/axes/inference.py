@@ -51,6 +51,7 @@ class Inference:
         self.axes = Axes()
         self.all: list[Axis] = []
         self._lines: list[Line] = []
+        self._later: list[tuple[Line, int, Axis, str]] = []  # one-hots of integers whose line is not known yet
         self.mesh: dict[str, Axis] = {}  # one axis per mesh axis, however often it is used
 
     def mesh_axis(self, mesh: Mesh, name: str) -> Axis:
@@ -164,15 +165,12 @@ class Inference:
             case "one_hot":
                 (depth,) = self.fresh([node.shape[-1]])
                 (start,) = node.attrs
-                line = None if lines[0] is None else lines[0].root()
-                if line is not None and line.axis is None:
-                    line.axis = self.fresh([start + depth.size])[0]
-                if line is None or line.axis is None or not 0 <= start <= start + depth.size <= line.axis.size:
+                if lines[0] is None:
                     axes.freeze(depth)
-                    if line is not None and line.axis is not None:
-                        axes.freeze(line.axis)
+                elif lines[0].root().axis is None:
+                    self._later.append((lines[0], start, depth, axes.where))  # where it counts may come with a message
                 else:
-                    axes.same(axes.piece(line.axis, start, depth.size), depth)
+                    self._digits_on(lines[0], start, depth)
                 return [*args[0], depth]
             case "gather":
                 (d,) = node.attrs
@@ -212,6 +210,17 @@ class Inference:
         made.frozen = True
         self.all.append(made)
         return made
+
+    def _digits_on(self, line: Line, start: int, depth: Axis) -> None:
+        """The positions of a one-hot are a piece of the axis on which its integers count."""
+        root = line.root()
+        if root.axis is None:
+            (root.axis,) = self.fresh([start + depth.size])
+        if 0 <= start <= start + depth.size <= root.axis.size:
+            self.axes.same(self.axes.piece(root.axis, start, depth.size), depth)
+        else:
+            self.axes.freeze(depth)
+            self.axes.freeze(root.axis)
 
     def _counts_on(self, line: Line | None, axis: Axis) -> None:
         root = None if line is None else line.root()
@@ -328,6 +337,10 @@ class Inference:
 
     def finish(self) -> None:
         """Settle lines: every stretch of integers becomes a piece of its line's axis; equal pieces become a product."""
+        for line, start, depth, where in sorted(self._later, key=lambda x: -(x[1] + x[2].size)):
+            self.axes.where = where
+            self._digits_on(line, start, depth)
+        self._later = []
         self._settle_lines()
         self.axes.regularise(self.all)
 

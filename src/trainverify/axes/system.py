@@ -46,8 +46,8 @@ class Scope:
         self.program = program
         self.dims: dict[str, Dims] = {n: inference.fresh(t.shape) for n, t in program.tensors.items()}
         self.lines: dict[str, Line | None] = {}
-        for n in program.sources:
-            if program.tensors[n].kind == "int":
+        for n, t in program.tensors.items():  # every integer tensor counts somewhere; sources say where
+            if t.kind == "int":
                 d = program.domains.get(n)
                 self.lines[n] = inference.line(inference.fresh([d.size])[0] if d is not None and d.size else None)
 

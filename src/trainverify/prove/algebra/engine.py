@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
@@ -20,7 +21,7 @@ from trainverify.primitives.node import Node, topological
 from trainverify.prove.algebra.folding import Instance, fold
 from trainverify.prove.algebra.forms import Forms, Value
 from trainverify.prove.algebra.grids import Grid, Offset, Spot, mixed_radix
-from trainverify.prove.algebra.kernel import Index, Kernel, Need, Poly, TooLarge, Unsupported, variables
+from trainverify.prove.algebra.kernel import Index, Kernel, Need, Poly, TooLarge, Unsupported, scale, variables
 from trainverify.prove.algebra.notation import show
 
 _MESH = -(10**6)  # mesh variables count down from here
@@ -367,6 +368,8 @@ class Prover:
 
     def _expected(self, lay: Layout, instance: Instance, unit: int, local: Value) -> Iterator[tuple[Value, Value]]:
         """(got, want) for every part of what a local tensor must hold."""
+        if not isinstance(lay.form, Parts):
+            lay, local = self._added_up(lay, instance, local)
         if self._even(lay):
             yield local, self._even_piece(lay, instance, unit)
             return
@@ -381,6 +384,23 @@ class Prover:
                 dims = [*held[:d], *local_dims[d:]]
                 got = self.forms.piece(got, dims, [*held[: d + 1], *local_dims[d + 1 :]], d, Offset(at))
             yield got, want
+
+    def _added_up(self, lay: Layout, instance: Instance, local: Value) -> tuple[Layout, Value]:
+        """A claim about summands, as one about their sum over the mesh axes that it names."""
+        if isinstance(lay.form, Pattern):
+            partial = dict(lay.form.partial)
+            whole = replace(lay, form=replace(lay.form, partial=()))
+        else:
+            assert isinstance(lay.form, Placements)
+            partial = {a: p.op for a, p in lay.form.axes if isinstance(p, Partial)}
+            whole = replace(lay, form=Placements(tuple((a, p) for a, p in lay.form.axes if not isinstance(p, Partial))))
+        if not partial:
+            return lay, local
+        if not set(partial) <= set(instance.folded):
+            raise Unsupported("summands on ranks that are not folded")
+        over = {v: leaf.size for a in partial for v, leaf in self.mesh_vars[a]}
+        share = Fraction(1, math.prod(self.system.plan.mesh.length(a) for a, op in partial.items() if op == "avg"))
+        return whole, {key: self.kernel.settle(scale(self.kernel.sum(p, over), share)) for key, p in local.items()}
 
     def _parts(self, lay: Layout, instance: Instance) -> list[Part]:
         shape = self.system.logical.tensors[lay.logical].shape
