@@ -17,6 +17,7 @@ from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
 from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Run, Shard, local_digits, pattern_dims
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op, Program
+from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
 from trainverify.prove.algebra.folding import Instance, fold
 from trainverify.prove.algebra.forms import Forms, Value
@@ -41,6 +42,9 @@ class Proof:
     instances: int = 0
     atoms: int = 0
     prover: Prover | None = None  # with all forms, for explanations
+
+
+Wires = list[tuple[object, ...]]
 
 
 class Missing(Exception):
@@ -111,6 +115,7 @@ class Prover:
             if d.kind == "ids" and d.size is not None and (d.ignore is None or 0 <= d.ignore < d.size):
                 self.kernel.always_valid.add(n)
         self._variant_table: dict[int, dict[int, list[LoweredOp]]] = {}
+        self._wire_table: dict[int, tuple[Lowered, list[Node], Wires]] = {}
         self._place_table: dict[tuple[Instance, int, int], _Places] = {}
         self._holder_sets: dict[object, frozenset[int]] = {}
         self.logical: dict[str, Value | Exception] = {}
@@ -212,7 +217,7 @@ class Prover:
         """How a tensor is kept: sums under a short name, unless one addition alone will take them in."""
         k = self.kernel
         if loose:
-            return k.collapse(p)
+            return k.recognised(k.collapse(p))
         p = k.settle(p)
         if len(p) > 1:
             return k.single(p)
@@ -267,13 +272,14 @@ class Prover:
         variants = self._variants(unit).get(x.index, [])
         if len(variants) < 2 or not instance.folded:
             return {}
-        nodes = topological(x.lowered.outputs)
+        nodes, wires = self._wired(x.lowered)
         table: list[tuple[_Places, list[Node]]] = []
         for v in variants:
             places = self._places(instance, unit, v.rows)
             if places.found:
-                table.append((places, topological(v.lowered.outputs)))
-                if not _same_shape(nodes, table[-1][1]):
+                others, other_wires = self._wired(v.lowered)
+                table.append((places, others))
+                if other_wires != wires:
                     raise Unsupported("ranks that compute different things")
         result: dict[int, Offset] = {}
         for position, node in enumerate(nodes):
@@ -298,6 +304,16 @@ class Prover:
             if any(steps.values()):
                 result[id(node)] = Offset(base, tuple(self._strides(steps)))
         return result
+
+    def _wired(self, lowered: Lowered) -> tuple[list[Node], Wires]:
+        """The nodes of an op and how they are wired, without what may differ between ranks."""
+        known = self._wire_table.get(id(lowered))
+        if known is None or known[0] is not lowered:
+            nodes = topological(lowered.outputs)
+            at = {id(n): i for i, n in enumerate(nodes)}
+            known = lowered, nodes, [(n.prim, n.shape, n.kind, *(at[id(x)] for x in n.args)) for n in nodes]
+            self._wire_table[id(lowered)] = known
+        return known[1], known[2]
 
     def _places(self, instance: Instance, unit: int, rows: tuple[int, ...]) -> _Places:
         """Where the ranks of an instance among some rows stand."""
@@ -678,14 +694,6 @@ class Prover:
             return True
         difference = k.add(k.flat(got), {m: -c for m, c in k.flat(want).items()})
         return not k.collapse(difference)
-
-
-def _same_shape(a: list[Node], b: list[Node]) -> bool:
-    def wired(nodes: list[Node]) -> list[tuple[object, ...]]:
-        at = {id(n): i for i, n in enumerate(nodes)}
-        return [(n.prim, n.shape, n.kind, *(at[id(x)] for x in n.args)) for n in nodes]
-
-    return wired(a) == wired(b)
 
 
 def _others(attrs: tuple[object, ...], place: int) -> tuple[object, ...]:

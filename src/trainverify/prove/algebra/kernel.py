@@ -383,6 +383,18 @@ class Kernel:
             return self.monomial([self.cut(p, indicator=True)])
         return self.monomial([*factors, self.cut(prim)], lead)
 
+    def recognised(self, p: Poly) -> Poly:
+        """p, or content · cut if its primitive part is a sum that the logical program has a name for."""
+        if len(p) < 2 or not self.named:
+            return p
+        lead, factors, prim = self.content(p)
+        form, idx = self.encode(prim)
+        known = [u for u in self._forms.get(("cut", (form, False)), ()) if u < self.named]
+        if not known:
+            return p
+        factor = self.cut(prim)
+        return self.monomial([*factors, factor], lead) if factor[0] < self.named else p
+
     def open(self, factor: Factor) -> Poly:
         uid, idx, _ = factor
         definition = self.atoms[uid].definition
