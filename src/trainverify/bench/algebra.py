@@ -124,4 +124,4 @@ def bench(quick: bool = False, only: str | None = None, progress: Callable[[str]
         if only is None or s.name == only:
             values = s.quick if quick else s.values
             progress(f"{s.name} {', '.join(map(str, values))}")
-            yield Result(s, values, tuple(measure([s.case(v) for v in values], repeat=1 if quick else 3, memory=not quick)))
+            yield Result(s, values, tuple(measure([s.case(v) for v in values], repeat=1 if quick else 5, memory=not quick)))
