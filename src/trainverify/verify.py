@@ -14,7 +14,7 @@ from trainverify.axes.system import System
 from trainverify.check import validate
 from trainverify.check.findings import Finding
 from trainverify.domains.numeric import NUMERIC
-from trainverify.evaluate.compare import Difference, Suspect, close_look, decide, suspects
+from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, close_look, decide, suspects
 from trainverify.evaluate.locate import Known, Place, locate
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small, shrink_system
@@ -159,6 +159,10 @@ class _Evaluation:
     def _decide(self, small: Small, wrong: list[Suspect], point: int) -> Report | None:
         """What looks different, settled with enclosures; None if it is the same after all."""
         special: dict[Obligation, str] = {}
+        noise = [s for s in wrong if s.obligation in self.proof.proved and s.distance <= DIFFERENT]
+        if noise:  # proved, and off by rounding at most: the worst one stands for all
+            worst = max(noise, key=lambda s: s.distance)
+            wrong = [worst, *(s for s in wrong if s not in noise)]
         for suspect in wrong:
             self.progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
             decision, difference = decide(small, self.plan.lineage, suspect, random_inputs(small, point), point)
