@@ -1,4 +1,4 @@
-# make demo    the example of the README: a correct plan and a buggy one (core dependencies only)
+# make demo    Llama-3-8B on 8 devices, then a small plan with everything shown, then a buggy one (core dependencies only)
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
 # make campaign  thousands of random plans and of random mistakes in them (20 to 30 minutes on 2 cores)
 # make clean   remove the virtual environment and what was built
@@ -15,8 +15,12 @@ TORCH := torch==2.13.0
 demo: $(VENV)/core.stamp
 	@mkdir -p $(DEMO)
 	$(BIN)/python examples/mlp.py $(DEMO)
+	$(BIN)/python examples/llama.py $(DEMO)
 	@echo
-	@echo "--- A correct plan on 8 devices: PROVED, exit code 0."
+	@echo "--- Llama-3-8B, 32 layers, whole training step on 8 devices (dp2 tp2 sp pp2, 2 micro-batches): PROVED, exit code 0."
+	$(BIN)/trainverify verify $(DEMO)/llama.logical.json.gz $(DEMO)/llama.plan.json.gz --points 1 --json | $(BIN)/python -c 'import json, sys; r = json.load(sys.stdin); print(r["verdict"], r["reason"], r["seconds"], "s"); sys.exit(r["exit_code"])'
+	@echo
+	@echo "--- A small correct plan on 8 devices, every obligation shown: PROVED, exit code 0."
 	$(BIN)/trainverify verify $(DEMO)/mlp.logical.json $(DEMO)/mlp.plan.json
 	@echo
 	@echo "--- The same plan without one backward all-reduce: REFUTED, exit code 1, with the place."
