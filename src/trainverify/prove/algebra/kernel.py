@@ -388,7 +388,7 @@ class Kernel:
         if len(p) < 2 or not self.named:
             return p
         lead, factors, prim = self.content(p)
-        form, idx = self.encode(prim)
+        form, _ = self.encode(prim)
         known = [u for u in self._forms.get(("cut", (form, False)), ()) if u < self.named]
         if not known:
             return p
