@@ -160,9 +160,9 @@ class _Evaluation:
         """What looks different, settled with enclosures; None if it is the same after all."""
         special: dict[Obligation, str] = {}
         noise = [s for s in wrong if s.obligation in self.proof.proved and s.distance <= DIFFERENT]
-        if noise:  # proved, and off by rounding at most: the worst one stands for all
-            worst = max(noise, key=lambda s: s.distance)
-            wrong = [worst, *(s for s in wrong if s not in noise)]
+        if noise:  # proved, and off by rounding at most: of every such obligation the worst rank is decided
+            worst = {s.obligation: s for s in sorted(noise, key=lambda s: s.distance)}
+            wrong = [*worst.values(), *(s for s in wrong if s not in noise)]
         for suspect in wrong:
             self.progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
             decision, difference = decide(small, self.plan.lineage, suspect, random_inputs(small, point), point)

@@ -90,6 +90,8 @@ def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[s
     at = places(small)
     for o in obligations:
         want_all = logical[o.output.tensor]
+        if want_all.dtype.kind == "f" and np.isnan(want_all).any():  # nothing could be learnt from agreeing with it
+            raise NotComputed(f"{o} of the logical program has no value at this point")
         for h in o.holdings:
             for rank in h.ranks:
                 local = plan.get(*at[rank], h.layout.local)
@@ -107,8 +109,6 @@ def distance(got: Array, want: Array) -> float:
     if not got.size:
         return 0.0
     got, want = got.astype(np.float64), want.astype(np.float64)
-    if np.isnan(want).any():
-        return 0.0 if np.isnan(got).all() else float("inf")
     scale = max(float(np.abs(want).max()), 1e-300)
     with np.errstate(all="ignore"):
         gap = np.abs(got - want)
