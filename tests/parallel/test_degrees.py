@@ -25,6 +25,7 @@ SMALL = Config(layers=3, hidden=24, heads=6, kv_heads=2, ffn=10, vocabulary=14, 
         (SMALL, Degrees(pp=2, stages=(1, 1)), "stages of (1, 1) layers for 3 layers on 2 stages"),
         (replace(SMALL, loss="sum"), Degrees(), "loss per token"),
         (replace(SMALL, packed=True), Degrees(), "no packed sequences"),
+        (SMALL, Degrees(ep=2), "plans of Llama have no ep=2"),
     ],
 )
 def test_refused(config: Config, how: Degrees, why: str) -> None:

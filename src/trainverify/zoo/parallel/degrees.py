@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from trainverify.build.tape import BuildError
 from trainverify.graph.mesh import Mesh
 
-Schedule = Literal["gpipe", "1f1b"]
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+
+# How attention sees the whole sequence when ranks along cp have parts of it:
+#   ring     keys and values go round, partial softmaxes are rescaled
+#   zigzag   keys and values are gathered; a rank has one block from the front and one from the back
+#   ulysses  all-to-all from parts of the sequence to parts of the heads and back
+ContextKind = Literal["ring", "zigzag", "ulysses"]
+
+# How ZeRO cuts what it shards over data-parallel ranks:
+#   parameter  every tensor along its first dimension, as torch.chunk does (FSDP2)
+#   flat       all tensors of a bucket one after the other, padded to divide (Megatron, FSDP1)
+Sharding = Literal["parameter", "flat"]
 
 # Where the loss per token is divided by the number of valid tokens of the whole batch:
 #   gradients  every micro-batch's gradients are those of a sum; they are divided after the last one (Megatron)
@@ -20,7 +31,10 @@ Normalise = Literal["gradients", "loss"]
 class Degrees:
     """Data, tensor and pipeline parallel sizes; `sp` cuts activations between tensor-parallel regions along the sequence.
 
-    `stages` gives the layers of every pipeline stage; without it they are spread evenly, the first ones taking what is left over.
+    `stages` gives the layers of every pipeline stage (with several chunks: of every chunk, in the order of the model); without
+    it they are spread evenly, the first ones taking what is left over. `chunks` is how many pieces of the model a rank has under
+    the interleaved schedule. `zero` shards over dp: 1 optimizer state, 2 also gradients, 3 also parameters. `cp` cuts the
+    sequence, `ep` the experts of a mixture; the ranks of `ep` are some of those of `dp`.
     """
 
     dp: int = 1
@@ -31,6 +45,20 @@ class Degrees:
     schedule: Schedule = "1f1b"
     normalise: Normalise = "gradients"
     stages: tuple[int, ...] | None = None
+    chunks: int = 1
+    zero: int = 0
+    shards: Sharding = "parameter"
+    cp: int = 1
+    cp_kind: ContextKind = "ring"
+    ep: int = 1
+
+    def only(self, model: str, *built: str) -> None:
+        """Refuse what plans of a model do not have: every field beside the common ones that is not named here."""
+        common = {"dp", "tp", "pp", "sp", "microbatches", "schedule", "normalise", "stages"}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name not in common and f.name not in built and value != f.default:
+                raise BuildError(f"plans of {model} have no {f.name}={value}")
 
     def layers(self, total: int) -> list[range]:
         """The layers of every stage."""
@@ -65,6 +93,7 @@ class Axes:
     heads: tuple[str, ...]  # along which key-value heads differ
     copies: tuple[str, ...]  # along which they are repeated
     mesh: Mesh
+    data: tuple[str, ...] = ("dp",)  # along which ranks have different tokens, and gradients add up
 
     @property
     def text(self) -> str:

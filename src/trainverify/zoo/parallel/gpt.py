@@ -26,6 +26,7 @@ def gpt_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, 
     """The same step on dp·tp·pp ranks; first and last stage each have the embedding matrix, and add up its gradients."""
     if config.loss != "per_token":
         raise BuildError("plans of GPT have a loss per token")
+    how.only("GPT")
     axes = axes_for(how, config.heads)
     p = plan("gpt", axes.mesh)
     for index, layers in enumerate(how.layers(config.layers)):

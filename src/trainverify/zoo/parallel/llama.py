@@ -27,6 +27,7 @@ def llama_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW
     """The same step on dp·tp·pp ranks; `config.batch` counts the rows of the whole batch, in the order (dp micro-batch row)."""
     if config.packed or config.loss != "per_token":
         raise BuildError("plans of Llama have a loss per token and no packed sequences")
+    how.only("Llama")
     axes = axes_for(how, config.kv_heads)
     p = plan("llama", axes.mesh)
     for index, layers in enumerate(how.layers(config.layers)):

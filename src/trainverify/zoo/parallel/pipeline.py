@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainverify.build.plan import RankBuilder
-from trainverify.build.tape import Tensor
+from trainverify.build.tape import BuildError, Tensor
 from trainverify.zoo.parallel.degrees import Degrees
 
 
@@ -27,6 +27,8 @@ class Pipeline:
         self.passed: dict[int, Tensor] = {}  # gradient of what was received
 
     def run(self) -> None:
+        if self.how.schedule == "interleaved":
+            raise BuildError("plans have no interleaved schedule")
         (self.gpipe if self.how.schedule == "gpipe" else self.one_forward_one_backward)()
 
     def gpipe(self) -> None:

@@ -142,4 +142,5 @@ class Stage:
         return r.sum(losses, name="loss.sum")
 
     def over_dp(self, x: Tensor, name: str) -> Tensor:
-        return x if self.how.dp == 1 else self.r.all_reduce(x, group="dp", name=name)
+        """The sum over ranks that have different tokens."""
+        return x if self.axes.size(self.axes.data) == 1 else self.r.all_reduce(x, group=self.axes.data, name=name)
