@@ -101,6 +101,18 @@ def a_mask_of_one_term_stays(w: World) -> None:
     assert all(k.atoms[u].kind != "input" or k.atoms[u].data != "m" for u, _, _ in common)
 
 
+@broken("content under a name")
+def content_that_may_vanish_stays_outside(w: World) -> None:
+    k = w.kernel
+    for content in (w.mask(), w.x(), w.nonnegative(), w.positive(P, -3)):  # -3 is no index of the sum
+        k.single(k.times(content, k.add(w.x(), w.y())))
+        for a in k.atoms:
+            assert a.content == (1, ())
+    named = k.single(k.times(w.positive(), k.add(w.x(), scale(w.y(), 3))))
+    assert len(next(iter(named))) == 1
+    differ(k.single(k.add(w.x(), scale(w.y(), 3))), named)
+
+
 @broken("flat")
 def powers_of_cuts_stay(w: World) -> None:
     k = w.kernel

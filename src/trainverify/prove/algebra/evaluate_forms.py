@@ -230,7 +230,9 @@ class Evaluator:
                 return total
             case "cut":
                 ((form, _), _), slots = a.data, self._slots(a, idx)
-                return self._form(form, slots)
+                coef, inside = a.content
+                scale = self._product([(u, tuple(idx[-1 - k] for k in at), w) for u, at, w in inside])
+                return numbers.of(coef) * scale * self._form(form, slots)
             case "fn":
                 ((name, param, form), _), slots = a.data, self._slots(a, idx)
                 return self._function(str(name), param, form, slots)

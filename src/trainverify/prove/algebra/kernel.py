@@ -68,6 +68,7 @@ class Atom:
     nonnegative: bool = False
     pattern: tuple[int, ...] = ()  # of sum, max, fn, cut: the slot of each index occurrence, or -1 - c for a constant c
     definition: Poly | None = None  # of a cut, over the variables -1, -2, … of its slots
+    content: tuple[Coef, Mono] = (1, ())  # of a cut: it is this times its form; over slots too
 
 
 def tidy(c: Coef) -> Coef:
@@ -343,14 +344,31 @@ class Kernel:
         """The index at every occurrence in an atom's form."""
         return iter([idx[k] if k >= 0 else -1 - k for k in self.atoms[uid].pattern])
 
-    def cut(self, p: Poly, indicator: bool = False) -> Factor:
-        """A polynomial as one factor."""
+    def cut(self, p: Poly, indicator: bool = False, content: tuple[Coef, Mono] = (1, ())) -> Factor:
+        """A polynomial (times some of its content, see `_whole`) as one factor."""
         form, idx = self.encode(p)
         factor = self.shared("cut", (form, indicator), idx, self.slot_sizes(p), lambda: {"indicator": indicator, **self._signs(p)})
         atom = self.atoms[factor[0]]
         if atom.definition is None:
-            atom.definition = self._placed(self._ordered(p), atom.pattern)
+            slot = {i: -1 - k for i, k in zip(idx, atom.pattern, strict=True) if i < 0}
+            inside = tuple((u, tuple(slot[i] for i in at), w) for u, at, w in content[1] if all(i in slot for i in at))
+            atom.content = content[0], inside
+            atom.definition = self.times(self.monomial(inside, content[0]), self._placed(self._ordered(p), atom.pattern))
         return factor
+
+    def _whole(self, lead: Coef, factors: Mono, prim: Poly) -> Poly:
+        """lead · factors · prim, prim under a short name.
+
+        The name is that of prim and of the positive content that it first comes with, in the logical program: what is
+        handed from layer to layer stays one factor, however many norms it has passed.
+        """
+        content: tuple[Coef, Mono] = (1, ())
+        if not self.named:
+            content = (lead if lead > 0 else -lead, tuple(f for f in factors if self.atoms[f[0]].positive))
+        uid, idx, _ = factor = self.cut(prim, content=content)
+        c, inside = self.atoms[uid].content
+        inverse = [(u, tuple(idx[-1 - k] for k in at), -w) for u, at, w in inside]
+        return self.monomial([*factors, *inverse, factor], tidy(Fraction(lead) / c))
 
     def _placed(self, ordered: list[tuple[Mono, Coef]], pattern: Sequence[int]) -> Poly:
         """The terms with slot variables in place of their indices."""
@@ -381,7 +399,7 @@ class Kernel:
             return self.monomial([*factors, *m], lead)
         if indicator:  # keep 0/1 values recognisable
             return self.monomial([self.cut(p, indicator=True)])
-        return self.monomial([*factors, self.cut(prim)], lead)
+        return self._whole(lead, factors, prim)
 
     def recognised(self, p: Poly) -> Poly:
         """p, or content · cut if its primitive part is a sum that the logical program has a name for."""
@@ -393,7 +411,7 @@ class Kernel:
         if not known:
             return p
         factor = self.cut(prim)
-        return self.monomial([*factors, factor], lead) if factor[0] < self.named else p
+        return self._whole(lead, factors, prim) if factor[0] < self.named else p
 
     def open(self, factor: Factor) -> Poly:
         uid, idx, _ = factor
@@ -426,7 +444,7 @@ class Kernel:
         if len(p) > 1:
             lead, factors, prim = self.content(p)
             if factors and len(prim) > 1:
-                return self.monomial([*factors, self.cut(prim)], lead)
+                return self._whole(lead, factors, prim)
         return p
 
     # -- sums --------------------------------------------------------------------------------------------------------
@@ -653,8 +671,11 @@ class Kernel:
         lead, factors, prim = self.content(p)
         if lead <= 0:
             raise Unsupported("log of a number that is not positive")
+        inside = list(next(iter(prim)))
+        if len(prim) > 1:
+            ((whole, c),) = self._whole(1, (), prim).items()
+            inside, lead = list(whole), tidy(lead * c)
         result: Poly = {} if lead == 1 else self.fn("log", constant(lead))
-        inside = [self.cut(prim)] if len(prim) > 1 else list(next(iter(prim)))
         rest: list[Factor] = []
         for u, idx, w in (*factors, *inside):
             a = self.atoms[u]

@@ -159,6 +159,15 @@ def _content(w: World) -> Instance:
     return k.times(k.monomial(common, c), primitive), lambda at: w.value(p, at)
 
 
+@law("content under a name", "content · prim is one name; prim alone is that name over the content", "the content is positive")
+def _named_content(w: World) -> Instance:
+    k = w.kernel
+    prim = k.add(w.x(), scale(w.y(), 2))
+    k.single(k.times(k.power(w.positive(), Fraction(w.rng.choice([-3, -2, 4]), 2)), scale(prim, -3)))  # names it
+    other = w.rng.choice([w.mask(), w.x(), w.positive(), w.nonnegative(), constant(2)])
+    return k.single(k.times(other, prim)), lambda at: w.value(other, at) * w.value(prim, at)
+
+
 @law("flat", "a sum of cuts is the sum of their terms", "the cut stands with power 1")
 def _flat(w: World) -> Instance:
     k = w.kernel
