@@ -37,6 +37,12 @@ def base(name: str) -> tuple[Program, Plan]:
         case "llama one key-value head":
             config = replace(ONE, kv_heads=1)
             return llama_step(config), llama_plan(config, Degrees(dp=2, tp=2, microbatches=2, normalise="loss"))
+        case "llama one head per rank":
+            config = replace(ONE, heads=2)
+            return llama_step(config), llama_plan(config, Degrees(dp=2, tp=2, microbatches=2, normalise="loss"))
+        case "llama shared heads":
+            config = llama.Config(layers=1, hidden=24, heads=6, kv_heads=3, ffn=18, vocabulary=30, sequence=12, batch=12)
+            return llama_step(config), llama_plan(config, Degrees(dp=2, tp=6, sp=True, microbatches=2, normalise="loss"))
         case "gpt":
             return gpt_step(GPT), gpt_plan(GPT, MANY)
         case "gpt sp":
@@ -238,6 +244,18 @@ BUGS: dict[str, tuple[str, str, str, Change]] = {
         "layers.0.attention.wk.grad.rep",
         skipped("pp0", "layers.0.attention.wk.grad.rep"),
     ),
+    "heads not summed, one per rank": (
+        "llama one head per rank",
+        "REFUTED",
+        "mb0/layers.0.attention.out",
+        skipped("pp0", "mb0/layers.0.attention.out"),
+    ),
+    "gradients of a shared key-value head not summed": (
+        "llama shared heads",
+        "REFUTED",
+        "layers.0.attention.wk.grad.rep",
+        skipped("pp0", "layers.0.attention.wk.grad.rep"),
+    ),
     "tied matrices not synchronised": (
         "gpt",
         "REFUTED",
@@ -327,6 +345,7 @@ NEIGHBOURS: dict[str, set[str]] = {
     "norm counts copies": {"grad_norm"},
     "norm of one stage": {"grad_norm"},
     "gradients of copies of a key-value head not summed": {"mb0/layers.0.attention.k.turned.grad"},
+    "gradients of a shared key-value head not summed": {"mb0/layers.0.attention.k.turned.grad"},
     "micro-batches of tokens exchanged": {"mb0/loss.sum"},
     "activations handed over in the other order": {"mb0/loss.sum"},
     "stale activation in a backward": {"layers.0.feed_forward.w2.grad.dp"},

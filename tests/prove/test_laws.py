@@ -139,6 +139,20 @@ def powers_of_sums_stay(w: World) -> None:
     differ(k.sum(k.times(s, s), {a: V0}), k.sum(k.times(w.x(a, b), w.x(a, b)), {a: V0, b: V1}))
 
 
+@broken("inner sum")
+def powers_of_inner_sums_stay(w: World) -> None:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    once = k.times(w.x(a, b), w.y(P, b))
+    whole = k.sum(k.times(once, w.positive(a, Q)), {a: V0, b: V1})
+    squares = k.sum(k.times(k.times(once, once), w.positive(a, Q)), {a: V0, b: V1})
+    k.named = len(k.atoms)
+    inner = k.sum(once, {b: V1})
+    assert k.sum(k.times(inner, w.positive(a, Q)), {a: V0}) == whole
+    differ(k.sum(k.times(k.times(inner, inner), w.positive(a, Q)), {a: V0}), squares)
+    differ(k.sum(k.times(inner, w.positive(P, Q)), {a: V0}), whole)
+
+
 @broken("symmetric factors")
 def crossed_indices_differ(w: World) -> None:
     k = w.kernel

@@ -106,6 +106,7 @@ class Kernel:
     _infinite: dict[int, bool] = field(default_factory=dict)
     _fresh: int = _BOUND
     _depth: int = 0
+    _opening: bool = False
 
     # -- atoms -------------------------------------------------------------------------------------------------------
 
@@ -512,7 +513,26 @@ class Kernel:
                 return self._open_sum(uid, idx, over)
             if power == 1 and a.kind == "cut" and not a.indicator:
                 return self.sum(self.open(factors[0]), over)
-        return self.monomial([self._sum_atom("sum", factors, over)])
+        return self._known_whole(factors, over) or self.monomial([self._sum_atom("sum", factors, over)])
+
+    def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
+        """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, if the inner Σ is the plan's own and the outcome one that the logical program has."""
+        if not self.named or self._opening or len(factors) < 2:
+            return None
+        for n, (uid, idx, power) in enumerate(factors):
+            if uid >= self.named and power == 1 and self.atoms[uid].kind == "sum" and len(self.atoms[uid].data[0][0]) > 1:
+                body, inner = self._opened(uid, idx)
+                rest = [f for m, f in enumerate(factors) if m != n]
+                self._opening = True  # one at a time
+                try:
+                    made = self.sum(self.monomial([*body, *rest]), {**inner, **over})
+                except TooLarge:
+                    continue
+                finally:
+                    self._opening = False
+                if all(u < self.named for m in made for u, _, _ in m):
+                    return made
+        return None
 
     def _open_sum(self, uid: int, idx: tuple[Index, ...], over: Mapping[Index, int]) -> Poly:
         factors, inner = self._opened(uid, idx)

@@ -195,6 +195,18 @@ def _sum_of_sum(w: World) -> Instance:
     return k.sum(inner, {a: V0}), lambda at: w.total(inner, {a: V0}, at)
 
 
+@law("inner sum", "Σ_i f(i)·(Σ_j g(i,j)) = Σ_ij f(i)·g(i,j)", "power 1; the logical program has the outcome, or it stays")
+def _inner_sum(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    product = k.times(w.x(a, b), w.y(P, b))
+    if w.rng.random() < 0.8:
+        k.sum(k.times(product, w.positive(a, Q)), {a: V0, b: V1})
+    k.named = len(k.atoms)
+    p = k.times(k.sum(product, {b: V1}), w.positive(a, Q))
+    return k.sum(p, {a: V0}), lambda at: w.total(p, {a: V0}, at)
+
+
 @law("symmetric factors", "a product in a Σ has one form whatever the order of equal factors", "ties are searched, never guessed")
 def _symmetric(w: World) -> Instance:
     k = w.kernel
