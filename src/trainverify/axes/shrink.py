@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from trainverify.axes.inference import Line, NodeAxes, literal
@@ -23,6 +24,12 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
             case "slice":
                 d, start, step = node.attrs
                 attrs = (d, _slice_start(node, axes, sizes, d, start, step), step)
+                if step == 1 and sizes.position(axes.dims[id(node.args[0])][d], start + node.shape[d]) - attrs[1] != shape[d]:
+                    raise NotABoundary(f"{start}:{start + node.shape[d]} of {node.args[0].shape[d]} where structures do not align")
+            case "concat" if shape[node.attrs[0]] != sum(a.shape[node.attrs[0]] for a in args):
+                raise NotABoundary(f"{[a.shape[node.attrs[0]] for a in node.args]} in a row where structures do not align")
+            case "reshape" if math.prod(shape) != math.prod(args[0].shape):
+                raise NotABoundary(f"{list(node.args[0].shape)} as {list(node.shape)} where structures do not align")
             case "pad":
                 d, low, _, value = node.attrs
                 first = sizes.position(dims[d], low)

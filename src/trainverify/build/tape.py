@@ -81,6 +81,7 @@ class Tape:
         self._conjugates: dict[int, Conjugate | None] = {}  # op index → what its collective does backward
         self._gradients: dict[str, Tensor] = {}  # parameter → gradient accumulated so far
         self._trainable: set[str] = set()
+        self._again: dict[str, Callable[[], Tensor]] = {}  # tensor → how backward passes get it, instead of keeping it
 
     # -- tensors and ops ------------------------------------------------------------------------------------------
 
@@ -175,9 +176,24 @@ class Tape:
             raise BuildError(f"{parameter.name!r} has no gradient: no backward pass reached it")
         return self._gradients[parameter.name]
 
+    def take_gradient(self, parameter: Tensor) -> Tensor | None:
+        """The accumulated gradient, if there is one; accumulation starts anew."""
+        return self._gradients.pop(parameter.name, None)
+
     def set_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
         """Replace the accumulated gradient, after a synchronisation for instance."""
         self._gradients[parameter.name] = gradient
+
+    def recompute(self, tensor: Tensor, how: Callable[[], Tensor]) -> None:
+        """Backward passes do not read this tensor but make it again; `how` is called once, at its first use there."""
+        made: list[Tensor] = []
+
+        def once() -> Tensor:
+            if not made:
+                made.append(how())
+            return made[0]
+
+        self._again[tensor.name] = once
 
     def backward(self, *roots: Tensor, seeds: Sequence[Tensor] | None = None, wrt: Iterable[Tensor] = ()) -> list[Tensor]:
         """Append the backward ops of `roots` (seeded with 1, or with `seeds`), accumulate parameter gradients.
@@ -219,6 +235,9 @@ class Tape:
                 grads[i] = g if old is None else self.emit("add", (old, g), {}, [i + ".grad"], source)[0]
         return grads
 
+    def _read(self, name: str) -> Tensor:
+        return self._again[name]() if name in self._again else Tensor(name, self.tensors[name])
+
     def _input_gradients(
         self, index: int, op: Op, given: Sequence[Tensor | None], needs: set[str], source: Source | None
     ) -> Sequence[Tensor | None]:
@@ -230,7 +249,7 @@ class Tape:
             raise BuildError(f"{op.name} ({op.source}) does not name its backward")
         wrt = tuple(i for i, n in enumerate(op.inputs) if n in needs and n is not None and self.tensors[n].kind == "real")
         known = tuple(i for i, g in enumerate(given) if g is not None)
-        inputs = [None if n is None else Tensor(n, self.tensors[n]) for n in op.inputs] + [given[i] for i in known]
+        inputs = [None if n is None else self._read(n) for n in op.inputs] + [given[i] for i in known]
         attrs: dict[str, Any] = {**op.attributes, "wrt": wrt}
         if known != (0,):
             attrs["given"] = known

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from trainverify.axes.inference import Dims, NodeAxes
-from trainverify.axes.reduction import Sizes
+from trainverify.axes.reduction import NotABoundary, Sizes
 from trainverify.axes.shrink import shrink
 from trainverify.axes.structure import Clash
 from trainverify.axes.system import MeetingAxes, System
@@ -202,6 +202,8 @@ class _Shrinker:
                 length = sizes.position(b, at + run.size) - sizes.position(b, at)
                 runs.append(Run(start, block, length // block, stride))
             starts.append(sizes.position(b, at))
+            if sizes.position(b, at + run.size) - starts[-1] != runs[-1].size:  # two ways to cut an axis that shrank differently
+                raise NotABoundary(f"{part}: {runs[-1].size} positions held in {sizes.position(b, at + run.size) - starts[-1]}")
         return replace(part, local=tuple(starts), logical=tuple(runs))
 
 

@@ -288,6 +288,8 @@ class Forms:
         result: list[Spot] = []
         for e, span in enumerate(grid.spans):
             if e == d:
+                if len(inner) != len(span):
+                    raise Unsupported("axes that could not be aligned")
                 base = other.spans[e].start
                 result += [Spot(s.kind, s.value + base if s.kind in ("kept", "shifted") else s.value, s.shift, s.count) for s in inner]
             else:

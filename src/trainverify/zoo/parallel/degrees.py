@@ -17,9 +17,10 @@ Schedule = Literal["gpipe", "1f1b", "interleaved"]
 ContextKind = Literal["ring", "zigzag", "ulysses"]
 
 # How ZeRO cuts what it shards over data-parallel ranks:
-#   parameter  every tensor along its first dimension, as torch.chunk does (FSDP2)
-#   flat       all tensors of a bucket one after the other, padded to divide (Megatron, FSDP1)
-Sharding = Literal["parameter", "flat"]
+#   parameter  every tensor along the first dimension that divides; one that has none stays whole (DeepSpeed's persistent parameters)
+#   chunk      every tensor along its first dimension as torch.chunk does, padded where it does not divide (FSDP2)
+#   flat       the tensors of a layer one after the other, padded to divide (Megatron, FSDP1)
+Sharding = Literal["parameter", "chunk", "flat"]
 
 # Where the loss per token is divided by the number of valid tokens of the whole batch:
 #   gradients  every micro-batch's gradients are those of a sum; they are divided after the last one (Megatron)
@@ -59,6 +60,15 @@ class Degrees:
             value = getattr(self, f.name)
             if f.name not in common and f.name not in built and value != f.default:
                 raise BuildError(f"plans of {model} have no {f.name}={value}")
+        for name in ("dp", "tp", "pp", "cp", "ep", "microbatches", "chunks"):
+            if getattr(self, name) < 1:
+                raise BuildError(f"{name} must be 1 or more")
+        if self.zero not in range(4):
+            raise BuildError(f"ZeRO has stages 1, 2 and 3 (0: none), not {self.zero}")
+        if self.zero and self.dp * self.cp == 1:
+            raise BuildError(f"ZeRO {self.zero} shards over data-parallel ranks; with dp=1 there is nothing to shard")
+        if self.sp and self.tp == 1:
+            raise BuildError("sequence parallelism (sp) divides among tensor-parallel ranks; with tp=1 there is nothing to divide")
 
     def layers(self, total: int) -> list[range]:
         """The layers of every stage."""

@@ -13,7 +13,7 @@ from trainverify.zoo.gpt import Config, forward
 from trainverify.zoo.language import join_heads, split_heads
 from trainverify.zoo.parallel.degrees import Axes, Degrees, axes_for
 from trainverify.zoo.parallel.llama import ADAMW
-from trainverify.zoo.parallel.model import Model, run
+from trainverify.zoo.parallel.model import Model, gradients, run
 from trainverify.zoo.parallel.stage import Stage
 
 
@@ -26,13 +26,14 @@ def gpt_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, 
     """The same step on dp·tp·pp ranks; first and last stage each have the embedding matrix, and add up its gradients."""
     if config.loss != "per_token":
         raise BuildError("plans of GPT have a loss per token")
-    how.only("GPT")
+    how.only("GPT", "zero", "shards")
     axes = axes_for(how, config.heads)
+    names = gradients(forward(config)) if how.zero else {}
     p = plan("gpt", axes.mesh)
     for index, layers in enumerate(how.layers(config.layers)):
         with p.ranks(pp=index) as r:
             tied = _ends(p, r, axes, how) if how.pp > 1 and index in (0, how.pp - 1) else None
-            run(_GPT(Stage(r, how, axes, index), config, layers, tied), optimizer, clip)
+            run(_GPT(Stage(r, how, axes, index, names), config, layers, tied), optimizer, clip)
     return p.build()
 
 

@@ -12,7 +12,7 @@ from trainverify.graph.program import Program
 from trainverify.zoo.language import join_heads, split_heads, swiglu
 from trainverify.zoo.llama import Config, forward
 from trainverify.zoo.parallel.degrees import Degrees, axes_for, divided
-from trainverify.zoo.parallel.model import Model, run
+from trainverify.zoo.parallel.model import Model, gradients, run
 from trainverify.zoo.parallel.stage import Stage
 
 ADAMW = AdamW(lr=0.01, weight_decay=0.1, step=3)
@@ -27,12 +27,13 @@ def llama_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW
     """The same step on dp·tp·pp ranks; `config.batch` counts the rows of the whole batch, in the order (dp micro-batch row)."""
     if config.packed or config.loss != "per_token":
         raise BuildError("plans of Llama have a loss per token and no packed sequences")
-    how.only("Llama")
+    how.only("Llama", "zero", "shards")
     axes = axes_for(how, config.kv_heads)
+    names = gradients(forward(config)) if how.zero else {}
     p = plan("llama", axes.mesh)
     for index, layers in enumerate(how.layers(config.layers)):
         with p.ranks(pp=index) as r:
-            run(_Llama(Stage(r, how, axes, index), config, layers), optimizer, clip)
+            run(_Llama(Stage(r, how, axes, index, names), config, layers), optimizer, clip)
     return p.build()
 
 
@@ -51,7 +52,7 @@ class _Llama(Model):
         for i in self.layers:
             at = f"layers.{i}."
             s.vector(at + "attention_norm", c.hidden)
-            s.column(at + "attention.wq", c.heads * c.head, c.hidden)
+            s.column(at + "attention.wq", c.heads * c.head, c.hidden, blocks=self._heads())
             for n in ("wk", "wv"):
                 self._kv(at + "attention." + n)
             s.row(at + "attention.wo", c.hidden, c.heads * c.head)
@@ -63,11 +64,18 @@ class _Llama(Model):
             s.vector("norm", c.hidden)
             s.column("lm_head", c.vocabulary, c.hidden)
 
+    def _heads(self) -> tuple[int, int]:
+        """Key-value heads on a rank, and the query heads of each."""
+        axes = self.stage.axes
+        groups = divided(self.config.kv_heads, axes.size(axes.heads), "key-value heads")
+        return groups, divided(self.stage.how.share(self.config.heads, "heads"), groups, "heads")
+
     def _kv(self, name: str) -> None:
         """Rows of whole key-value heads; ranks that share a head each compute what their query heads contribute to its gradient."""
         c, axes = self.config, self.stage.axes
-        rows = divided(c.kv_heads, axes.size(axes.heads), "key-value heads") * c.head
-        self.stage.weight(name, (rows, c.hidden), f"({' '.join(axes.heads)} o) k", split=axes.heads, summed=axes.copies)
+        heads, _ = self._heads()
+        form = f"({' '.join(axes.heads)} o) k"
+        self.stage.weight(name, (heads * c.head, c.hidden), form, split=axes.heads, summed=axes.copies, blocks=(heads,))
 
     def begin(self, m: int) -> Tensor:
         return self.stage.embedded(self.tokens(m), self.stage["tok_embeddings"])

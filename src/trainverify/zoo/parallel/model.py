@@ -7,6 +7,8 @@ from functools import reduce
 
 from trainverify.build.tape import Tensor
 from trainverify.complete.optimizers import Optimizer
+from trainverify.complete.step import complete
+from trainverify.graph.program import Program
 from trainverify.zoo.language import IGNORED
 from trainverify.zoo.parallel.pipeline import Pipeline
 from trainverify.zoo.parallel.stage import Stage
@@ -54,7 +56,7 @@ class Model:
 
     def forward(self, m: int, x: Tensor | None) -> Tensor:
         s, r = self.stage, self.stage.r
-        r.prefix = f"mb{m}/"
+        s.start(f"mb{m}/")
         made = self.middle(m, self.begin(m) if x is None else x)
         if s.last:
             r.prefix = f"mb{m}/"
@@ -81,13 +83,14 @@ def run(model: Model, optimizer: Optimizer | None, clip: float | None) -> None:
     """The whole step of a stage."""
     s, r, how = model.stage, model.stage.r, model.stage.how
     model.declare()
+    s.declared()
     if how.normalise == "loss" and s.last:
         for m in range(how.microbatches):
             r.prefix = f"mb{m}/"
             model.read(m)
         r.prefix = ""
         model.count = s.over_dp(model.counted(), "tokens")
-    Pipeline(r, how, s.index, model.shape, model.forward).run()
+    Pipeline(r, how, s.index, model.shape, model.forward, s.collect).run()
     r.phase = "optimizer"
     late = _tokens(model) if how.normalise == "gradients" else None
     if s.last:
@@ -104,3 +107,8 @@ def _tokens(model: Model) -> Tensor:
         count = r.broadcast(count, group="pp", root=r.peer(pp=s.how.pp - 1), shape=(), name="tokens.stage")
     assert count is not None
     return s.over_dp(count, "tokens")
+
+
+def gradients(forward: Program) -> dict[str, str]:
+    """What the logical step calls the gradient of every parameter."""
+    return {str(o.of): o.tensor for o in complete(forward).outputs if o.role == "gradient"}

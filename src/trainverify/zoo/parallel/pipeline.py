@@ -13,14 +13,26 @@ from trainverify.zoo.parallel.degrees import Degrees
 
 
 class Pipeline:
-    """`forward(m, x)` is micro-batch m's pass through the stage, from what the stage before sent (None on the first one)."""
+    """`forward(m, x)` is micro-batch m's pass through the stage, from what the stage before sent (None on the first one).
 
-    def __init__(self, r: RankBuilder, how: Degrees, stage: int, shape: tuple[int, ...], forward: Callable[[int, Tensor | None], Tensor]):
+    `done` is called after every backward pass.
+    """
+
+    def __init__(
+        self,
+        r: RankBuilder,
+        how: Degrees,
+        stage: int,
+        shape: tuple[int, ...],
+        forward: Callable[[int, Tensor | None], Tensor],
+        done: Callable[[], None],
+    ):
         self.r = r
         self.how = how
         self.stage = stage
         self.shape = shape
         self.forward_pass = forward
+        self.done = done
         self.received: dict[int, Tensor] = {}
         self.made: dict[int, Tensor] = {}
         self.gradient: dict[int, Tensor] = {}  # of what was made
@@ -78,6 +90,7 @@ class Pipeline:
         received = [self.received[m]] if m in self.received else []
         for g in self.r.backward(self.made[m], seeds=seeds, wrt=received):
             self.passed[m] = g
+        self.done()
 
     # -- between stages -----------------------------------------------------------------------------------------------
 

@@ -7,35 +7,33 @@ its backward; the loss is computed on every rank of a tensor-parallel group, and
 # mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
-from trainverify.build.plan import RankBuilder, Spelling
-from trainverify.build.tape import Tensor
+from trainverify.build.plan import RankBuilder
+from trainverify.build.tape import BuildError, Tensor
 from trainverify.graph.program import Value
 from trainverify.zoo.language import IGNORED
 from trainverify.zoo.parallel.degrees import Axes, Degrees
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A parameter on the ranks of a stage."""
-
-    tensor: Tensor
-    form: Spelling
-    split: tuple[str, ...]  # mesh axes along which ranks hold different pieces
-    summed: tuple[str, ...]  # mesh axes besides dp along which ranks compute summands of the gradient
-    tied: Value = None  # the group of ranks that hold the same weight for another use
-    counted: bool = True  # in the gradient norm: one of the tied copies is not
+from trainverify.zoo.parallel.zero import Bucket, Weight, buckets
 
 
 class Stage:
-    def __init__(self, r: RankBuilder, how: Degrees, axes: Axes, index: int):
+    """`gradients` names the logical gradient of every parameter: sharded ones say what they hold."""
+
+    def __init__(self, r: RankBuilder, how: Degrees, axes: Axes, index: int, gradients: Mapping[str, str] | None = None):
         self.r = r
         self.how = how
         self.axes = axes
         self.index = index
+        self.gradients = gradients or {}
+        self.ranks = axes.mesh.ranks(pp=index)
         self.weights: dict[str, Weight] = {}
+        self.buckets: list[Bucket] = []
+        self.tensors: dict[str, Tensor] = {}  # by weight, or with ZeRO 3 by bucket
+        self.shards: dict[str, Tensor] = {}  # of gradients so far, by bucket (ZeRO 2)
+        self._whole: dict[str, Tensor] = {}  # weights gathered for the pass at hand (ZeRO 3)
+        self._bucket_of: dict[str, Bucket] = {}
+        self._pass = ""
 
     @property
     def first(self) -> bool:
@@ -49,30 +47,91 @@ class Stage:
         self,
         name: str,
         shape: tuple[int, ...],
-        form: Spelling,
+        form: str,
         split: tuple[str, ...] = (),
         summed: tuple[str, ...] = (),
         tied: Value = None,
         counted: bool = True,
-    ) -> Tensor:
-        tensor = self.r.parameter(name, shape, form)
-        self.weights[name] = Weight(tensor, form, split, summed, tied, counted)
-        return tensor
+        blocks: tuple[int, ...] = (),
+    ) -> None:
+        """Declare a parameter; `s[name]` is the tensor to compute with."""
+        self.weights[name] = Weight(name, shape, form, split, summed, tied, counted, blocks)
 
-    def column(self, name: str, rows: int, width: int) -> Tensor:
-        """A weight whose rows (outputs) are divided among the ranks."""
-        return self.weight(name, (self.how.share(rows, f"rows of {name}"), width), f"({self.axes.text} o) k", split=self.axes.tensor)
+    def declared(self) -> None:
+        """All weights are known: parameters as the ranks store them."""
+        self.buckets = buckets(self)
+        for b in self.buckets:
+            for w in b.weights:
+                self._bucket_of[w.name] = b
+                if b.zero < 3:
+                    self.tensors[w.name] = self.r.parameter(w.name, w.shape, w.form)
+            if b.zero == 3:
+                first, *others = b.weights
+                self.tensors[b.name] = self.r.parameter(b.name, b.shape, b.form(first), first.name)
+                for w in others:
+                    self.r.lives(self.tensors[b.name], w.name, b.form(w))
 
-    def row(self, name: str, rows: int, width: int) -> Tensor:
-        """A weight whose columns (inputs) are divided among the ranks."""
-        return self.weight(name, (rows, self.how.share(width, f"columns of {name}")), f"o ({self.axes.text} k)", split=self.axes.tensor)
-
-    def vector(self, name: str, size: int) -> Tensor:
-        """A weight that every rank has, applied to what lies between the regions: under sequence parallelism, to a part of it."""
-        return self.weight(name, (size,), "h", summed=self.axes.tensor if self.how.sp else ())
+    def start(self, prefix: str) -> None:
+        """A forward pass begins: its tensors have this prefix, and weights are gathered anew."""
+        self.r.prefix = self._pass = prefix
+        self._whole = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.weights[name].tensor
+        b = self._bucket_of[name]
+        if b.zero < 3:
+            return self.tensors[name]
+        if name not in self._whole:
+            self._whole |= self._gather(b, "whole", self._pass)
+            again: dict[str, Tensor] = {}
+            for w in b.weights:
+                self.r.recompute(self._whole[w.name], self._once_more(b, w.name, self._pass, again))
+        return self._whole[name]
+
+    def _gather(self, b: Bucket, label: str, prefix: str) -> dict[str, Tensor]:
+        before, self.r.prefix = self.r.prefix, prefix
+        made = b.gathered(self.tensors[b.name], f"{b.name}.{label}", [f"{w.name}.{label}" for w in b.weights])
+        self.r.prefix = before
+        return {w.name: t for w, t in zip(b.weights, made, strict=True)}
+
+    def _once_more(self, b: Bucket, name: str, prefix: str, again: dict[str, Tensor]) -> Callable[[], Tensor]:
+        """Backward passes gather a bucket once more, all of it at its first use."""
+
+        def gather() -> Tensor:
+            if not again:
+                again.update(self._gather(b, "again", prefix))
+            return again[name]
+
+        return gather
+
+    def collect(self) -> None:
+        """After a backward pass: with ZeRO 2 its gradients are added up over the ranks, and each keeps its shard."""
+        if self.how.zero != 2:
+            return
+        r = self.r
+        before, r.phase = r.phase, "backward"
+        for b in (b for b in self.buckets if b.zero == 2):
+            found = [r.take_gradient(self.tensors[w.name]) for w in b.weights]
+            if any(g is None for g in found):
+                if any(g is not None for g in found):
+                    raise BuildError(f"a backward pass reaches only some of the weights of {b.name}")
+                continue
+            shard = b.scattered([g for g in found if g is not None], f"{b.name}.grad.shard")
+            known = self.shards.get(b.name)
+            self.shards[b.name] = shard if known is None else r.add(known, shard, name=f"{b.name}.grad.sum")
+        r.phase = before
+
+    def column(self, name: str, rows: int, width: int, blocks: tuple[int, ...] = ()) -> None:
+        """A weight whose rows (outputs) are divided among the ranks, in blocks that belong together."""
+        shape = (self.how.share(rows, f"rows of {name}"), width)
+        self.weight(name, shape, f"({self.axes.text} o) k", split=self.axes.tensor, blocks=blocks)
+
+    def row(self, name: str, rows: int, width: int) -> None:
+        """A weight whose columns (inputs) are divided among the ranks."""
+        self.weight(name, (rows, self.how.share(width, f"columns of {name}")), f"o ({self.axes.text} k)", split=self.axes.tensor)
+
+    def vector(self, name: str, size: int) -> None:
+        """A weight that every rank has, applied to what lies between the regions: under sequence parallelism, to a part of it."""
+        self.weight(name, (size,), "h", summed=self.axes.tensor if self.how.sp else ())
 
     def batch(self, name: str, m: int, rows: int, sequence: int, vocabulary: int, ignore: int | None = None) -> Tensor:
         """Token ids of micro-batch m."""
