@@ -333,7 +333,7 @@ NEIGHBOURS: dict[str, set[str]] = {
     "sequence gathered in another order": {"mb1/layers.0.residual"},
     "backward of the gather does not add up": {"mb0/layers.0.ffn.input.grad"},
     "rotary tables from position 1 on": {"mb0/layers.1.attention.joined"},
-    "positions of the first part on every rank": {"mb0/placed"},
+    "positions of the first part on every rank": {"mb0/placed", "mb0/h.0.attn.mixed"},
     "ids looked up in the next rank's range": {"mb0/layers.0.attention.joined"},
     "range of ids of the first rank in the loss": {"mb0/loss.sum"},
     "target logit not masked": {"mb0/loss.sum", "loss"},

@@ -9,7 +9,7 @@ aligned (`[6]` as `[2, 3]` and as `[3, 2]`) the axis is *frozen*: it keeps its s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_PIECES = 256
@@ -59,6 +59,7 @@ class Axes:
     def __init__(self) -> None:
         self.clashes: list[Clash] = []
         self.where = ""
+        self._stretches: list[tuple[Axis, int, Axis]] = []  # (sum, start, the axis of several of its pieces)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -268,6 +269,31 @@ class Axes:
                         a.pieces = None
                         changed = True
                 stack.extend(a.factors or a.pieces or ())
+            changed |= self._nest(seen)
+
+    def _nest(self, used: Mapping[int, Axis]) -> bool:
+        """Several pieces in a row that are a product by themselves, such as the shards of a slice, become one piece."""
+        changed = False
+        by_sum: dict[int, list[tuple[Axis, int, Axis]]] = {}
+        for total, start, part in self._stretches:
+            if id(part.root()) in used:
+                by_sum.setdefault(id(total.root()), []).append((total.root(), start, part.root()))
+        for known in by_sum.values():
+            a = known[0][0]
+            for _, start, part in known:
+                end = start + part.size
+                if a.pieces is None or part.pieces is not None or a.frozen or part.frozen:
+                    continue
+                if any(s < end and start < s + x.size and (s, x) != (start, part) for _, s, x in known):
+                    continue  # another stretch overlaps
+                at = [0, *self.cuts(a), a.size]
+                if start not in at or end not in at:
+                    continue
+                first, last = at.index(start), at.index(end)
+                if last - first > 1:
+                    a.pieces[first:last] = [part]
+                    changed = True
+        return changed
 
     # -- cutting -----------------------------------------------------------------------------------------------------
 
@@ -289,6 +315,7 @@ class Axes:
                     p = p.root()
                     if p.pieces is not None:
                         a.pieces[i : i + 1] = p.pieces  # keep sums flat
+                        self._stretches.append((a, start, p))
                     if len(a.pieces) > MAX_PIECES:
                         self.clash(f"more than {MAX_PIECES} pieces", [a])
                     return
@@ -338,6 +365,7 @@ class Axes:
                 return inside[0]
             made = Axis(size)
             made.pieces = inside
+            self._stretches.append((a, start, made))
             return made
         digits = self.leaves([a])
         fast = math.prod(d.size for d in digits[1:])

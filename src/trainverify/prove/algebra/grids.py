@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainverify.axes.structure import Axes, Axis
 from trainverify.prove.algebra.kernel import Index, Unsupported
@@ -106,24 +106,29 @@ class Grids:
         sizes = [u.size for u in units]
         weights = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
         digits: list[Index] = list(mixed_radix(offset.base, sizes))
+        strides: list[list[tuple[Index, int]]] = [[] for _ in units]  # within sums
         for variable, stride in offset.strides:
             if mesh_sizes[variable] == 1:
                 continue
             hits = [i for i, w in enumerate(weights) if w == stride and sizes[i] == mesh_sizes[variable] and digits[i] == 0]
-            if not hits or units[hits[0]].pieces is not None:
+            inside = [i for i, w in enumerate(weights) if stride % w == 0 and abs(stride) < w * sizes[i] and units[i].pieces is not None]
+            if hits and units[hits[0]].pieces is None:
+                digits[hits[0]] = variable
+            elif inside:
+                strides[inside[0]].append((variable, stride // weights[inside[0]]))
+            else:
                 raise Unsupported(f"an offset of {stride} per mesh coordinate on an axis of {sizes}")
-            digits[hits[0]] = variable
         spots: list[list[Spot]] = [[] for _ in units]
         left = list(kept)
         weight = step  # the weight that the next kept leaf must have
         for i in range(len(units) - 1, -1, -1):
             unit = units[i]
-            if left and left[-1] is unit and weights[i] == weight and digits[i] == 0:
+            if left and left[-1] is unit and weights[i] == weight and digits[i] == 0 and not strides[i]:
                 left.pop()
                 weight *= unit.size
                 spots[i] = [Spot("kept", self._offset(kept[: len(left)], n)) for n in range(self.width(unit))]
             elif unit.pieces is not None:
-                taken = self._pieces(unit, int(digits[i]), left, weights[i] == weight, kept)
+                taken = self._pieces(unit, Offset(int(digits[i]), tuple(strides[i])), left, weights[i] == weight, kept, mesh_sizes)
                 if taken is None:
                     raise Unsupported(f"a piece {kept} of {units}")
                 spots[i], used = taken
@@ -139,30 +144,39 @@ class Grids:
     def _offset(self, before: Sequence[Axis], n: int) -> int:
         return sum(self.width(a) for a in before) + n
 
-    def _pieces(self, total: Axis, at: int, left: list[Axis], aligned: bool, kept: list[Axis]) -> tuple[list[Spot], int] | None:
-        """A sum of which one piece, or several in a row, are looked at."""
+    def _pieces(
+        self, total: Axis, offset: Offset, left: list[Axis], aligned: bool, kept: list[Axis], mesh_sizes: dict[Index, int]
+    ) -> tuple[list[Spot], int] | None:
+        """A sum of which one piece, a part of one, or several in a row are looked at."""
         assert total.pieces is not None
         starts = list(itertools.accumulate((p.size for p in total.pieces), initial=0))
-        if at not in starts[:-1]:
-            return None
-        first = starts.index(at)
-        units = self.axes.leaves([total.pieces[first]])
-        count = len(units)
-        if (not units or aligned) and len(left) >= count and all(x is y for x, y in zip(left[len(left) - count :], units, strict=True)):
+        at = offset.base
+        first = max(t for t, start in enumerate(starts[:-1]) if start <= at)
+        inner = Offset(at - starts[first], offset.strides)
+        mine = left if aligned else []  # of a part of the sum nothing slower is left
+        size = math.prod(a.size for a in mine)
+        reach = at + size + sum(max(0, s) * (mesh_sizes[v] - 1) for v, s in offset.strides)
+        if reach <= starts[first + 1] and all(s > 0 for _, s in offset.strides):
+            found = self.place(total.pieces[first], self.axes.product(mine) if mine else Axis(1), inner, mesh_sizes)
+            base = self._offset(kept[: len(left) - len(mine)], 0)
             spots = [Spot("fixed", first)]
             for t, p in enumerate(total.pieces):
-                base = self._offset(kept[: len(left) - count], 0)
-                spots += [Spot("kept", base + n) if t == first else Spot("none", 0) for n in range(self.width(p))]
-            return spots, count
+                if t == first:
+                    spots += [replace(s, value=s.value + base) if s.kind in ("kept", "shifted") else s for s in found]
+                else:
+                    spots += [Spot("none", 0)] * self.width(p)
+            return spots, len(mine)
+        if offset.strides or at not in starts[:-1]:
+            return None
         if aligned and left and left[-1].pieces is not None:
-            inner = [p.root() for p in left[-1].pieces]
-            mine = [p.root() for p in total.pieces[first : first + len(inner)]]
-            if len(mine) == len(inner) and all(x is y for x, y in zip(mine, inner, strict=True)):
+            group = [p.root() for p in left[-1].pieces]
+            same = [p.root() for p in total.pieces[first : first + len(group)]]
+            if len(same) == len(group) and all(x is y for x, y in zip(same, group, strict=True)):
                 base = self._offset(kept[: len(left) - 1], 0)
-                spots = [Spot("shifted", base, first, len(inner))]
+                spots = [Spot("shifted", base, first, len(group))]
                 at_leaf = base + 1
                 for t, p in enumerate(total.pieces):
-                    inside = first <= t < first + len(inner)
+                    inside = first <= t < first + len(group)
                     for _ in range(self.width(p)):
                         spots.append(Spot("kept", at_leaf) if inside else Spot("none", 0))
                         at_leaf += inside
