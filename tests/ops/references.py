@@ -125,6 +125,22 @@ def attention(
     return y, scores.logsumexp(-1)
 
 
+def attention_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, **how: Any) -> tuple[Tensor, ...]:
+    """From p = exp(s − lse), head by head, rows and columns with their masks."""
+    offsets, scale = (how.get("query_offset", 0), how.get("key_offset", 0)), how.get("scale")
+    share = q.shape[1] // k.shape[1]
+    wide_k, wide_v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    p = torch.exp(q @ wide_k.transpose(-1, -2) * factor - lse[..., None])
+    if how.get("is_causal"):
+        row, column = torch.arange(q.shape[2])[:, None] + offsets[0], torch.arange(k.shape[2]) + offsets[1]
+        p = p * (column <= row)
+    ds = p * (g @ wide_v.transpose(-1, -2) - delta[..., None]) * factor
+    groups = (q.shape[0], k.shape[1], share)
+    dk, dv = (x.reshape(*groups, *x.shape[2:]).sum(2) for x in (ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ g))
+    return ds @ wide_k, dk, dv
+
+
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, style: str = "half") -> Tensor:
     """Pairs as complex numbers, turned by cos + i·sin."""
     d = x.shape[-1]
@@ -601,6 +617,22 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(real(1, 2, 3, 2), real(1, 1, 5, 2), real(1, 1, 5, 2), mask(3, 5), scale=0.3),
             call(real(2, 2, 3, 1), real(2, 2, 3, 1), real(2, 2, 3, 1), real(2, 1, 3, 3), is_causal=True),
             call(real(1, 1, 2, 3), real(1, 1, 3, 3), real(1, 1, 3, 3), mask(1, 1, 2, 3), is_causal=True, query_offset=7, key_offset=6),
+        ),
+    ),
+    "attention_backward": (
+        attention_backward,
+        (
+            call(real(2, 3, 5, 2), real(2, 3, 5, 4), real(2, 3, 7, 4), real(2, 3, 7, 2), real(2, 3, 5), real(2, 3, 5)),
+            call(real(1, 6, 3, 2), real(1, 6, 3, 2), real(1, 2, 5, 2), real(1, 2, 5, 2), real(1, 6, 3), real(1, 6, 3), is_causal=True),
+            call(
+                *(real(2, 2, 3, 1) for _ in range(4)),
+                real(2, 2, 3),
+                real(2, 2, 3),
+                is_causal=True,
+                query_offset=2,
+                key_offset=1,
+                scale=0.3,
+            ),
         ),
     ),
     "apply_rotary_emb": (

@@ -146,6 +146,7 @@ class Inference:
                 for other in args[1:]:
                     self.same_dims([a for i, a in enumerate(args[0]) if i != d], [a for i, a in enumerate(other) if i != d])
                 (whole,) = self.fresh([node.shape[d]])
+                whole.apart = node.kind == "int"  # integers of different places, never one formula
                 start = 0
                 for dims in args:
                     axes.same(axes.piece(whole, start, dims[d].size), dims[d])

@@ -18,7 +18,7 @@ MAX_PIECES = 256
 class Axis:
     """A node of a union-find forest. Only the root's fields count."""
 
-    __slots__ = ("factors", "fixed", "frozen", "link", "pieces", "size")
+    __slots__ = ("apart", "factors", "fixed", "frozen", "link", "pieces", "size")
 
     def __init__(self, size: int, fixed: bool = False):
         self.size = size
@@ -27,6 +27,7 @@ class Axis:
         self.pieces: list[Axis] | None = None
         self.fixed = fixed  # keeps its size because it counts devices or copies
         self.frozen = False  # keeps its size because its structure could not be aligned
+        self.apart = False  # a sum of pieces that have nothing to do with each other: no product even if equally long
 
     def root(self) -> Axis:
         a = self
@@ -104,6 +105,7 @@ class Axes:
             self.fix(b)
         if a.frozen and not b.frozen:
             self.freeze(b)
+        b.apart |= a.apart
         a.link = b
         a.factors = a.pieces = None
 
@@ -248,7 +250,7 @@ class Axes:
         """A sum of equally long pieces is a product: how many, times the piece."""
         changed = True
         while changed:  # identifying pieces can cut and split others
-            changed = False
+            changed = self._uncut(axes)
             seen: dict[int, Axis] = {}
             stack = list(axes)
             while stack:
@@ -256,7 +258,7 @@ class Axes:
                 if id(a) in seen:
                     continue
                 seen[id(a)] = a
-                if a.pieces is not None and len({p.size for p in a.pieces}) == 1:
+                if a.pieces is not None and not a.apart and len({p.size for p in a.pieces}) == 1:
                     for p in a.pieces[1:]:
                         self.same(a.pieces[0], p)
                     a = a.root()
@@ -293,6 +295,23 @@ class Axes:
                 if last - first > 1:
                     a.pieces[first:last] = [part]
                     changed = True
+        return changed
+
+    def _uncut(self, axes: Sequence[Axis]) -> bool:
+        """Sums of counts (of blocks, of copies) of which no tensor has a piece of several are counts themselves."""
+        used = {id(leaf) for leaf in self.leaves(axes)}
+        changed = False
+        seen: set[int] = set()
+        stack = list(axes)
+        while stack:
+            a = stack.pop().root()
+            if id(a) in seen:
+                continue
+            seen.add(id(a))
+            parts = [p.root() for p in a.pieces or ()]
+            if parts and not a.apart and all(p.size == 1 or (p.fixed and self._atom(p) and id(p) not in used) for p in parts):
+                a.pieces, a.fixed, changed = None, True, True
+            stack.extend(a.factors or a.pieces or ())
         return changed
 
     # -- cutting -----------------------------------------------------------------------------------------------------

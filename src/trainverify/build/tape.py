@@ -67,6 +67,16 @@ def _shown(file: str, folder: str) -> str:
 Conjugate = Callable[["Tape", Op, Sequence["Tensor | None"]], "Sequence[Tensor | None]"]
 
 
+@dataclass(frozen=True)
+class Region:
+    """Ops from `start` on whose backward is written by hand: gradients of its outputs → gradients of its inputs."""
+
+    start: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    backward: Callable[..., Sequence[Tensor | None]]
+
+
 class Tape:
     """Ops in order, with unique names."""
 
@@ -79,6 +89,7 @@ class Tape:
         self.phase: Phase = "forward"
         self.prefix = ""
         self._conjugates: dict[int, Conjugate | None] = {}  # op index → what its collective does backward
+        self._regions: dict[int, Region] = {}  # index of its last op → region
         self._gradients: dict[str, Tensor] = {}  # parameter → gradient accumulated so far
         self._trainable: set[str] = set()
         self._again: dict[str, Callable[[], Tensor]] = {}  # tensor → how backward passes get it, instead of keeping it
@@ -195,6 +206,18 @@ class Tape:
 
         self._again[tensor.name] = once
 
+    def by_hand(
+        self,
+        inputs: Sequence[Tensor],
+        forward: Callable[[], Sequence[Tensor]],
+        backward: Callable[..., Sequence[Tensor | None]],
+    ) -> tuple[Tensor, ...]:
+        """The outputs of `forward`, whose backward ops are those that `backward(gradients of the outputs…)` appends."""
+        start = len(self.ops)
+        made = tuple(forward())
+        self._regions[len(self.ops) - 1] = Region(start, tuple(inputs), made, backward)
+        return made
+
     def backward(self, *roots: Tensor, seeds: Sequence[Tensor] | None = None, wrt: Iterable[Tensor] = ()) -> list[Tensor]:
         """Append the backward ops of `roots` (seeded with 1, or with `seeds`), accumulate parameter gradients.
 
@@ -219,20 +242,35 @@ class Tape:
 
     def _reverse(self, seeds: dict[str, Tensor], wanted: set[str], source: Source | None) -> dict[str, Tensor]:
         needs = set(wanted)  # tensors that depend on a wanted one
-        for op in self.ops:
+        for index, op in enumerate(self.ops):
             if op.name != "detach" and any(i in needs for i in op.inputs):
                 needs.update(o for o in op.outputs if self.tensors[o].kind == "real")
+            if index in self._regions and any(t.name in needs for t in self._regions[index].inputs):
+                needs.update(t.name for t in self._regions[index].outputs)
         grads = dict(seeds)
-        for index in range(len(self.ops) - 1, -1, -1):
+
+        def arrive(name: str | None, g: Tensor | None) -> None:
+            if name is not None and g is not None and name in needs:
+                old = grads.get(name)
+                grads[name] = g if old is None else self.emit("add", (old, g), {}, [name + ".grad"], source)[0]
+
+        index = len(self.ops)
+        while index > 0:
+            index -= 1
             op = self.ops[index]
+            if index in self._regions and op.phase == "forward":
+                region = self._regions[index]
+                index = region.start
+                given = [grads.get(t.name) for t in region.outputs]
+                if any(g is not None for g in given):
+                    for t, g in zip(region.inputs, region.backward(*given), strict=True):
+                        arrive(t.name, g)
+                continue
             if op.phase != "forward" or not any(o in grads for o in op.outputs) or not any(i in needs for i in op.inputs):
                 continue
             given = [grads.get(o) for o in op.outputs]
             for i, g in zip(op.inputs, self._input_gradients(index, op, given, needs, source), strict=True):
-                if i is None or g is None or i not in needs:
-                    continue
-                old = grads.get(i)
-                grads[i] = g if old is None else self.emit("add", (old, g), {}, [i + ".grad"], source)[0]
+                arrive(i, g)
         return grads
 
     def _read(self, name: str) -> Tensor:

@@ -33,11 +33,9 @@ def attention(
     scale is d^(−1/2) by default. Returns the result [b, h, s, e] and logsumexp [b, h, s]; a query that sees no key has neither."""
     if any(x.ndim != 4 for x in (q, k, v)) or q.shape[1] % k.shape[1]:
         raise F.ShapeError("attention needs q, k, v [batch, heads, sequence, size], heads of q a multiple of those of k")
-    b, h, s, d = q.shape
+    b, h, s, _ = q.shape
     g, t = k.shape[1:3]
-    grouped = F.reshape(q, (b, g, h // g, s, d))
-    factor = F.power(F.const(d), Fraction(-1, 2)) if scale is None else F.as_node(scale)
-    scores = F.reshape(F.contract("b g r s d, b g t d -> b g r s t", grouped, k), (b, h, s, t)) * factor
+    scores = F.reshape(scores_of(q, k, scale), (b, h, s, t))
     kept = causal(s, t, query_offset, key_offset) if is_causal else None
     if mask is not None and mask.kind == "bool":
         kept = mask if kept is None else kept & mask
@@ -49,6 +47,50 @@ def attention(
     weight = F.total(e, [-1], keepdim=True)
     mixed = F.contract("b g r s t, b g t e -> b g r s e", F.reshape(e / weight, (b, g, h // g, s, t)), v)
     return F.reshape(mixed, (b, h, s, v.shape[-1])), F.reshape(shift + F.call("log", weight), (b, h, s))
+
+
+def scores_of(q: Node, k: Node, scale: float | None) -> Node:
+    """scale·q·kᵀ [b, g, h/g, s, t]."""
+    (b, h, s, d), g = q.shape, k.shape[1]
+    factor = F.power(F.const(d), Fraction(-1, 2)) if scale is None else F.as_node(scale)
+    return F.contract("b g r s d, b g t d -> b g r s t", F.reshape(q, (b, g, h // g, s, d)), k) * factor
+
+
+@op(
+    "attention_backward", _ATTENTION, example="grad[b,h,s,e] q[b,h,s,d] k[b,h,t,d] v[b,h,t,e] logsumexp[b,h,s] delta[b,h,s]; is_causal=True"
+)
+def attention_backward(
+    grad: Node,
+    q: Node,
+    k: Node,
+    v: Node,
+    logsumexp: Node,
+    delta: Node,
+    *,
+    is_causal: bool = False,
+    query_offset: int = 0,
+    key_offset: int = 0,
+    scale: float | None = None,
+) -> tuple[Node, Node, Node]:
+    """Gradients of q, k and v as flash attention computes them, block by block, from the `logsumexp` [b, h, s] of each query over
+    all keys and `delta` = Σ_e grad·result [b, h, s]: p = exp(scale·q·kᵀ − logsumexp), ds = p·(grad·vᵀ − delta)."""
+    if any(x.ndim != 4 for x in (grad, q, k, v)) or q.shape[1] % k.shape[1]:
+        raise F.ShapeError("attention_backward needs grad, q, k, v [batch, heads, sequence, size], heads of q a multiple of those of k")
+    b, h, s, d = q.shape
+    g, t = k.shape[1:3]
+    r = h // g
+    rows = (b, g, r, s, 1)
+    weights = F.call("exp", scores_of(q, k, scale) - F.reshape(logsumexp, rows))
+    if is_causal:
+        weights = F.select(causal(s, t, query_offset, key_offset), weights, 0)
+    grad = F.reshape(grad, (b, g, r, s, v.shape[-1]))
+    of_scores = weights * (F.contract("b g r s e, b g t e -> b g r s t", grad, v) - F.reshape(delta, rows))
+    of_scores = of_scores * (F.power(F.const(d), Fraction(-1, 2)) if scale is None else F.as_node(scale))
+    return (
+        F.reshape(F.contract("b g r s t, b g t d -> b g r s d", of_scores, k), q.shape),
+        F.contract("b g r s t, b g r s d -> b g t d", of_scores, F.reshape(q, (b, g, r, s, d))),
+        F.contract("b g r s t, b g r s e -> b g t e", weights, grad),
+    )
 
 
 @op("apply_rotary_emb", _ATTENTION, example="x[s,d=6] cos[s,d] sin[s,d]")

@@ -27,17 +27,21 @@ def llama_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW
     """The same step on dp·tp·pp ranks; `config.batch` counts the rows of the whole batch, in the order (dp micro-batch row)."""
     if config.packed or config.loss != "per_token":
         raise BuildError("plans of Llama have a loss per token and no packed sequences")
+    if how.cp > 1:
+        from trainverify.zoo.parallel.context import context_plan  # which builds on this module
+
+        return context_plan(config, how, optimizer, clip)
     how.only("Llama", "zero", "shards")
     axes = axes_for(how, config.kv_heads)
     names = gradients(forward(config)) if how.zero else {}
     p = plan("llama", axes.mesh)
     for index, layers in enumerate(how.layers(config.layers)):
         with p.ranks(pp=index) as r:
-            run(_Llama(Stage(r, how, axes, index, names), config, layers), optimizer, clip)
+            run(LlamaModel(Stage(r, how, axes, index, names), config, layers), optimizer, clip)
     return p.build()
 
 
-class _Llama(Model):
+class LlamaModel(Model):
     def __init__(self, stage: Stage, config: Config, layers: range):
         super().__init__(stage, config.batch, config.sequence, config.hidden, config.vocabulary)
         self.config = config
@@ -46,7 +50,7 @@ class _Llama(Model):
     def declare(self) -> None:
         s, c = self.stage, self.config
         tables = [s.r.state(f"rope.{n}", (c.context or c.sequence, c.head // 2), "s d") for n in ("cos", "sin")]
-        self.rotary = [s.r.slice(t, dim=0, start=0, stop=c.sequence, name=t.name + ".rows") for t in tables]
+        self.rotary = [self.positions(t) for t in tables]
         if s.first:
             s.column("tok_embeddings", c.vocabulary, c.hidden)
         for i in self.layers:
@@ -69,6 +73,10 @@ class _Llama(Model):
         axes = self.stage.axes
         groups = divided(self.config.kv_heads, axes.size(axes.heads), "key-value heads")
         return groups, divided(self.stage.how.share(self.config.heads, "heads"), groups, "heads")
+
+    def positions(self, table: Tensor) -> Tensor:
+        """The rows of a rotary table for the positions at hand."""
+        return self.stage.r.slice(table, dim=0, start=0, stop=self.config.sequence, name=table.name + ".rows")
 
     def _kv(self, name: str) -> None:
         """Rows of whole key-value heads; ranks that share a head each compute what their query heads contribute to its gradient."""
@@ -99,8 +107,12 @@ class _Llama(Model):
         q = self.turned(split_heads(r, q, heads, "attention.q"), "attention.q.turned")
         k = self.turned(split_heads(r, k, k.shape[-1] // c.head, "attention.k"), "attention.k.turned")
         v = split_heads(r, v, v.shape[-1] // c.head, "attention.v")
-        mixed, _ = r.attention(q, k, v, is_causal=True, name=["attention.mixed", "attention.logsumexp"])
+        mixed = self.mixed(q, k, v)
         return s.leave(r.linear(join_heads(r, mixed, "attention"), s[at + "attention.wo"], name="attention.part"), "attention.out")
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the positions at hand to all positions."""
+        return self.stage.r.attention(q, k, v, is_causal=True, name=["attention.mixed", "attention.logsumexp"])[0]
 
     def turned(self, x: Tensor, name: str) -> Tensor:
         return self.stage.r.apply_rotary_emb(x, *self.rotary, style="half", name=name)

@@ -47,11 +47,14 @@ class Model:
         raise NotImplementedError
 
     def tokens(self, m: int) -> Tensor:
-        return self.stage.batch("tokens", m, self.rows, self.sequence, self.vocabulary)
+        return self.ids("tokens", m)
+
+    def ids(self, name: str, m: int, ignore: int | None = None) -> Tensor:
+        return self.stage.batch(name, m, self.rows, self.sequence, self.vocabulary, ignore)
 
     def read(self, m: int) -> None:
         """The labels of a micro-batch."""
-        self.labels.append(self.stage.batch("labels", m, self.rows, self.sequence, self.vocabulary, IGNORED))
+        self.labels.append(self.ids("labels", m, IGNORED))
         self.valid.append(self.stage.valid(self.labels[m]))
 
     def forward(self, m: int, x: Tensor | None) -> Tensor:
