@@ -1,20 +1,22 @@
 """The system of axes of a logical program and a plan: every op lowered, its axes related with all others.
 
 Collected once, used by everybody: evaluation shrinks it, the algebra proves over it. Nothing here looks at values.
+Blocks of one kind (layers, micro-batches: see `outline`) are treated once; the others get the same axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trainverify.axes.inference import Dims, Inference, Line, NodeAxes
 from trainverify.axes.structure import Axis
 from trainverify.graph.communication import Communication, Schedule, is_communication
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
+from trainverify.graph.outline import Block, outline, singles
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import Op, Program, Ref, has_ref, inline, resolve
+from trainverify.graph.program import Op, Program, Ref, Value, has_ref, inline, resolve
 from trainverify.ops.table import Lowered, OpTable
 
 
@@ -42,12 +44,13 @@ class MeetingAxes:
 class Scope:
     """Axes of the tensors of one flat program."""
 
-    def __init__(self, inference: Inference, program: Program):
+    def __init__(self, inference: Inference, program: Program, later: Collection[str] = ()):
+        """`later` are tensors that get the axes of others."""
         self.program = program
-        self.dims: dict[str, Dims] = {n: inference.fresh(t.shape) for n, t in program.tensors.items()}
+        self.dims: dict[str, Dims] = {n: inference.fresh(t.shape) for n, t in program.tensors.items() if n not in later}
         self.lines: dict[str, Line | None] = {}
         for n, t in program.tensors.items():  # every integer tensor counts somewhere; sources say where
-            if t.kind == "int":
+            if t.kind == "int" and n not in later:
                 d = program.domains.get(n)
                 self.lines[n] = inference.line(inference.fresh([d.size])[0] if d is not None and d.size else None)
 
@@ -61,33 +64,38 @@ class Scope:
 class System:
     """Constraints from both programs and the lineage between them."""
 
-    def __init__(self, logical: Program, plan: Plan, table: OpTable, talk: Communication, plan_order: Schedule):
+    def __init__(self, logical: Program, plan: Plan, table: OpTable, talk: Communication, plan_order: Schedule, blocks: bool = True):
         self.table = table
         self.plan = plan
         self.talk = talk
         self.schedule = plan_order
         self.inference = Inference()
         self.logical = inline(logical)
-        self.scope = Scope(self.inference, self.logical)
         flat = [inline(u.program, plan.functions) for u in talk.units]
         self.unit_programs = flat
-        self.unit_scopes = [Scope(self.inference, p) for p in flat]
+        self._along: dict[tuple[int, ...], tuple[str, ...] | None] = {}
+        self._group_sorts: dict[tuple[int, Value], Hashable] = {}
+        programs = [self.logical, *flat]
+        outlined = outline(programs, self._sort) if blocks else [singles(p) for p in programs]
+        self.logical_blocks, self.unit_blocks = outlined[0], outlined[1:]
+        self._first: dict[int, tuple[Scope, Block]] = {}  # of a kind
+        self._lowered: dict[int, list[list[LoweredOp]]] = {}  # of the ops of a kind: one for every variant
+        later = _later(outlined)
+        self.scope = Scope(self.inference, self.logical, later[0])
+        self.unit_scopes = [Scope(self.inference, p, names) for p, names in zip(flat, later[1:], strict=True)]
         self.logical_ops: list[LoweredOp] = []
         self.unit_ops: list[list[LoweredOp]] = []
         self.meetings: list[MeetingAxes] = []
         self.obligations: Sequence[Obligation] = ()
         self._rows_of: dict[tuple[int, tuple[str, ...]], dict[tuple[object, ...], tuple[int, ...]]] = {}
-        self._along: dict[tuple[int, ...], tuple[str, ...] | None] = {}
         self._class_along: dict[object, set[tuple[str, ...] | None]] = {}
         self._units_of: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
 
     def collect(self, obligations: Sequence[Obligation]) -> System:
         self.obligations = obligations
-        for index, op in enumerate(self.logical.ops):
-            lowered = self._lower(op, self.logical, {})
-            self.logical_ops.append(LoweredOp(index, (0,), lowered, self._apply(self.scope, op, lowered)))
-        for u, program in enumerate(self.unit_programs):
-            self.unit_ops.append(list(self._unit(u, program)))
+        self.logical_ops = list(self._program(self.scope, self.logical_blocks, None))
+        for u, scope in enumerate(self.unit_scopes):
+            self.unit_ops.append(list(self._program(scope, self.unit_blocks[u], u)))
         self._communicate()
         self._lineage()
         self.inference.finish()
@@ -108,14 +116,78 @@ class System:
             scope.lines[name] = self.inference.same_line(scope.lines.get(name), found.lines[id(node)])
         return found
 
-    def _unit(self, u: int, program: Program) -> Iterator[LoweredOp]:
-        for index, op in enumerate(program.ops):
-            if is_communication(op, self.table):
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def _sort(self, p: int, op: Op) -> Hashable:
+        """What an op is without names: ops of one sort do the same on ranks that stand alike. None for transfers between ranks."""
+        program = self.logical if p == 0 else self.unit_programs[p - 1]
+        attrs: Hashable = op.attrs
+        ranks = 0
+        if p:
+            definition = self.table.definitions.get(op.name)
+            if definition is not None and definition.point_to_point:
+                return None
+            ranks = len(self.talk.units[p - 1].ranks)
+            if (definition is not None and definition.collective) or any(has_ref(v) for _, v in op.attrs):
+                attrs = tuple((k, self._group_sort(p - 1, v) if k == "group" else self._column(p - 1, v)) for k, v in op.attrs)
+        types = tuple([None if i is None else program.tensors[i] for i in op.inputs]), tuple([program.tensors[o] for o in op.outputs])
+        return (p > 0, ranks, op.name, attrs, types)
+
+    def _column(self, u: int, value: Value) -> Hashable:
+        """A value on every rank of a unit."""
+        if isinstance(value, Ref):
+            return ("column", self.talk.units[u].bindings[value.name])
+        return tuple(self._column(u, v) for v in value) if isinstance(value, tuple) else value
+
+    def _group_sort(self, u: int, value: Value) -> Hashable:
+        """The mesh axes that the groups of all ranks run along, else the groups themselves."""
+        key = (u, value)
+        if key not in self._group_sorts:
+            names = {str(self.talk.value(r, value)) for r in self.talk.units[u].ranks}
+            along = {self.along(self.talk.groups[n]) for n in names}
+            self._group_sorts[key] = ("along", along.pop()) if len(along) == 1 and None not in along else self._column(u, value)
+        return self._group_sorts[key]
+
+    def _program(self, scope: Scope, blocks: Sequence[Block], u: int | None) -> Iterator[LoweredOp]:
+        for block in blocks:
+            known = None if block.kind is None else self._first.get(block.kind)
+            if known is not None:
+                self._like(known[0], known[1], scope, block)
+                assert block.kind is not None
+                for index, found in zip(block.ops, self._lowered[block.kind], strict=True):
+                    for x in found:
+                        yield LoweredOp(index, x.rows, x.lowered, x.axes)
                 continue
+            made = [list(self._op(scope, index, u)) for index in block.ops]
+            if block.kind is not None:
+                self._first[block.kind], self._lowered[block.kind] = (scope, block), made
+            for found in made:
+                yield from found
+
+    def _like(self, scope: Scope, block: Block, other: Scope, twin: Block) -> None:
+        """A block with the axes of another of its kind."""
+        inf = self.inference
+        inf.axes.where = str(other.program.ops[twin.ops[0]])
+        for a, b in zip(block.inputs, twin.inputs, strict=True):
+            inf.same_dims(scope.dims[a], other.dims[b])
+            joined = inf.same_line(scope.lines.get(a), other.lines.get(b))
+            if joined is not None:
+                scope.lines[a] = other.lines[b] = joined
+        for a, b in zip(block.made, twin.made, strict=True):
+            other.dims[b] = scope.dims[a]
+            if a in scope.lines:
+                other.lines[b] = scope.lines[a]
+
+    def _op(self, scope: Scope, index: int, u: int | None) -> Iterator[LoweredOp]:
+        op = scope.program.ops[index]
+        if u is None:
+            lowered = self._lower(op, scope.program, {})
+            yield LoweredOp(index, (0,), lowered, self._apply(scope, op, lowered))
+        elif not is_communication(op, self.table):
             names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)})
             for values, rows in self._variants(u, tuple(names)).items():
-                lowered = self._lower(op, program, dict(zip(names, values, strict=True)))
-                yield LoweredOp(index, rows, lowered, self._apply(self.unit_scopes[u], op, lowered))
+                lowered = self._lower(op, scope.program, dict(zip(names, values, strict=True)))
+                yield LoweredOp(index, rows, lowered, self._apply(scope, op, lowered))
 
     def _variants(self, u: int, names: tuple[str, ...]) -> dict[tuple[object, ...], tuple[int, ...]]:
         """Rows of a unit by the values of some references."""
@@ -130,11 +202,20 @@ class System:
 
     def _communicate(self) -> None:
         classes = self.schedule.classes
-        ops = [[op for op in p.ops if is_communication(op, self.table)] for p in self.unit_programs]
+        ops = [[(n, op) for n, op in enumerate(p.ops) if is_communication(op, self.table)] for p in self.unit_programs]
+        at = [{n: (b.kind, i) for b in blocks if b.kind is not None for i, n in enumerate(b.ops)} for blocks in self.unit_blocks]
+        alike: dict[Hashable, MeetingAxes] = {}
         for step in self.schedule.steps:
-            met = tuple((c, ops[classes[c].unit][e]) for c, e in step)
+            met = tuple((c, ops[classes[c].unit][e][1]) for c, e in step)
             if self.table[met[0][1].name].collective:
-                self.meetings.append(self._collective(step, met))
+                places = [at[classes[c].unit].get(ops[classes[c].unit][e][0]) for c, e in step]
+                along = self._all_along(met)
+                key = None if along is None or None in places else (along, *places)
+                known = None if key is None else alike.get(key)
+                meeting = self._collective(step, met) if known is None else replace(known, step=step, ops=met)
+                if key is not None:
+                    alike[key] = meeting
+                self.meetings.append(meeting)
             else:
                 self._point_to_point(met)
                 self.meetings.append(MeetingAxes(step, met))
@@ -228,6 +309,20 @@ class System:
                 joined = self.inference.same_line(self.scope.lines.get(lay.logical), scope.lines.get(lay.local))
                 if joined is not None:
                     self.scope.lines[lay.logical] = scope.lines[lay.local] = joined
+
+
+def _later(outlined: Sequence[Sequence[Block]]) -> list[set[str]]:
+    """Tensors of every program that are made in a block like an earlier one."""
+    seen: set[int] = set()
+    found: list[set[str]] = []
+    for blocks in outlined:
+        found.append(set())
+        for b in blocks:
+            if b.kind in seen:
+                found[-1].update(b.made)
+            elif b.kind is not None:
+                seen.add(b.kind)
+    return found
 
 
 def _refs(value: object) -> list[str]:

@@ -68,6 +68,7 @@ class Small:
     clashes: tuple[Clash, ...]
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
+    points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
 
     @cached_property
     def _positions(self) -> dict[tuple[Part, tuple[int, ...]], Array]:
@@ -96,10 +97,15 @@ class _Shrinker:
         self.system = system
         self.sizes = Sizes(system.inference.axes, system.inference.all, base)
         self.scale_literals = scale_literals
+        self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
 
     def nodes(self, lowered: Lowered, axes: NodeAxes) -> tuple[Node, ...]:
-        made = tuple(shrink(lowered.outputs, axes, self.sizes))
-        return tuple(scaled(lowered.outputs, made, axes, self.sizes)) if self.scale_literals else made
+        known = self._nodes.get(id(axes))
+        if known is None:
+            made = tuple(shrink(lowered.outputs, axes, self.sizes))
+            known = axes, tuple(scaled(lowered.outputs, made, axes, self.sizes)) if self.scale_literals else made
+            self._nodes[id(axes)] = known
+        return known[1]
 
     def small(self) -> Small:
         system, sizes = self.system, self.sizes
