@@ -25,10 +25,14 @@ from rich.markup import escape
 from trainverify import files
 from trainverify.bench.algebra import bench
 from trainverify.check import Finding, validate
+from trainverify.complete.optimizers import SGD, AdamW, Optimizer
 from trainverify.files.errors import one_line
 from trainverify.graph.plan import Plan, PlanError, expand
 from trainverify.graph.program import Program, lines
 from trainverify.limits import Ended, OutOfTime, isolated, limited
+from trainverify.nnscaler.dump import read as read_dump
+from trainverify.nnscaler.judge import judge
+from trainverify.nnscaler.plan import Trainer
 from trainverify.ops import OPS, declared
 from trainverify.ops.describe import describe
 from trainverify.ops.table import OpDef, OpError, OpTable
@@ -180,20 +184,60 @@ def verify_command(
     memory: Memory = None,
 ) -> int:
     """Is the training step in PLAN equal to the one in LOGICAL?"""
-    subject = f"{plan.name} against {logical.name}"
+
+    def work(tell: Callable[[str], None]) -> Report:
+        table = table_with(ops)
+        return verify(*both(logical, plan), table, points, seed, tell)
+
+    return judged("verify", f"{plan.name} against {logical.name}", work, as_json, timeout, memory)
+
+
+@app.command("nnscaler")
+@guarded
+def nnscaler_command(
+    logical: Annotated[Path, typer.Argument(metavar="LOGICAL", help="A dump of the plan for one device.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A dump of the plan to verify.")],
+    as_json: AsJson = False,
+    ops: OpsFile = None,
+    correction: Annotated[str, typer.Option(help="`mean`: the trainer divides gradients by replicas × micro-batches.")] = "none",
+    optimizer: Annotated[str | None, typer.Option(help="Complete the step with `sgd` or `adamw`.")] = None,
+    clip: Annotated[float | None, typer.Option(min=0.0, help="Complete the step with clipping at this norm of all gradients.")] = None,
+    points: Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first random point.")] = 0,
+    timeout: Timeout = None,
+    memory: Memory = None,
+) -> int:
+    """Is the training step of an nnScaler plan equal to that of the plan for one device? Both are dumps (nnsdump/1)."""
+    optimizers: dict[str | None, Optimizer | None] = {None: None, "sgd": SGD(lr=0.1, momentum=0.9), "adamw": AdamW(lr=1e-3)}
+    if correction not in ("none", "mean"):
+        raise Refused(f"--correction {correction}: none or mean")
+    if optimizer not in optimizers:
+        raise Refused(f"--optimizer {optimizer}: sgd or adamw")
+    trainer = Trainer(correction, optimizers[optimizer], clip)  # type: ignore[arg-type]
+
+    def work(tell: Callable[[str], None]) -> Report:
+        table = table_with(ops)
+        return judge(read_dump(logical), read_dump(plan), table, trainer, points, seed, tell)
+
+    return judged("nnscaler", f"{plan.name} against {logical.name}", work, as_json, timeout, memory)
+
+
+def judged(
+    command: str, subject: str, work: Callable[[Callable[[str], None]], Report], as_json: bool, timeout: float | None, memory: int | None
+) -> int:
+    """Print the report that `work` makes within the limits; its exit code."""
 
     def show(report: Report) -> int:
         if as_json:
-            emit("verify", **report.json())
+            emit(command, **report.json())
         else:
             report.print(out)
         return report.exit_code
 
-    def work(over: Callable[[], None]) -> int:
+    def attempted(over: Callable[[], None]) -> int:
         try:
             with limited(timeout, memory), progress(as_json) as tell:
-                table = table_with(ops)
-                report = verify(*both(logical, plan), table, points, seed, tell)
+                report = work(tell)
         except OutOfTime as error:
             report = Report("UNKNOWN", f"time limit: {error}", subject)
         except MemoryError:
@@ -202,8 +246,8 @@ def verify_command(
         return show(report)
 
     if timeout is None and memory is None:
-        return work(lambda: None)
-    result = isolated(lambda over: attempt(lambda: work(over), as_json), timeout)
+        return attempted(lambda: None)
+    result = isolated(lambda over: attempt(lambda: attempted(over), as_json), timeout)
     if not isinstance(result, Ended):
         return result
     if result.overtime:

@@ -157,6 +157,42 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, style: str = "half") -> Tensor:
     return torch.cat([real_part, imaginary], -1) if style == "half" else torch.stack([real_part, imaginary], -1).flatten(-2)
 
 
+def rotary_pair(q: Tensor, k: Tensor, angles: Tensor) -> tuple[Tensor, ...]:
+    """As in Meta's Llama code: complex numbers times complex numbers."""
+    turn = torch.view_as_complex(angles)[None, :, None, :]
+    pairs = [torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) for x in (q, k)]
+    return tuple(torch.view_as_real(x * turn).flatten(3) for x in pairs)
+
+
+def moe_route(
+    x: Tensor, weight: Tensor, *, top_k: int, scoring: str = "softmax", scale: float = 1, groups: int = 1, top_groups: int = 1
+) -> tuple[Tensor, Tensor]:
+    """As in the DeepSeek reference code without a bias: groups out of reach get −∞."""
+    scores = (x @ weight.T).softmax(-1) if scoring == "softmax" else (x @ weight.T).sigmoid()
+    choice = scores
+    if groups > 1:
+        parts = choice.unflatten(-1, (groups, -1))
+        out = torch.ones(parts.shape[:2], dtype=torch.bool).scatter(-1, parts.amax(-1).topk(top_groups, -1).indices, False)
+        choice = parts.masked_fill(out[..., None], -math.inf).flatten(-2)
+    chosen = choice.topk(top_k, -1).indices
+    weights = scores.gather(-1, chosen)
+    if scoring == "sigmoid":
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights * scale, chosen
+
+
+def moe_experts(x: Tensor, ids: Tensor, weights: Tensor, gate: Tensor, up: Tensor, down: Tensor, *, start: int = 0) -> Tensor:
+    """Token by token, as a loop over the chosen experts that are here."""
+    rows = []
+    for t in range(x.shape[0]):
+        y = torch.zeros_like(x[t])
+        for i, e in enumerate(ids[t].tolist()):
+            if 0 <= e - start < gate.shape[0]:
+                y = y + weights[t, i] * (down[e - start] @ (nn.silu(gate[e - start] @ x[t]) * (up[e - start] @ x[t])))
+        rows.append(y)
+    return torch.stack(rows)
+
+
 def moe_gate(
     logits: Tensor,
     bias: Any = None,
@@ -644,7 +680,32 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(real(2, 3, 6), real(3, 3), real(3, 3), style="interleaved"),
         ),
     ),
+    "rotary_pair": (
+        rotary_pair,
+        (
+            call(real(2, 3, 5, 4), real(2, 3, 5, 4), real(3, 2, 2)),
+            call(real(1, 5, 3, 6), real(1, 5, 1, 6), real(5, 3, 2)),
+            call(real(3, 2, 1, 2), real(2, 2, 4, 2), real(2, 1, 2)),
+        ),
+    ),
     # mixture of experts
+    "moe_route": (
+        moe_route,
+        (
+            call(real(3, 5), real(4, 5), top_k=2),
+            call(real(5, 2), real(6, 2), top_k=2, scoring="sigmoid", groups=3, top_groups=2, scale=2.5),
+            call(real(2, 3), real(6, 3), top_k=1, groups=2, top_groups=1),
+            call(real(7, 3), real(4, 3), top_k=3, scoring="sigmoid"),
+        ),
+    ),
+    "moe_experts": (
+        moe_experts,
+        (
+            call(real(5, 3), ids(5, 2, high=4), real(5, 2), real(4, 2, 3), real(4, 2, 3), real(4, 3, 2)),
+            call(real(7, 2), ids(7, 2, high=6), real(7, 2), real(3, 5, 2), real(3, 5, 2), real(3, 2, 5), start=2),
+            call(real(3, 2), ids(3, 1, high=2), real(3, 1), real(1, 2, 2), real(1, 2, 2), real(1, 2, 2), start=1),
+        ),
+    ),
     "moe_gate": (
         moe_gate,
         (
@@ -747,6 +808,10 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(queries=7, keys=7, window=2),
             call(queries=1, keys=1, query_offset=1),
         ),
+    ),
+    "causal_bias": (
+        lambda queries, keys: torch.full((1, 1, queries, keys), -math.inf, dtype=torch.float64).triu(1),
+        (call(queries=3, keys=5), call(queries=5, keys=3), call(queries=1, keys=1)),
     ),
     "segment_mask": (
         segment_mask,

@@ -10,7 +10,7 @@ from trainverify.graph.program import Source
 
 Severity = Literal["error", "unsupported", "warning"]
 
-# code → title. TV1xx programs, TV2xx communication, TV3xx lineage and obligations.
+# code → title. TV1xx programs, TV2xx communication, TV3xx lineage and obligations, TV4xx plans of nnScaler.
 CODES: Final[dict[str, str]] = {
     "TV100": "object that is not a program or plan",
     "TV101": "tensor that nothing defines",
@@ -44,6 +44,12 @@ CODES: Final[dict[str, str]] = {
     "TV308": "nothing to verify",
     "TV309": "preconditions that differ",
     "TV310": "lineage between different kinds of sources",
+    "TV401": "tensor of another micro-batch",
+    "TV402": "claim that does not hold",
+    "TV403": "forward and backward passes that do not pair up",
+    "TV404": "gradient that stays within a replica",
+    "TV405": "gradients listed in another order, or twice",
+    "TV406": "devices of one stage that differ",
 }
 
 

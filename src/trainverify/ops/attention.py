@@ -115,3 +115,21 @@ def apply_rotary_emb(x: Node, cos: Node, sin: Node, *, style: Literal["half", "i
         return F.reshape(F.concat([unsqueezed(angle, -1)] * 2, -1), (*angle.shape[:-1], d))
 
     return x * full(cos) + turned * full(sin)
+
+
+@op("rotary_pair", _ATTENTION, example="q[b,s,h,d=6] k[b,s,g,d=6] angles[s,3,2]")
+def rotary_pair(q: Node, k: Node, angles: Node) -> tuple[Node, Node]:
+    """Queries and keys [b, s, heads, d] turned as complex numbers: pairs (x[2i], x[2i + 1]) times angles[s, i] = (real, imaginary)."""
+    for x in (q, k):
+        if x.ndim != 4 or angles.shape != (x.shape[1], x.shape[3] // 2, 2) or x.shape[3] % 2:
+            raise F.ShapeError(f"rotary pair of {list(x.shape)} with angles {list(angles.shape)}")
+    return turned(q, angles), turned(k, angles)
+
+
+def turned(x: Node, angles: Node) -> Node:
+    b, s, h, d = x.shape
+    pairs = F.reshape(x, (b, s, h, d // 2, 2))
+    even, odd = F.take(pairs, -1, 0, 1), F.take(pairs, -1, 1, 2)
+    spread = F.reshape(angles, (s, 1, d // 2, 2))
+    real, imaginary = F.take(spread, -1, 0, 1), F.take(spread, -1, 1, 2)
+    return F.reshape(F.concat([even * real - odd * imaginary, even * imaginary + odd * real], -1), x.shape)

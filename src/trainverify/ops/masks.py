@@ -26,6 +26,12 @@ def create_mask(*, queries: int, keys: int, query_offset: int = 0, key_offset: i
     return causal(queries, keys, query_offset, key_offset, window)
 
 
+@op("causal_bias", _MASK, example="; queries=3, keys=5")
+def causal_bias(*, queries: int, keys: int) -> Node:
+    """What is added to scores [batch, heads, queries, keys]: 0 for keys up to the query's own position, −∞ for later ones."""
+    return F.reshape(F.select(causal(queries, keys), 0, -math.inf), (1, 1, queries, keys))
+
+
 @op("segment_mask", _MASK, example="query_segments:i64[b,s] key_segments:i64[b,t]")
 def segment_mask(query_segments: Node, key_segments: Node, *, is_causal: bool = False, query_offset: int = 0, key_offset: int = 0) -> Node:
     """Mask of packed sequences from segment ids [b, s] and [b, t]: bool[b, s, t], true within a segment (and causal if asked)."""

@@ -1,0 +1,158 @@
+"""What a plan says of its tensors (index and value maps), compared with what its adapters do.
+
+Claims decide nothing: a verdict comes from what runs. A claim that does not hold is a warning that names the adapter, or part of
+the explanation if the plan is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from trainverify.check.findings import Finding
+from trainverify.nnscaler.dump import FUSED, Cell, Dump, Slice, positions
+from trainverify.nnscaler.prims import direction
+
+Region = tuple[tuple[int, int], ...]
+_PLAIN = {
+    "AllReducePrim": "all_reduce",
+    "AllGatherPrim": "all_gather",
+    "ReduceScatterPrim": "reduce_scatter",
+    "ChunkPrim": "chunk",
+    "AllToAllPrim": "all_to_all",
+}
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A prim on one device: what it does to what."""
+
+    device: int
+    cell: Cell
+    kind: str
+    what: str
+    group: tuple[int, ...]
+    dims: tuple[int, ...]
+    source: Slice | None
+    target: Slice | None
+
+    def where(self) -> str:
+        side = "forward" if self.cell.isfw else "backward"
+        return f"{side} adapter {self.cell.cid} ({self.kind}) on device {self.device}"
+
+
+def claims(dump: Dump) -> Iterator[Finding]:
+    """Adapters whose results are not what the plan says they are."""
+    together: dict[object, dict[int, _Use]] = {}
+    for device in dump.devices:
+        seen: set[int] = set()
+        for cell in _adapters(dump, device):
+            if id(cell) in seen:
+                continue
+            seen.add(id(cell))
+            counts: dict[object, int] = {}
+            for use in _uses(cell, device):
+                key: object = (cell.cid, use.kind, use.what, use.group)
+                counts[key] = counts.get(key, -1) + 1
+                together.setdefault((key, counts[key]), {})[device] = use
+    for members in together.values():
+        for use in members.values():
+            problem = _problem(use, members)
+            if problem is not None:
+                yield Finding("TV402", f"{use.where()}: {problem}", use.device, None, None, None, "warning")
+
+
+def _adapters(dump: Dump, device: int) -> Iterator[Cell]:
+    for step in dump.sequences[device]:
+        if step.cell.kind == "IRAdapter":
+            yield step.cell
+        yield from (n for n in step.cell.nodes if n.kind == "IRAdapter")
+
+
+def _uses(cell: Cell, device: int) -> Iterator[_Use]:
+    for p in cell.prims:
+        ranks = p.kwargs.get("ranks")
+        group = positions(ranks) if isinstance(ranks, tuple) else ()
+        dims = tuple(p.kwargs[k] for k in ("dim", "idim", "odim") if k in p.kwargs)
+        if cell.fused and p.kind in FUSED:
+            sources, targets = cell.tensors(), cell.results()
+            if sources and targets:
+                what = direction(p.kind, cell.isfw)
+                yield _Use(device, cell, p.kind, what, group, dims if cell.isfw else dims[::-1], sources[0], targets[0])
+            continue
+        source, target = (ts[0] if ts else None for ts in (p.inputs, p.outputs))
+        if p.kind == "MovePrim":
+            yield _Use(device, cell, p.kind, "move", (p.kwargs["src"], p.kwargs["dst"]), (), source, target)
+        elif p.kind == "BroadcastPrim":
+            yield _Use(device, cell, p.kind, "broadcast", (p.kwargs["src"], *group), (), source, target)
+        elif p.kind in _PLAIN:
+            yield _Use(device, cell, p.kind, _PLAIN[p.kind], group, dims, source, target)
+
+
+def _problem(use: _Use, members: Mapping[int, _Use]) -> str | None:
+    if use.target is None:
+        return None
+    if use.what in ("move", "broadcast"):
+        sender = members.get(use.group[0])
+        if sender is None or sender.source is None or sender.device == use.device:
+            return None
+        expected: tuple[Region, tuple[int, int]] | None = (sender.source.indmap, sender.source.valmap)
+    else:
+        sources = [members[d].source for d in use.group if d in members] if use.what not in ("chunk", "identity") else []
+        if (
+            use.source is None
+            or any(s is None or s.full is not use.source.full for s in sources)
+            or len(sources) not in (0, len(use.group))
+        ):
+            return None
+        expected = _expected(use, use.source, [s for s in sources if s is not None])
+    if expected is None:
+        return "the pieces that it joins do not follow each other in the order of the group, or are no summands of one tensor"
+    made = Slice(0, use.target.full, expected[0], expected[1])
+    if (use.target.indmap, use.target.valmap) != expected:
+        return f"the plan says that it makes {_text(use.target)}, it makes {_text(made)}"
+    return None
+
+
+def _text(t: Slice) -> str:
+    region = ", ".join(f"{a}:{b}" for a, b in t.indmap)
+    return f"{t.full.name}[{region}]" + ("" if t.valmap == (0, 1) else f" part {t.valmap[0]} of {t.valmap[1]}")
+
+
+def _expected(use: _Use, own: Slice, sources: list[Slice]) -> tuple[Region, tuple[int, int]] | None:
+    """Region and part that a prim makes from those that it is said to take; None if they do not go together."""
+    region, part = own.indmap, own.valmap
+    at = use.group.index(use.device) if use.device in use.group else 0
+    n = len(use.group)
+    if use.what == "identity" or n == 1:
+        return region, part
+    if use.what in ("all_reduce", "reduce_scatter"):
+        total = part[1]
+        if total % n or len({s.valmap[0] for s in sources}) != n or any(s.valmap[1] != total or s.indmap != region for s in sources):
+            return None
+        part = (0, 1) if total == n else (part[0] // n, total // n)
+    if use.what in ("chunk", "reduce_scatter"):
+        region = _piece(region, use.dims[0], at, n)
+    if use.what == "all_gather":
+        return _joined(sources, use.dims[0], part)
+    if use.what == "all_to_all":
+        joined = _joined(sources, use.dims[0], part)
+        return None if joined is None else (_piece(joined[0], use.dims[1], at, n), part)
+    return region, part
+
+
+def _piece(region: Region, dim: int, at: int, n: int) -> Region:
+    a, b = region[dim]
+    size = (b - a) // n
+    return (*region[:dim], (a + at * size, a + (at + 1) * size), *region[dim + 1 :])
+
+
+def _joined(sources: list[Slice], dim: int, part: tuple[int, int]) -> tuple[Region, tuple[int, int]] | None:
+    first = sources[0].indmap
+    stop = first[dim][0]
+    for s in sources:
+        rest = (*s.indmap[:dim], *s.indmap[dim + 1 :])
+        if s.indmap[dim][0] != stop or rest != (*first[:dim], *first[dim + 1 :]) or s.valmap != part:
+            return None
+        stop = s.indmap[dim][1]
+    return (*first[:dim], (first[dim][0], stop), *first[dim + 1 :]), part
