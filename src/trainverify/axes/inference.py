@@ -140,7 +140,9 @@ class Inference:
                 return [args[0][p] for p in node.attrs[0]]
             case "slice":
                 d, start, step = node.attrs
-                return self._replace(args[0], d, self._sliced(args[0][d], start, step, node.shape[d]))
+                piece = self._sliced(args[0][d], start, step, node.shape[d])
+                self.all.append(piece)  # it is somebody's dimension, also if no tensor outside of the op has it
+                return self._replace(args[0], d, piece)
             case "concat":
                 (d,) = node.attrs
                 for other in args[1:]:
