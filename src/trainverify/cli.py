@@ -37,8 +37,10 @@ from trainverify.ops import OPS, declared
 from trainverify.ops.describe import describe
 from trainverify.ops.table import OpDef, OpError, OpTable
 from trainverify.prove.algebra.discover import Found
+from trainverify.prove.attempt import Engine
+from trainverify.prove.staged.reduce import Shape
 from trainverify.report import Report, finding_json
-from trainverify.verify import lineage, verify
+from trainverify.verify import lineage, reduction, verify
 
 P = ParamSpec("P")
 USAGE, INTERNAL, INTERRUPTED, CLOSED = 2, 4, 130, 141
@@ -59,6 +61,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 OpsFile = Annotated[
     Path | None, typer.Option("--ops", metavar="FILE", help="A Python file that declares more operators. Python runs it: trust it first.")
 ]
+EngineName = Annotated[
+    Engine, typer.Option("--engine", help="Tensor algebra at full size, stages and a solver at reduced sizes, both, or what is needed.")
+]
+Workers = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="Processes that prove stages; 0: this one.")]
+AcceptReduced = Annotated[bool, typer.Option("--accept-reduced", help="PROVED(reduced) counts as proved: exit code 0.")]
 Timeout = Annotated[float | None, typer.Option(min=0.001, metavar="SECONDS", help="Then the verdict is UNKNOWN.")]
 Memory = Annotated[int | None, typer.Option(min=1, metavar="MB", help="Of address space; beyond it the verdict is UNKNOWN.")]
 
@@ -182,12 +189,15 @@ def verify_command(
     seed: Annotated[int, typer.Option(min=0, help="Of the first random point.")] = 0,
     timeout: Timeout = None,
     memory: Memory = None,
+    engine: EngineName = "algebra",
+    workers: Workers = 1,
+    accept_reduced: AcceptReduced = False,
 ) -> int:
     """Is the training step in PLAN equal to the one in LOGICAL?"""
 
     def work(tell: Callable[[str], None]) -> Report:
         table = table_with(ops)
-        return verify(*both(logical, plan), table, points, seed, tell)
+        return verify(*both(logical, plan), table, points, seed, tell, engine, workers, accept_reduced)
 
     return judged("verify", f"{plan.name} against {logical.name}", work, as_json, timeout, memory)
 
@@ -289,6 +299,32 @@ def lineage_command(logical: Path, plan: Path, as_json: AsJson = False, ops: Ops
         return emit("lineage", 0, subject=plan.name, tensors=shown)
     for f in rows:
         out.print(str(f), markup=False, highlight=False)
+    return 0
+
+
+@app.command("reduce")
+@guarded
+def reduce_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    logical: Annotated[Path | None, typer.Option(metavar="FILE", help="The logical program; a plan needs it.")] = None,
+    as_json: AsJson = False,
+    ops: OpsFile = None,
+) -> int:
+    """The shapes of FILE (a program or a plan) at the reduced sizes of staged proofs."""
+    table = table_with(ops)
+    content = files.read(file)
+    if isinstance(content, Plan) and logical is None:
+        raise Refused(f"{file}: a plan is reduced together with its logical program; --logical FILE")
+    program = content if isinstance(content, Program) else files.read_program(logical or file)
+    found = reduction(program, content, table)
+    wrong = [f for f in found if isinstance(f, Finding)]
+    if wrong:
+        return show_findings(wrong, as_json, file.name)
+    rows = [f for f in found if isinstance(f, Shape)]
+    if as_json:
+        return emit("reduce", 0, subject=file.name, tensors=[vars(r) for r in rows])
+    for r in rows:
+        out.print(str(r), markup=False, highlight=False)
     return 0
 
 

@@ -6,13 +6,14 @@ PROVED comes from a proof engine only. Random evaluation can refute, and it can 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
 from trainverify.check import validate
 from trainverify.check.findings import Finding
+from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, close_look, decide, suspects
 from trainverify.evaluate.locate import Known, Place, locate
@@ -27,8 +28,11 @@ from trainverify.graph.program import Output, Program
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.discover import Found, covered, discover
-from trainverify.prove.algebra.engine import Proof, Prover, prove
-from trainverify.report import Report, Shown
+from trainverify.prove.algebra.engine import Prover, prove
+from trainverify.prove.attempt import FULL_SIZE, Attempt, Engine, attempt
+from trainverify.prove.staged.align import inputs_of
+from trainverify.prove.staged.reduce import Shape, reduced, shapes
+from trainverify.report import Report, Shown, Verdict
 
 MAX_ELEMENTS = 40_000_000  # of all tensors of all ranks together, in one evaluation
 FULL = 1 << 60  # nothing larger than this shrinks
@@ -54,21 +58,27 @@ def verify(
     points: int = 3,
     seed: int = 0,
     progress: Progress = _silent,
+    engine: Engine = "algebra",
+    workers: int = 0,
+    accept_reduced: bool = False,
 ) -> Report:
-    """Is the plan's training step the logical program's?"""
+    """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one."""
     began = time.perf_counter()
     if isinstance(plan, Program):
         plan = single(plan)
     subject = f"{plan.name} on {plan.mesh} against {logical.name}"
-    report = _verify(logical, plan, ops, points, seed, progress, subject)
-    return replace(report, assumptions=assumptions(logical, plan) + report.assumptions, seconds=time.perf_counter() - began)
+    report = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers)
+    assumed = assumptions(logical, plan) + report.assumptions
+    return replace(report, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
 
 
 class Disagreement(Exception):
     """A proof that evaluation contradicts: a bug of TrainVerify, never a verdict."""
 
 
-def _verify(logical: Program, plan: Plan, ops: OpTable, points: int, seed: int, progress: Progress, subject: str) -> Report:
+def _verify(
+    logical: Program, plan: Plan, ops: OpTable, points: int, seed: int, progress: Progress, subject: str, engine: Engine, workers: int
+) -> Report:
     progress("checking the plan")
     findings = tuple(validate(logical, plan, ops))
     errors = [f for f in findings if f.severity == "error"]
@@ -85,7 +95,7 @@ def _verify(logical: Program, plan: Plan, ops: OpTable, points: int, seed: int, 
     progress("inferring axes")
     system = related(logical, plan, ops, parts, wanted)
     progress("proving")
-    proof = prove(system, wanted)
+    proof = attempt(engine, prove, system, wanted, plan.lineage, workers, progress)
     return _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings).report()
 
 
@@ -112,6 +122,17 @@ def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress
     return list(discover(prover))
 
 
+def reduction(logical: Program, plan: Plan | Program, ops: OpTable = OPS) -> list[Shape] | list[Finding]:
+    """The shapes of all tensors at the sizes of staged proofs; findings instead if the plan is not well-formed."""
+    plan = single(plan) if isinstance(plan, Program) else plan
+    wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
+    if wrong:
+        return wrong
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    return list(shapes(reduced(related(logical, plan, ops, parts, wanted))))
+
+
 @dataclass(frozen=True)
 class _Evaluation:
     """Random evaluation beside a proof attempt: it confirms a proof, refutes a plan, or leaves it open."""
@@ -119,7 +140,7 @@ class _Evaluation:
     system: System
     plan: Plan
     wanted: Sequence[Obligation]
-    proof: Proof
+    proof: Attempt
     points: int
     seed: int
     progress: Progress
@@ -152,12 +173,48 @@ class _Evaluation:
                     return found
         note = f"{compared} comparisons of {len(self.wanted)} obligations" + (" at reduced sizes" if small.reduced else " at full size")
         if not self.proof.failed:
-            folded = f"folded to {self.proof.instances} of {self.plan.size} ranks, {self.proof.atoms} distinct expressions"
-            notes = (*self.proof.lint, folded, note)
-            reason = f"{len(self.wanted)} obligations at full size; random evaluation agrees on {self.points} points"
-            shown, conditions = self._shown("agreed"), tuple(self.proof.preconditions)
-            return Report("PROVED", reason, self.subject, self.findings, shown, assumptions=conditions, notes=notes)
-        return self._open(f"agreed on {self.points} random points", "agreed", (note,))
+            found = self._other_sizes() if self.proof.reduced else None
+            if found is not None:
+                return found
+            notes = (*self.proof.lint, *self.proof.notes, note)
+            at = "full size" if not self.proof.reduced else "reduced sizes"
+            reason = f"{len(self.wanted)} obligations at {at}; random evaluation agrees on {self.points} points"
+            verdict: Verdict = "PROVED(reduced)" if self.proof.reduced else "PROVED"
+            return Report(
+                verdict, reason, self.subject, self.findings, self._shown("agreed"), assumptions=self.proof.preconditions, notes=notes
+            )
+        found = self._replayed()
+        return found or self._open(f"agreed on {self.points} random points", "agreed", (note, *self.proof.notes))
+
+    def _other_sizes(self) -> Report | None:
+        """A proof at reduced sizes must not rest on them: one evaluation at larger ones, which may refute."""
+        try:
+            small = shrink_system(self.system, base=3)
+        except NotABoundary:
+            return None
+        if elements(small) > MAX_ELEMENTS:
+            return None
+        self.progress("evaluating at other sizes")
+        wrong, _ = compare_at(small, self.plan, self.wanted, self.seed)
+        return self._decide(small, wrong, self.seed) if wrong else None
+
+    def _replayed(self) -> Report | None:
+        """Inputs for which the solver says that an obligation fails, tried."""
+        for o, model in self.proof.models.items():
+            if not model:
+                continue
+            small = reduced(self.system)
+            inputs = inputs_of(small, model)
+            try:
+                logical, local = run_logical(small, inputs, NUMERIC), run_plan(small, self.plan.lineage, inputs, NUMERIC)
+                wrong, _ = suspects(small, [o], logical, local)
+            except NotComputed:
+                continue
+            for suspect in wrong:
+                decision, difference = decide(small, self.plan.lineage, suspect, inputs, -1)
+                if decision == "different" and difference is not None:
+                    return self._refuted(small, wrong, difference, inputs)
+        return None
 
     def _decide(self, small: Small, wrong: list[Suspect], point: int) -> Report | None:
         """What looks different, settled with enclosures; None if it is the same after all."""
@@ -189,23 +246,25 @@ class _Evaluation:
             return []
         return close_look(small, self.plan.lineage, left, random_inputs(small, point))
 
-    def _refuted(self, small: Small, wrong: list[Suspect], difference: Difference) -> Report:
-        if small.reduced:
+    def _refuted(self, small: Small, wrong: list[Suspect], difference: Difference, inputs: Mapping[str, Array] | None = None) -> Report:
+        if small.reduced and inputs is None:
             self.progress("trying the other reading of literals")
             other = shrink_system(self.system, scale_literals=True)
             still, _ = compare_at(other, self.plan, self.wanted, difference.seed)
             if not still and not self._close_look(other, difference.seed):
                 reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
                 return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
-        if difference.obligation in self.proof.proved:
+        if self.proof.proved.get(difference.obligation, ("", ""))[1] == FULL_SIZE:
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
-        place = find(small, self.plan, wrong, difference, self._known())
+        place = find(small, self.plan, wrong, difference, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
-        note = f"counterexample: random inputs of seed {difference.seed}" + (", at reduced sizes" if small.reduced else "")
+        where = f"random inputs of seed {difference.seed}" if inputs is None else "the solver's model"
+        note = f"counterexample: {where}" + (", at reduced sizes" if small.reduced else "")
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
+        forms += tuple(f"violated: {difference.layout}; {self.proof.violated[o]}" for o in bad if o in self.proof.violated)[:1]
         return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
 
     def _known(self) -> Known:
@@ -235,12 +294,12 @@ class _Evaluation:
         return tuple(f"not proved: {o}: {why}" for o, why in list(self.proof.failed.items())[:5])
 
     def _shown(self, status: str, special: dict[Obligation, str] | None = None) -> tuple[Shown, ...]:
-        proved = set(self.proof.proved)
+        proved = self.proof.proved
         result = []
         for o in self.wanted:
             holders = len({r for h in o.holdings for r in h.ranks})
             if o in proved and o not in (special or {}):
-                result.append(Shown(str(o), o.output.tensor, holders, "proved", "algebra", "full size"))
+                result.append(Shown(str(o), o.output.tensor, holders, "proved", *proved[o]))
             else:
                 result.append(Shown(str(o), o.output.tensor, holders, (special or {}).get(o, status), "evaluation", "random points"))
         return tuple(result)
@@ -252,8 +311,10 @@ def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: in
     return suspects(small, wanted, run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC))
 
 
-def find(small: Small, plan: Plan, wrong: Sequence[Suspect], difference: Difference, known: Known) -> Place:
-    inputs = random_inputs(small, difference.seed)
+def find(
+    small: Small, plan: Plan, wrong: Sequence[Suspect], difference: Difference, known: Known, inputs: Mapping[str, Array] | None = None
+) -> Place:
+    inputs = random_inputs(small, difference.seed) if inputs is None else inputs
     logical, local = run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC)
     return locate(small, plan.mesh, wrong, logical, local, known)
 

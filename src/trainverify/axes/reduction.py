@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from trainverify.axes.structure import Axes, Axis
 
@@ -12,9 +12,12 @@ class NotABoundary(Exception):
 
 
 class Sizes:
-    """Reduced sizes. Equal pieces stay equal and unequal ones unequal, in the same order."""
+    """Reduced sizes. Equal pieces stay equal and unequal ones unequal, in the same order.
 
-    def __init__(self, axes: Axes, used: Iterable[Axis], base: int = 2):
+    With `alternate`, free axes get `base` and `base + 1` in turn; without, all are as small as they can be.
+    """
+
+    def __init__(self, axes: Axes, used: Iterable[Axis], base: int = 2, alternate: bool = True):
         self._axes = axes
         self._size: dict[int, int] = {}
         self._atoms: dict[int, Axis] = {}
@@ -35,7 +38,14 @@ class Sizes:
                 self._size[key] = min(a.size, order[self._head(key)][a.size])
             else:
                 self._size[key] = min(a.size, base + turn % 2)  # 2 and 3 in turn: nothing fits by coincidence
-                turn += 1
+                turn += alternate
+
+    def atoms(self) -> Iterator[tuple[int, int, int | None, bool, int]]:
+        """(number, full size, number of its family, whether it keeps its size, reduced size) of every axis that is no product or sum."""
+        number = {key: i for i, key in enumerate(self._atoms)}
+        for key, a in self._atoms.items():
+            family = number[self._head(key)] if key in self._family else None
+            yield number[key], a.size, family, a.fixed or a.frozen, self._size[key]
 
     def _head(self, key: int) -> int:
         while self._family[key] != key:

@@ -87,15 +87,15 @@ class Small:
         return {r: (c, row) for c, k in enumerate(self.classes) for row, r in enumerate(k.ranks)}
 
 
-def shrink_system(system: System, base: int = 2, scale_literals: bool = False) -> Small:
+def shrink_system(system: System, base: int = 2, scale_literals: bool = False, alternate: bool = True) -> Small:
     """Both programs at small sizes; `scale_literals` takes the other reading of literals."""
-    return _Shrinker(system, base, scale_literals).small()
+    return _Shrinker(system, base, scale_literals, alternate).small()
 
 
 class _Shrinker:
-    def __init__(self, system: System, base: int, scale_literals: bool):
+    def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool):
         self.system = system
-        self.sizes = Sizes(system.inference.axes, system.inference.all, base)
+        self.sizes = Sizes(system.inference.axes, system.inference.all, base, alternate)
         self.scale_literals = scale_literals
         self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
 

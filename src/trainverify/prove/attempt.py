@@ -1,0 +1,73 @@
+"""What one engine or several made of a plan: which obligation was shown, by which engine, at which sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+from trainverify.axes.system import System
+from trainverify.graph.lineage import Layout
+from trainverify.graph.obligations import Obligation
+from trainverify.prove.algebra.engine import Proof, Prover
+from trainverify.prove.staged import engine as staged
+
+Engine = Literal["algebra", "smt", "both", "auto"]
+FULL_SIZE, REDUCED = "full size", "reduced sizes"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    proved: Mapping[Obligation, tuple[str, str]]  # obligation → (engine, scope)
+    failed: Mapping[Obligation, str]
+    preconditions: tuple[str, ...] = ()
+    lint: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    prover: Prover | None = None
+    violated: Mapping[Obligation, str] = field(default_factory=dict)  # the stage in which an obligation fails
+    models: Mapping[Obligation, Mapping[str, Mapping[int, Fraction]]] = field(default_factory=dict)
+
+    @property
+    def reduced(self) -> bool:
+        """Whether something rests on reduced sizes."""
+        return any(scope != FULL_SIZE for _, scope in self.proved.values())
+
+
+def attempt(
+    engine: Engine,
+    algebra: Callable[[System, Sequence[Obligation]], Proof],
+    system: System,
+    wanted: Sequence[Obligation],
+    lineage: tuple[Layout, ...],
+    workers: int,
+    progress: Callable[[str], None],
+) -> Attempt:
+    """`auto` hands what the algebra does not prove to the staged engine, `both` asks both about everything."""
+    if engine == "smt":
+        return by_stages(staged.prove(system, wanted, lineage, workers, progress=progress))
+    first = by_algebra(algebra(system, wanted), system)
+    if engine == "algebra" or (engine == "auto" and not first.failed):
+        return first
+    left = wanted if engine == "both" else [o for o in wanted if o in first.failed]
+    return joined(first, by_stages(staged.prove(system, left, lineage, workers, progress=progress)))
+
+
+def by_algebra(proof: Proof, system: System) -> Attempt:
+    folded = f"folded to {proof.instances} of {system.plan.size} ranks, {proof.atoms} distinct expressions"
+    shown = dict.fromkeys(proof.proved, ("algebra", FULL_SIZE))
+    return Attempt(shown, proof.failed, tuple(proof.preconditions), tuple(proof.lint), (folded,), proof.prover)
+
+
+def by_stages(proof: staged.StagedProof) -> Attempt:
+    shown = dict.fromkeys(proof.proved, ("smt", REDUCED if proof.reduced else FULL_SIZE))
+    notes = (proof.summary(), *(("interrupted: what was not reached is not proved",) if proof.interrupted else ()))
+    return Attempt(shown, proof.failed, tuple(proof.preconditions), (), notes, None, proof.violated, proof.models)
+
+
+def joined(first: Attempt, second: Attempt) -> Attempt:
+    """What either shows is shown, at full size if one does so."""
+    proved = {**second.proved, **first.proved}
+    failed = {o: f"algebra: {why}; smt: {second.failed.get(o, 'not tried')}" for o, why in first.failed.items() if o not in proved}
+    conditions = tuple(dict.fromkeys((*first.preconditions, *second.preconditions)))
+    return Attempt(proved, failed, conditions, first.lint, (*first.notes, *second.notes), first.prover, second.violated, second.models)

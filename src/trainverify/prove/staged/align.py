@@ -1,0 +1,448 @@
+"""Alignment: which elements of the logical program the elements of the plan's tensors seem to be.
+
+Both programs are run on a few random points, and elements with equal values are paired, also up to a factor. Nothing
+here is believed: every pair becomes a claim that a stage has to prove, and a claim that is not proved is dropped.
+Lineage of sources is taken from the plan, as everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from trainverify.domains.arrays import Array
+from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate.run import random_inputs, run_logical, run_plan
+from trainverify.evaluate.small import Small
+from trainverify.graph.lineage import Layout, region
+from trainverify.primitives.node import topological
+from trainverify.prove.staged.graphs import LOGICAL, Graph, Place, moves_only
+from trainverify.prove.staged.signs import tensor_signs
+
+POINTS: Final = 8
+NOTHING: Final = -1  # the id of the constant 0
+CLOSE: Final = 1e-8  # relative to the element
+NOISE: Final = 1e-9  # relative to the largest element of the tensor
+_LARGEST: Final = 10_000  # denominators of constant factors
+
+
+class Contradiction(Exception):
+    """Lineage that says two things about one element: anything would follow from it."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """number · element^power; `element` is an id of a scalar."""
+
+    number: Fraction = Fraction(1)
+    element: int | None = None
+    power: int = 1
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A tensor on a rank is, element by element, these elements of the logical program, times a factor."""
+
+    place: Place
+    ids: Array  # flat, of int64
+    factor: Factor = Factor()
+
+
+class Alignment:
+    """Ids of logical elements, and the claims about the plan's tensors."""
+
+    def __init__(self, graph: Graph, lineage: tuple[Layout, ...], seed: int = 0):
+        self.graph = graph
+        self.small: Small = graph.small
+        self.ids: dict[str, Array] = {}  # logical tensor → ids of its elements; a moved element keeps its id
+        self.owner: list[str] = []  # id → the logical tensor that it is an element of
+        self.start: dict[str, int] = {}  # first id of a tensor that owns its ids
+        self.signs = tensor_signs(self.small)
+        self.claims: dict[Place, Claim] = {}
+        self.sources: dict[Place, Array] = {}
+        self._moves: dict[int, bool] = {}
+        self.extra: dict[int, Place] = {}  # id → a scalar of the plan that no logical scalar equals
+        self._number_elements()
+        self._read_lineage(lineage)
+        self.runs = []
+        for point in range(seed, seed + POINTS):
+            inputs = random_inputs(self.small, point)
+            with np.errstate(all="ignore"):
+                self.runs.append((run_logical(self.small, inputs, NUMERIC), run_plan(self.small, lineage, inputs, NUMERIC)))
+        self._align()
+
+    # -- ids ---------------------------------------------------------------------------------------------------------
+
+    def _number_elements(self) -> None:
+        small = self.small
+        for n in small.logical.sources:
+            self._fresh(n)
+        for step in small.logical_steps:
+            if moves_only(step.nodes):
+                args = [None if i is None else self.ids[i] for i in step.inputs]
+                self.ids.update(zip(step.outputs, NUMERIC.run(step.nodes, args), strict=True))
+            else:
+                for o in step.outputs:
+                    self._fresh(o)
+        self.count = len(self.owner)
+
+    def _fresh(self, name: str) -> None:
+        shape = self.small.shapes[name]
+        self.start[name] = len(self.owner)
+        self.ids[name] = np.arange(math.prod(shape)).reshape(shape) + len(self.owner)
+        self.owner += [name] * math.prod(shape)
+
+    def _read_lineage(self, lineage: tuple[Layout, ...]) -> None:
+        small = self.small
+        known = set(lineage)
+        holders: dict[tuple[int, str], list[Layout]] = {}
+        for lay, rank in small.parts:
+            if lay in known:
+                holders.setdefault((rank, lay.local), []).append(lay)
+        for c, k in enumerate(small.classes):
+            for n in k.program.sources:
+                for row, rank in enumerate(k.ranks):
+                    local = np.full(small.local_shapes[c][n], NOTHING)
+                    for lay in holders.get((rank, n), []):
+                        whole = self.ids[lay.logical].reshape(-1)
+                        for part in small.parts[lay, rank]:
+                            if not part.padding:
+                                target = region(part, local)
+                                new = whole[small.positions(part, lay.logical)].reshape(target.shape)
+                                if ((target != NOTHING) & (target != new)).any():
+                                    raise Contradiction(f"{lay} on rank {rank} contradicts another layout of {n}")
+                                target[...] = new
+                    self.sources[c, row, n] = local
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def _align(self) -> None:
+        graph = self.graph
+        values = np.zeros((POINTS, self.count))
+        usable = np.zeros(self.count, dtype=bool)
+        scale = np.zeros(self.count)
+        for name, first in self.start.items():
+            if graph.kind((LOGICAL, 0, name)) != "real":
+                continue
+            size = math.prod(self.small.shapes[name])
+            for p, (logical, _) in enumerate(self.runs):
+                values[p, first : first + size] = logical[name].reshape(-1)
+            own = values[:, first : first + size]
+            usable[first : first + size] = size == 1 or (own != np.round(own)).any()
+            scale[first : first + size] = np.abs(values[:, first : first + size]).max(initial=0.0)
+        usable &= np.isfinite(values).all(axis=0)
+        values[:, ~usable] = 0.0
+        self.table = _Table(values, usable, scale, self._tensor_numbers())
+        self.same = self.table.first_of_equals()
+        self._scalars()
+        for place in graph.order:
+            if place[0] != LOGICAL and graph.kind(place) == "real":
+                self._claim(place)
+        used = {c.factor.element for c in self.claims.values()}
+        self.extra = {i: p for i, p in self.extra.items() if i in used}
+        self.claims = {p: c for p, c in self.claims.items() if (c.ids < self.count).all() or int(c.ids[0]) in used}
+        for name in self.start:
+            if name not in self.small.logical.sources and graph.kind((LOGICAL, 0, name)) == "real":
+                own = self.ids[name].reshape(-1)
+                if (self.same[own] != own).any():
+                    self.claims[LOGICAL, 0, name] = Claim((LOGICAL, 0, name), self.same[own])
+
+    def _tensor_numbers(self) -> Array:
+        """id → the number of its tensor."""
+        numbers = {name: n for n, name in enumerate(self.start)}
+        return np.array([numbers[name] for name in self.owner])
+
+    def value(self, place: Place) -> Array | None:
+        """(points, elements), None where it was not computed or is not finite."""
+        c, row, name = place
+        rows = []
+        for logical, plan in self.runs:
+            v = logical.get(name) if c == LOGICAL else plan.get(c, row, name)
+            if v is None:
+                return None
+            rows.append(np.asarray(v, dtype=np.float64).reshape(-1))
+        made = np.stack(rows)
+        return made if np.isfinite(made).all() else None
+
+    def _scalars(self) -> None:
+        """Factors that a tensor may have been multiplied by: scalars of both programs, those of equal value once."""
+        found: list[tuple[Array, int]] = []
+        for name in self.ids:
+            if math.prod(self.small.shapes[name]) == 1 and self.graph.kind((LOGICAL, 0, name)) == "real":
+                v = self.value((LOGICAL, 0, name))
+                if v is not None:
+                    found.append((v[:, 0], int(self.same[self.ids[name].reshape(-1)[0]])))
+        for place in self.graph.order:
+            if place[0] != LOGICAL and self.graph.shape(place) == () and self.graph.kind(place) == "real":
+                v = self.value(place)
+                if v is None or _constant(v) or self.table.find(v)[0] != _MISSING:
+                    continue
+                near = [i for w, i in found if _near(w, v[:, 0])]
+                if near:
+                    self.claims[place] = Claim(place, np.array([near[0]]))
+                else:
+                    number = self.count + len(self.extra)
+                    self.extra[number] = place
+                    found.append((v[:, 0], number))
+        self._extra_places = set(self.extra.values())
+        self.factors: list[tuple[Array, Factor]] = []
+        shapes: list[Array] = [np.ones(POINTS)]
+        for v, i in found:
+            if i >= 0 and (v != 0).all() and not any(_near(v / v[0], s) or _near(1 / (v / v[0]), s) for s in shapes):
+                shapes.append(v / v[0])
+                self.factors += [(v, Factor(element=i)), (1 / v, Factor(element=i, power=-1))]
+        self.factors.insert(0, (np.ones(POINTS), Factor()))
+        self.weights = np.stack([w for w, _ in self.factors], axis=1)
+
+    def divides_by(self, place: Place) -> list[Place]:
+        """Outputs of logical ops that seem to divide by a scalar of this value, or take its logarithm or root."""
+        v = self.value(place)
+        found: list[Place] = []
+        if v is None:
+            return found
+        logical = self.runs[0][0]
+        for step in self.small.logical_steps:
+            divisors = [n.args[-1] for n in topological(step.nodes) if n.prim == "map" and n.attrs[0] in ("div", "log", "pow")]
+            if divisors:
+                values = NUMERIC.run(divisors, [None if i is None else logical[i] for i in step.inputs])
+                if any(_near(np.unique(x.reshape(-1)), v[0]) for x in values):
+                    found.append((LOGICAL, 0, step.outputs[0]))
+        return found
+
+    def _claim(self, place: Place) -> None:
+        v = self.value(place)
+        if v is None or _constant(v) or place in self.claims or place in self._extra_places:
+            return
+        if v.shape[1] > 1 and (v == np.round(v)).all():  # masks and counts: values that coincide, and need no name
+            return
+        if self._moved(place):
+            return
+        ids = self._found(place, v)
+        if ids is not None:
+            self.claims[place] = Claim(place, ids)
+            return
+        x = v[:, int(np.argmax(np.abs(v).max(axis=0)))]
+        if not x.any():
+            return
+        for f, numbers in self.table.multiples(x[:, None] / self.weights):
+            w, factor = self.factors[f]
+            for number in numbers:
+                if f == 0 and number == 1:
+                    continue
+                ids = self._found(place, v / (w * float(number))[:, None])
+                if ids is not None and factor.element not in ids:
+                    self.claims[place] = Claim(place, ids, Factor(number, factor.element, factor.power))
+                    return
+
+    def _moved(self, place: Place) -> bool:
+        """What only moves elements keeps their names."""
+        call = self.graph.makers[place]
+        if call.nodes is not None and not self._only_moves(call):
+            return False
+        used = set(range(len(call.inputs))) if call.collective else {n.attrs[0] for n in topological(call.nodes or ()) if n.prim == "input"}
+        args: list[Any] = [None] * len(call.inputs)
+        factors = set()
+        for n in used:
+            place_of = call.inputs[n]
+            known = None if place_of is None else self._named(place_of)
+            if place_of is None or known is None:
+                return False
+            args[n] = known[0].reshape(self.graph.shape(place_of))
+            factors.add(known[1])
+        if len(factors) != 1:
+            return False
+        if call.collective:
+            given = np.stack(args)
+            moved = given if call.nodes is None else NUMERIC.run(call.nodes, [given])[0]
+            ids = moved[call.outputs.index(place)]
+        else:
+            ids = NUMERIC.run(call.nodes or (), args)[call.outputs.index(place)]
+        self.claims[place] = Claim(place, np.asarray(ids).reshape(-1), factors.pop())
+        return True
+
+    def _only_moves(self, call: Any) -> bool:
+        if call.signature not in self._moves:
+            self._moves[call.signature] = moves_only(call.nodes)
+        return self._moves[call.signature]
+
+    def _named(self, place: Place) -> tuple[Array, Factor] | None:
+        if place in self.sources:
+            return self.sources[place].reshape(-1), Factor()
+        claim = self.claims.get(place)
+        return None if claim is None else (claim.ids, claim.factor)
+
+    def _found(self, place: Place, v: Array) -> Array | None:
+        ids = self.table.find(v)
+        if (ids == _MISSING).any():
+            return None
+        return self._in_place(place, ids, v)
+
+    def _in_place(self, place: Place, ids: Array, v: Array) -> Array:
+        """Where several elements have one value, or it is 0, the one that lies like its neighbours do."""
+        named = ids[ids >= 0]
+        if not named.size or named[0] >= self.count:
+            return ids
+        owner = self.owner[int(named[0])]
+        shape, whole = self.graph.shape(place), self.small.shapes[owner]
+        first, size = self.start[owner], math.prod(whole)
+        if len(shape) != len(whole) or not shape or ((named < first) | (named >= first + size)).any():
+            return ids
+        here = np.stack(np.unravel_index(np.arange(ids.size), shape))
+        there = np.stack(np.unravel_index(np.where(ids >= 0, ids - first, 0), whole))
+        offsets, counts = np.unique((there - here)[:, ids >= 0], axis=1, return_counts=True)
+        if offsets.shape[1] == 1 and (ids >= 0).all():
+            return ids
+        for offset in offsets[:, np.argsort(-counts)][:, :4].T:
+            at = here + offset[:, None]
+            if (at < 0).any() or (at >= np.array(whole)[:, None]).any():
+                continue
+            block = np.ravel_multi_index(tuple(at), whole) + first
+            gap = np.abs(self.table.values[:, block] - v)
+            if (gap <= CLOSE * np.abs(v) + NOISE * np.abs(v).max(initial=0.0)).all():
+                return np.asarray(self.same[block])
+        return ids
+
+
+_MISSING: Final = -2
+
+
+def _constant(v: Array) -> bool:
+    """The same on all points: needs no name."""
+    return bool((v == v[:1]).all())
+
+
+def _near(a: Array, b: Array) -> bool:
+    return bool((np.abs(a - b) <= CLOSE * max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))).all())
+
+
+class _Table:
+    """Values of logical elements on all points, to be looked up."""
+
+    def __init__(self, values: Array, usable: Array, scale: Array, tensor: Array):
+        self.values = values
+        self.tensor = tensor
+        rng = np.random.default_rng(7)
+        self.weights = rng.uniform(1, 2, POINTS)
+        self.mix = rng.uniform(1, 2, POINTS) * rng.choice([-1, 1], POINTS)
+        usable = usable & ~(values == values[:1]).all(axis=0)
+        self.numbers = np.flatnonzero(usable & (np.abs(values).max(axis=0, initial=0.0) > NOISE * scale))
+        self.listed = np.zeros(values.shape[1], dtype=bool)
+        self.listed[self.numbers] = True
+        prints = self.weights @ values[:, self.numbers]
+        order = np.argsort(prints, kind="stable")
+        self.numbers, self.prints = self.numbers[order], prints[order]
+        with np.errstate(all="ignore"):
+            shapes = values[:, self.numbers] / (self.mix @ values[:, self.numbers])
+        fine = np.isfinite(shapes).all(axis=0)
+        self.shape_numbers = self.numbers[fine]
+        shape_prints = self.weights @ shapes[:, fine]
+        order = np.argsort(shape_prints, kind="stable")
+        self.shape_numbers, self.shape_prints = self.shape_numbers[order], shape_prints[order]
+        self.same: Array = np.arange(values.shape[1])
+
+    def known(self, i: int) -> bool:
+        """Whether an element can be looked up: its values are finite and tell it from a constant."""
+        return bool(self.listed[i])
+
+    def rays(self) -> Array:
+        """For every element a number that proportional ones share."""
+        found = np.arange(self.values.shape[1])
+        if not self.shape_numbers.size:
+            return found
+        ordered = self.values[:, self.shape_numbers]
+        ordered = ordered / (self.mix @ ordered)
+        near = (np.abs(ordered[:, 1:] - ordered[:, :-1]) <= CLOSE * np.abs(ordered[:, 1:]).max(axis=0, initial=0.0)).all(axis=0)
+        group = np.concatenate([[0], np.cumsum(~near)])
+        heads = self.shape_numbers[np.concatenate([[0], np.flatnonzero(~near) + 1])]
+        found[self.shape_numbers] = heads[group]
+        return found
+
+    def first_of_equals(self) -> Array:
+        """For every element the first one with the same values, for tensors all of whose elements have such ones."""
+        same = np.arange(self.values.shape[1])
+        ordered = self.values[:, self.numbers]
+        near = (np.abs(ordered[:, 1:] - ordered[:, :-1]) <= CLOSE * np.abs(ordered[:, 1:]).max(axis=0, initial=0.0)).all(axis=0)
+        head = 0
+        for i in range(1, len(self.numbers) + 1):
+            if i < len(self.numbers) and near[i - 1]:
+                continue
+            if i > head + 1:
+                group = self.numbers[head:i]
+                same[group] = group.min()
+            head = i
+        alone = np.unique(self.tensor[same == np.arange(len(same))])  # a tensor with an element of its own keeps all
+        keep = np.isin(self.tensor, alone)
+        same[keep] = np.flatnonzero(keep)
+        self.same = same
+        return same
+
+    def find(self, v: Array) -> Array:
+        """Ids of elements with these values, of one tensor if possible; (points, elements) → elements."""
+        scale = np.abs(v).max(initial=0.0)
+        prints = self.weights @ v
+        slack = 4 * CLOSE * (self.weights @ np.abs(v)) + 8 * NOISE * scale
+        low = np.searchsorted(self.prints, prints - slack)
+        high = np.searchsorted(self.prints, prints + slack)
+        found = np.full((8, v.shape[1]), _MISSING)
+        found[:, np.abs(v).max(axis=0, initial=0.0) <= NOISE * scale] = NOTHING
+        for k in range(8):
+            open_ = np.flatnonzero((found[k] == _MISSING) & (low + k < high))
+            if not open_.size:
+                break
+            numbers = self.numbers[low[open_] + k]
+            gap = np.abs(self.values[:, numbers] - v[:, open_])
+            good = (gap <= CLOSE * np.abs(v[:, open_]) + NOISE * scale).all(axis=0)
+            found[k, open_[good]] = numbers[good]
+        return self._of_one_tensor(found)
+
+    def _of_one_tensor(self, found: Array) -> Array:
+        tensors = np.where(found >= 0, self.tensor[found], -1)
+        first = np.flatnonzero((found[0] != NOTHING) & (found != _MISSING).any(axis=0))
+        if not first.size:
+            return found[0]
+        for t in sorted(set(tensors[:, first[0]].tolist()) - {-1}):
+            hits = tensors == t
+            if (hits.any(axis=0) | (found[0] == NOTHING)).all():
+                picked = found[hits.argmax(axis=0), np.arange(found.shape[1])]
+                return np.where(picked >= 0, self.same[picked], picked)
+        best = np.where(found == _MISSING, np.iinfo(np.int64).max, found).min(axis=0)
+        best = np.where((found == _MISSING).all(axis=0), _MISSING, best)
+        return np.where(best >= 0, self.same[best], best)
+
+    def multiples(self, x: Array) -> list[tuple[int, list[Fraction]]]:
+        """For each column, rational factors between it and elements that are proportional to it."""
+        size = self.mix @ x
+        with np.errstate(all="ignore"):
+            prints = self.weights @ (x / size)
+            slack = 8 * CLOSE * (self.weights @ np.abs(x / size))
+        prints, slack = np.nan_to_num(prints), np.nan_to_num(slack, posinf=0.0)
+        low = np.searchsorted(self.shape_prints, prints - slack)
+        high = np.searchsorted(self.shape_prints, prints + slack)
+        found = []
+        for f in np.flatnonzero((high > low) & (np.abs(size) > NOISE * np.abs(x).max(axis=0))).tolist():
+            numbers: list[Fraction] = []
+            for number in self.shape_numbers[low[f] : min(high[f], low[f] + 16)]:
+                w = self.values[:, number]
+                ratio = float(size[f]) / float(self.mix @ w)
+                q = Fraction(ratio).limit_denominator(_LARGEST)
+                if q and abs(float(q) - ratio) <= CLOSE * abs(ratio) and _near(x[:, f], w * float(q)) and q not in numbers:
+                    numbers.append(q)
+            if numbers:
+                found.append((f, sorted(numbers, key=lambda q: (q != 1, q.denominator, abs(q)))))
+        return found
+
+
+def inputs_of(small: Small, values: Mapping[str, Any]) -> dict[str, Array]:
+    """Random inputs with some elements replaced."""
+    inputs = random_inputs(small, 0)
+    for name, cells in values.items():
+        flat = inputs[name].reshape(-1).copy()
+        for at, v in cells.items():
+            flat[at] = v
+        inputs[name] = flat.reshape(inputs[name].shape)
+    return inputs

@@ -1,0 +1,341 @@
+"""Engine two: staged proofs at reduced shapes.
+
+Alignment proposes relations, stages prove them one by one, a relation counts once everything it rests on is proved
+(so there are no cycles), and what cannot be proved is dropped: stages that used it go further back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from trainverify.axes.reduction import NotABoundary
+from trainverify.axes.system import System
+from trainverify.domains.arrays import Array
+from trainverify.evaluate.run import NotComputed, elements
+from trainverify.evaluate.small import Small
+from trainverify.graph.lineage import Layout, Part, region
+from trainverify.graph.obligations import Obligation
+from trainverify.prove.staged.align import Alignment, Contradiction
+from trainverify.prove.staged.execute import DEFAULT, Limits, Result
+from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
+from trainverify.prove.staged.reduce import reduced
+from trainverify.prove.staged.stages import FACT, Cutter, Goal, NoStage, Stage, Term
+from trainverify.prove.staged.workers import run_all
+
+MAX_ELEMENTS: Final = 2_000_000
+DIFFERENT: Final = 1e-6
+LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
+Progress = Callable[[str], None]
+Node = Place | int  # a claim by its place, a goal of an obligation by its number
+
+
+@dataclass
+class StagedProof:
+    """What was shown at reduced sizes; the same questions as for a proof at full size can be asked of it."""
+
+    proved: list[Obligation] = field(default_factory=list)
+    failed: dict[Obligation, str] = field(default_factory=dict)
+    preconditions: list[str] = field(default_factory=list)
+    lint: list[str] = field(default_factory=list)
+    instances: int = 0
+    atoms: int = 0
+    prover: None = None
+    reduced: bool = True
+    stages: int = 0  # relations that were to be shown
+    distinct: int = 0  # of them, different ones
+    how: Counter[str] = field(default_factory=Counter)
+    interrupted: bool = False
+    violated: dict[Obligation, str] = field(default_factory=dict)  # the stage in which an obligation fails
+    models: dict[Obligation, dict[str, dict[int, Fraction]]] = field(default_factory=dict)  # inputs where the solver says it fails
+
+    def summary(self) -> str:
+        ways = ", ".join(f"{n} by {how}" for how, n in self.how.items())
+        return f"{self.stages} stages, {self.distinct} distinct; elements shown: {ways or 'none'}"
+
+
+def prove(
+    system: System,
+    wanted: Sequence[Obligation],
+    lineage: tuple[Layout, ...],
+    workers: int = 0,
+    limits: Limits = DEFAULT,
+    progress: Progress = lambda text: None,
+) -> StagedProof:
+    """Try to prove every obligation at reduced sizes."""
+
+    def none(reason: str) -> StagedProof:
+        return StagedProof(failed=dict.fromkeys(wanted, reason))
+
+    try:
+        small = reduced(system)
+    except NotABoundary as error:
+        return none(f"no small sizes keep the structure of the plan: {error}")
+    if elements(small) > MAX_ELEMENTS:
+        return none("too large, even at reduced sizes")
+    try:
+        alignment = Alignment(Graph(small), lineage)
+    except NotComputed as error:
+        return none(f"the plan could not be run: {error}")
+    except Contradiction as error:
+        return none(f"the assumptions cannot all hold: {error}")
+    return Engine(small, alignment, wanted, workers, limits, progress).run()
+
+
+class Engine:
+    def __init__(self, small: Small, alignment: Alignment, wanted: Sequence[Obligation], workers: int, limits: Limits, progress: Progress):
+        self.small = small
+        self.alignment = alignment
+        self.wanted = wanted
+        self.workers = workers
+        self.limits = limits
+        self.progress = progress
+        self.cutter = Cutter(alignment)
+        self.goals: list[Goal] = []
+        self.goals_of: dict[Obligation, list[int]] = {}
+        self.stages: dict[Node, Stage] = {}
+        self.level: dict[Node, int] = {}
+        self.with_facts: set[Node] = set()
+        self.results: dict[Any, Result] = {}  # by key
+        self.broken: dict[Node, str] = {}
+        self.proof = StagedProof(reduced=small.reduced)
+
+    def run(self) -> StagedProof:
+        proof = self.proof
+        for o in self.wanted:
+            try:
+                goals = self._goals(o)
+            except NoStage as error:
+                proof.failed[o] = str(error)
+                continue
+            if all(self._agrees(g) for g in goals):
+                self.goals_of[o] = [self._goal(g) for g in goals]
+            else:  # nothing to prove
+                proof.failed[o] = "differs on random inputs at the sizes of the proof"
+                proof.violated[o] = self._first_violated(o.output.tensor)
+        try:
+            self._rounds()
+        except KeyboardInterrupt:
+            proof.interrupted = True
+        valid = self._valid()
+        for o in self.wanted:
+            if o in proof.failed:
+                continue
+            bad = next((n for n in self.goals_of[o] if n not in valid), None)
+            if bad is None:
+                proof.proved.append(o)
+            else:
+                proof.failed[o] = self._why(bad, valid)
+                if bad in self.stages:
+                    proof.violated[o] = self.stages[bad].text(self.alignment)
+                    proof.models[o] = self._model(bad)
+        used = [self.results[s.key] for s in self.stages.values() if s.key in self.results]
+        proof.stages = len(self.stages)
+        proof.distinct = len({s.key for s in self.stages.values()})
+        for result in {id(r): r for r in used}.values():
+            proof.how.update(result.how)
+        conditions = sorted({c for r in used for c in r.conditions})
+        if conditions:
+            proof.preconditions.append("the logical program is defined: its divisions, roots and logarithms have values")
+        proof.instances = sum(len(k.ranks) for k in self.small.classes)
+        return proof
+
+    # -- goals -------------------------------------------------------------------------------------------------------
+
+    def _goal(self, goal: Goal) -> int:
+        self.goals.append(goal)
+        return len(self.goals) - 1
+
+    def _goals(self, o: Obligation) -> list[Goal]:
+        """What the holdings of an obligation say, rank by rank."""
+        found = []
+        for h in o.holdings:
+            for rank in h.ranks:
+                c, row = self.small.places[rank]
+                place = (c, row, h.layout.local)
+                if place not in self.alignment.graph.makers and place not in self.alignment.sources:
+                    raise NoStage(f"{h.layout.local} is never computed on rank {rank}")
+                for part in self.small.parts[h.layout, rank]:
+                    if not part.padding:
+                        where = self.small.positions(part, h.layout.logical).reshape(-1)
+                        ids = self.alignment.ids[h.layout.logical].reshape(-1)[where]
+                        found.append(Goal(h.layout.logical, self._terms(h.layout, rank, part), ids, ids_in_tensor=where))
+        return found
+
+    def _agrees(self, goal: Goal) -> bool:
+        """Whether a goal holds on the points that alignment looked at."""
+        for logical, plan in self.alignment.runs:
+            want = logical[goal.name].reshape(-1)[goal.ids_in_tensor]
+            got: Any = 0.0
+            for t in goal.terms:
+                c, row, name = t.place
+                value = plan.get(c, row, name)
+                if value is None:
+                    return False
+                got = got + float(t.number) * np.asarray(value, dtype=np.float64).reshape(-1)[t.elements]
+            if not np.isfinite(want).all():
+                continue
+            if not (np.abs(got - want) <= DIFFERENT * np.abs(want).max(initial=1e-300) + 1e-12).all():
+                return False
+        return True
+
+    def _first_violated(self, output: str) -> str:
+        """The first logical tensor that an output needs and that no tensors of the plan make up: the stage that fails."""
+        a = self.alignment
+        rays = a.table.rays()
+        held = {int(rays[i]) for claim in a.claims.values() if claim.place[0] != LOGICAL for i in claim.ids.tolist() if 0 <= i < a.count}
+        needed, stack = set(), [output]
+        while stack:
+            name = stack.pop()
+            if name not in needed:
+                needed.add(name)
+                call = a.graph.makers.get((LOGICAL, 0, name))
+                stack += [] if call is None else [i[2] for i in call.inputs if i is not None]
+        for name, first in a.start.items():
+            made = (LOGICAL, 0, name)
+            if name not in needed or made not in a.graph.makers or not a.table.known(first):
+                continue
+            if any(int(rays[i]) not in held for i in a.ids[name].reshape(-1).tolist() if a.table.known(i)):
+                call = a.graph.makers[made]
+                return f"stage {name} from {', '.join(i[2] for i in call.inputs if i is not None)}: {call.text}"
+        call = a.graph.makers[LOGICAL, 0, output]
+        return f"stage {output} from {', '.join(i[2] for i in call.inputs if i is not None)}: {call.text}"
+
+    def _terms(self, lay: Layout, rank: int, part: Part) -> tuple[Term, ...]:
+        small = self.small
+        shares: dict[int, tuple[int, Part]] = {}
+        if part.partial is None:
+            shares[0] = (rank, part)
+            number = Fraction(1)
+        else:
+            op, own, n = part.partial
+            shares[own] = (rank, part)
+            for (other, at), parts in small.parts.items():
+                for p in parts:
+                    if other == lay and p.partial is not None and p.logical == part.logical:
+                        shares.setdefault(p.partial[1], (at, p))
+            if len(shares) < n:
+                raise NoStage(f"a share of {lay} that no rank holds")
+            number = Fraction(1, n) if op == "avg" else Fraction(1)
+        terms = []
+        for at, p in shares.values():
+            c, row = small.places[at]
+            terms.append(Term(number, (c, row, lay.local), _region(p, small.local_shapes[c][lay.local])))
+        return tuple(terms)
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    def _rounds(self) -> None:
+        """Cut, check, and cut again what was not shown, until nothing changes."""
+        open_: set[Node] = {n for numbers in self.goals_of.values() for n in numbers}
+        while open_:
+            self._cut(open_)
+            todo = {s.key: s for s in self.stages.values() if s.key not in self.results}
+            self.progress(f"{len(todo)} stages to show")
+            stages = list(todo.values())
+            for stage, result in zip(stages, run_all(stages, self.alignment, self.limits, self.workers, self.progress), strict=True):
+                self.results[stage.key] = result
+            open_ = set()
+            for node, stage in list(self.stages.items()):
+                if self.results[stage.key].proved or node in self.broken:
+                    continue
+                conditional = self.results[stage.key].reason.startswith("a condition")
+                if conditional and node not in self.with_facts and not (isinstance(node, tuple) and node[0] == FACT):
+                    self.with_facts.add(node)
+                    open_.add(node)
+                elif self.level.get(node, 0) < LEVELS and not (isinstance(node, tuple) and node[0] == FACT):
+                    self.level[node] = self.level.get(node, 0) + 1
+                    open_.add(node)
+                elif isinstance(node, tuple) and node not in self.cutter.dropped:
+                    self._drop(node, open_)
+                else:
+                    self.broken[node] = self.results[stage.key].reason
+                if node in open_:
+                    self.stages.pop(node, None)
+
+    def _drop(self, place: Place, open_: set[Node]) -> None:
+        """A claim that is given up: everything that used it is cut again."""
+        self.cutter.dropped.add(place)
+        self.stages.pop(place, None)
+        for node, stage in list(self.stages.items()):
+            if place in stage.uses:
+                del self.stages[node]
+                open_.add(node)
+
+    def _cut(self, open_: set[Node]) -> None:
+        """Stages for these and for everything that they use."""
+        stack: list[Node] = sorted(open_, key=repr)
+        while stack:
+            node = stack.pop()
+            if node in self.stages or node in self.broken or node in self.cutter.dropped:
+                continue
+            try:
+                stage = self._stage(node)
+            except NoStage as error:
+                if isinstance(node, int):
+                    self.broken[node] = str(error)
+                else:
+                    self._drop(node, set())
+                    stack.extend(n for n in open_ if n not in self.stages)
+                continue
+            self.stages[node] = stage
+            stack.extend(p for p in stage.uses if p not in self.stages)
+
+    def _stage(self, node: Node) -> Stage:
+        if isinstance(node, int):
+            return self.cutter.stage(self.goals[node], self.level.get(node, 0), node in self.with_facts)
+        if node[0] == FACT:
+            return self.cutter.condition(node[1])
+        goal = self.cutter.goal_of(self.alignment.claims[node])
+        return self.cutter.stage(goal, self.level.get(node, 0), node in self.with_facts)
+
+    # -- conclusions -------------------------------------------------------------------------------------------------
+
+    def _valid(self) -> set[Node]:
+        """Everything that is shown and rests on shown things only; a circle never gets in."""
+        valid: set[Node] = set()
+        waiting = {n: s for n, s in self.stages.items() if s.key in self.results and self.results[s.key].proved}
+        changed = True
+        while changed:
+            changed = False
+            for node, stage in list(waiting.items()):
+                if stage.uses <= valid:
+                    valid.add(node)
+                    del waiting[node]
+                    changed = True
+        return valid
+
+    def _why(self, node: Node, valid: set[Node]) -> str:
+        if node in self.broken:
+            return self.broken[node]
+        stage = self.stages.get(node)
+        if stage is None or stage.key not in self.results:
+            return "interrupted" if self.proof.interrupted else "not reached"
+        result = self.results[stage.key]
+        if not result.proved:
+            return result.reason
+        missing = sorted(p for p in stage.uses if p not in valid)
+        return f"rests on {self.alignment.graph.show(missing[0])}, which was not shown"
+
+    def _model(self, node: Node) -> dict[str, dict[int, Fraction]]:
+        """The solver's model as inputs of the logical program, where the stage starts from inputs only."""
+        stage = self.stages[node]
+        result = self.results.get(stage.key)
+        if result is None or not result.model:
+            return {}
+        a = self.alignment
+        found: dict[str, dict[int, Fraction]] = {}
+        for i, value in result.model.items():
+            if i not in stage.numbers or i >= a.count or a.owner[i] not in self.small.logical.sources:
+                return {}
+            found.setdefault(a.owner[i], {})[i - a.start[a.owner[i]]] = value
+        return found
+
+
+def _region(part: Part, shape: tuple[int, ...]) -> Array:
+    return region(part, np.arange(int(np.prod(shape))).reshape(shape)).reshape(-1)

@@ -1,0 +1,143 @@
+"""Both programs at reduced sizes as graphs of tensors on ranks: who made what from what. No values here.
+
+A `Place` is a tensor on one rank: (class, row, tensor). Class −1 is the logical program.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainverify.evaluate.small import Meeting, Small, Step
+from trainverify.primitives.node import Node, topological
+
+Place = tuple[int, int, str]
+LOGICAL: Final = -1
+_MOVES: Final = ("input", "reshape", "transpose", "slice", "concat", "broadcast")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of an op for one rank, or of a collective for one group. `at` is its place in the order of execution."""
+
+    at: int
+    row: int  # of the rank, or number of the group
+    inputs: tuple[Place | None, ...]
+    outputs: tuple[Place, ...]
+    nodes: tuple[Node, ...] | None  # None: a message
+    signature: int
+    collective: bool
+    text: str
+
+
+class Graph:
+    """Every tensor of every rank, and the call that makes it."""
+
+    def __init__(self, small: Small):
+        self.small = small
+        self.makers: dict[Place, Call] = {}
+        self.order: list[Place] = []  # of execution, logical program first
+        self._signatures: dict[Any, int] = {}
+        self._by_nodes: dict[int, tuple[int, Any]] = {}
+        for at, step in enumerate(small.logical_steps):
+            self._step(at, LOGICAL, step, (0,))
+        at = len(small.logical_steps)
+        for c, event in _events(small):
+            if isinstance(event, Step):
+                self._step(at, c, event, event.rows)
+            else:
+                self._meeting(at, event)
+            at += 1
+
+    def _step(self, at: int, c: int, step: Step, rows: tuple[int, ...]) -> None:
+        signature = self.signature(step.nodes)
+        for row in rows:
+            inputs = tuple(None if i is None else (c, row, i) for i in step.inputs)
+            outputs = tuple((c, row, o) for o in step.outputs)
+            call = Call(at, row, inputs, outputs, step.nodes, signature, False, str(step.op))
+            for o in outputs:
+                self.makers[o] = call
+                self.order.append(o)
+
+    def _meeting(self, at: int, meeting: Meeting) -> None:
+        signature = -1 if meeting.nodes is None else self.signature(meeting.nodes)
+        for g, (senders, receivers) in enumerate(zip(meeting.senders, meeting.receivers, strict=True)):
+            call = Call(at, g, tuple(senders), tuple(receivers), meeting.nodes, signature, True, str(meeting.op))
+            for o in receivers:
+                self.makers[o] = call
+                self.order.append(o)
+
+    def signature(self, nodes: tuple[Node, ...]) -> int:
+        """A number for what an op does: equal for equal nodes."""
+        known = self._by_nodes.get(id(nodes))
+        if known is not None:
+            return known[0]
+        number: dict[int, int] = {}
+        rows = []
+        for node in topological(nodes):
+            number[id(node)] = len(number)
+            rows.append((node.prim, tuple(number[id(a)] for a in node.args), repr(node.attrs), node.shape, node.kind))
+        key = (tuple(rows), tuple(number[id(n)] for n in nodes))
+        found = self._signatures.setdefault(key, len(self._signatures))
+        self._by_nodes[id(nodes)] = (found, nodes)
+        return found
+
+    def kind(self, place: Place) -> str:
+        c, _, name = place
+        program = self.small.logical if c == LOGICAL else self.small.classes[c].program
+        return program.tensors[name].kind
+
+    def shape(self, place: Place) -> tuple[int, ...]:
+        c, _, name = place
+        return self.small.shapes[name] if c == LOGICAL else self.small.local_shapes[c][name]
+
+    def show(self, place: Place) -> str:
+        c, row, name = place
+        return name if c == LOGICAL else f"{name} on rank {self.small.classes[c].ranks[row]}"
+
+
+def moves_only(nodes: tuple[Node, ...]) -> bool:
+    """Whether an op only moves elements of its inputs."""
+    return all(n.prim in _MOVES or (n.prim == "map" and n.attrs[0] == "detach") for n in topological(nodes))
+
+
+def _events(small: Small) -> Iterator[tuple[int, Step | Meeting]]:
+    """Steps and meetings in an order in which they can run (as `evaluate.run` runs them)."""
+    done: list[dict[str, set[int]]] = [{n: set(range(len(k.ranks))) for n in k.program.sources} for k in small.classes]
+    users: list[dict[str, list[int]]] = [{} for _ in small.classes]
+    ready = [list(range(len(k.order))) for k in small.classes]
+    started: list[set[int]] = [set() for _ in small.classes]
+    for c, k in enumerate(small.classes):
+        for at, step in enumerate(k.order):
+            for i in step.inputs:
+                if i is not None:
+                    users[c].setdefault(i, []).append(at)
+
+    def arrived(c: int, tensor: str, rows: set[int]) -> None:
+        done[c].setdefault(tensor, set()).update(rows)
+        for n in users[c].get(tensor, ()):
+            if n not in started[c]:
+                heapq.heappush(ready[c], n)
+
+    def advance(c: int) -> Iterator[tuple[int, Step | Meeting]]:
+        while ready[c]:
+            n = heapq.heappop(ready[c])
+            step = small.classes[c].order[n]
+            if n in started[c] or not all(i is None or done[c].get(i, set()).issuperset(step.rows) for i in step.inputs):
+                continue
+            started[c].add(n)
+            yield c, step
+            for o in step.outputs:
+                arrived(c, o, set(step.rows))
+
+    for c in range(len(small.classes)):
+        yield from advance(c)
+    for meeting in small.meetings:
+        yield -1, meeting
+        for group in meeting.receivers:
+            for c, row, tensor in group:
+                arrived(c, tensor, {row})
+        for c in sorted({c for group in meeting.receivers for c, _, _ in group}):
+            yield from advance(c)

@@ -1,0 +1,81 @@
+"""Shape reduction: the smallest sizes that keep the partition structure (the paper's Algorithm 1).
+
+The unknowns are the axes that no op splits or cuts: the shape rules of all operators, the lineage and the communication have
+already been turned into products, sums and identities of axes. What is left per axis is:
+1 ≤ reduced ≤ original; at least 2 where the original is (contractions and masks keep their meaning); devices, choices among n and
+axes that could not be aligned keep their size; pieces of one sum stay equal where they are equal, and in order where they are not.
+The objective is the sum of all sizes (L1).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import z3
+
+from trainverify.axes.reduction import Sizes
+from trainverify.axes.system import System
+from trainverify.evaluate.small import Small, shrink_system
+
+LEAST = 2
+
+
+class NoReduction(Exception):
+    """The constraints cannot be met; with those of `axes` that does not happen."""
+
+
+def direct(system: System) -> Sizes:
+    """The minimum, read off: families of pieces count up from the least size, everything else has it."""
+    return Sizes(system.inference.axes, system.inference.all, LEAST, alternate=False)
+
+
+def reference(sizes: Sizes) -> dict[int, int]:
+    """The same by Z3's optimiser: axis number → size."""
+    solver = z3.Optimize()
+    unknown: dict[int, z3.ArithRef] = {}
+    families: dict[int, list[tuple[int, int]]] = {}
+    for number, full, family, keeps, _ in sizes.atoms():
+        x = unknown[number] = z3.Int(f"axis{number}")
+        solver.add(x >= min(full, LEAST), x <= full)
+        if keeps:
+            solver.add(x == full)
+        elif family is not None:
+            families.setdefault(family, []).append((number, full))
+    for members in families.values():
+        by_size = sorted(members, key=lambda m: m[1])
+        for (a, short), (b, long) in itertools.pairwise(by_size):
+            solver.add(unknown[a] == unknown[b] if short == long else unknown[a] < unknown[b])
+    solver.minimize(z3.Sum([*unknown.values(), z3.IntVal(0)]))
+    if solver.check() != z3.sat:
+        raise NoReduction("no sizes meet the constraints")
+    model = solver.model()
+    return {number: model.eval(x, model_completion=True).as_long() for number, x in unknown.items()}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One tensor before and after. `rank` is the first one of its class; None for the logical program."""
+
+    tensor: str
+    rank: int | None
+    full: tuple[int, ...]
+    reduced: tuple[int, ...]
+
+    def __str__(self) -> str:
+        where = "" if self.rank is None else f" (rank {self.rank})"
+        return f"{self.tensor}{where}: {list(self.full)} → {list(self.reduced)}"
+
+
+def reduced(system: System) -> Small:
+    return shrink_system(system, LEAST, alternate=False)
+
+
+def shapes(small: Small) -> Iterator[Shape]:
+    """All tensors, the logical program's first."""
+    for name, shape in small.shapes.items():
+        yield Shape(name, None, small.logical.tensors[name].shape, shape)
+    for k, local in zip(small.classes, small.local_shapes, strict=True):
+        for name, shape in local.items():
+            yield Shape(name, k.ranks[0], k.program.tensors[name].shape, shape)

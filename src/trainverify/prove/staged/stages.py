@@ -1,0 +1,333 @@
+"""Stages: a claim cut out of both graphs, from its tensor back to tensors that other claims speak of.
+
+A stage assumes the relations of its leaves, which other stages prove, and has to show its own. It is metadata only; symbols are
+made by whoever checks it. Stages that differ in names only have equal keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from trainverify.domains.arrays import Array
+from trainverify.prove.staged.align import NOTHING, Alignment, Claim, Factor
+from trainverify.prove.staged.graphs import LOGICAL, Call, Place
+
+Uses = frozenset[Place]
+_PLAIN: Final = Factor()
+MAX_CALLS: Final = 4000
+FACT: Final = -2
+MAX_WRITTEN: Final = 12
+
+
+class NoStage(Exception):
+    """A claim that cannot be cut out: something it needs is never computed, or it is too much."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """number · some elements of a tensor on a rank."""
+
+    number: Fraction
+    place: Place
+    elements: Array  # flat positions
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Σ terms = factor · logical elements `ids`."""
+
+    name: str  # of the logical tensor
+    terms: tuple[Term, ...]
+    ids: Array
+    factor: Factor = _PLAIN
+    ids_in_tensor: Array | None = None  # positions in the tensor of that name, for goals of obligations
+
+
+@dataclass
+class Part:
+    """A piece of a graph: calls in order, and where it stops."""
+
+    calls: list[Call] = field(default_factory=list)
+    leaves: dict[Place, tuple[Array, Factor]] = field(default_factory=dict)
+
+
+@dataclass
+class Stage:
+    goal: Goal
+    plan: Part
+    logical: Part
+    extra: dict[int, tuple[Place, Part]]  # scalars of the plan that are written out
+    uses: Uses
+    facts: tuple[int, ...] = ()  # scalars of the plan that are assumed not to be 0, which other stages prove
+    written: dict[int, Part] = field(default_factory=dict)  # definitions of those, over the inputs
+    divisions: list[Part] = field(default_factory=list)  # logical ops one of which may need what is to be shown
+    key: Any = None
+    numbers: dict[int, int] = field(default_factory=dict)  # id → its number in the key
+    kinds: tuple[Any, ...] = ()
+
+    @property
+    def shared(self) -> Any:
+        """Stages with the same logical side."""
+        leaves = tuple((p, ids.tobytes()) for p, (ids, _) in self.logical.leaves.items())
+        return tuple((c.at, c.row) for c in self.logical.calls), leaves, self.key[0] == "nonzero"
+
+    def text(self, alignment: Alignment) -> str:
+        show = alignment.graph.show
+        leaves = [show(p) for p in self.plan.leaves]
+        shown = ", ".join(leaves[:4]) + (f" and {len(leaves) - 4} more" if len(leaves) > 4 else "")
+        made = ", ".join(dict.fromkeys(show(t.place) for t in self.goal.terms))
+        size = f"{len(self.plan.calls)} plan ops, {len(self.logical.calls)} logical ops"
+        return f"stage {self.goal.name}: {made} from {shown or 'constants'} ({size})"
+
+
+def fact(i: int) -> Place:
+    """The name of the relation "scalar i is not 0"."""
+    return (FACT, i, "")
+
+
+class Cutter:
+    """Cuts stages out of the two graphs of an alignment."""
+
+    def __init__(self, alignment: Alignment):
+        self.alignment = alignment
+        self.graph = alignment.graph
+        self.with_facts = False
+        self.dropped: set[Place] = set()  # claims that turned out to be unprovable
+        self._extra_at = {p: i for i, p in alignment.extra.items()}
+
+    def goal_of(self, claim: Claim) -> Goal:
+        size = len(claim.ids)
+        name = self._name(claim.ids, claim.place[2])
+        return Goal(name, (Term(Fraction(1), claim.place, np.arange(size)),), claim.ids, claim.factor)
+
+    def _name(self, ids: Array, otherwise: str) -> str:
+        named = [i for i in ids.tolist() if 0 <= i < self.alignment.count]
+        return self.alignment.owner[named[0]] if named else otherwise
+
+    def stage(self, goal: Goal, level: int = 0, with_facts: bool = False) -> Stage:
+        """The stage of a goal; each level goes back behind the leaves of the level before."""
+        self.with_facts = with_facts
+        opened: set[Place] = set()
+        made = self._cut(goal, opened, level > 0)
+        for _ in range(level):
+            fresh = {p for p in made.plan.leaves if p not in self.alignment.sources and not self._is_logical_source(p)}
+            if not fresh:
+                break
+            opened |= fresh
+            made = self._cut(goal, opened, True)
+        self._number(made)
+        return made
+
+    def _is_logical_source(self, place: Place) -> bool:
+        return place[0] == LOGICAL and place not in self.graph.makers
+
+    # -- cutting -----------------------------------------------------------------------------------------------------
+
+    def _cut(self, goal: Goal, opened: set[Place], write_out: bool) -> Stage:
+        uses: set[Place] = set()
+        places = [t.place for t in goal.terms]
+        plan = self._back(places, opened, uses)
+        extra: dict[int, tuple[Place, Part]] = {}
+        self._write_out(plan, goal, opened, uses, extra, write_out)
+        stops = {int(i) for ids, _ in plan.leaves.values() for i in ids.tolist()}
+        for _, part in extra.values():
+            stops |= {int(i) for ids, _ in part.leaves.values() for i in ids.tolist()}
+        owners = {self.alignment.owner[i] for i in stops if 0 <= i < self.alignment.count}
+        logical = self._logical(goal, owners, uses, {p[2] for p in opened if p[0] == LOGICAL})
+        held: tuple[int, ...] = ()
+        if self.with_facts:
+            facts = {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
+            facts |= {int(ids[0]) for p, (ids, _) in plan.leaves.items() if self.graph.shape(p) == () and self.graph.kind(p) == "real"}
+            held = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.dropped))
+        made = Stage(goal, plan, logical, extra, frozenset(uses | {fact(i) for i in held}), held)
+        every = {(LOGICAL, 0, o) for s in self.alignment.small.logical_steps for o in s.outputs} if held else set()
+        for i in held:
+            if i < self.alignment.count and i not in extra:
+                written = self._back([(LOGICAL, 0, self.alignment.owner[i])], every, set())
+                if len(written.calls) <= MAX_WRITTEN:
+                    made.written[i] = written
+        return made
+
+    def condition(self, i: int) -> Stage:
+        """That a scalar is not 0: it has to follow from what the logical program needs, over the inputs themselves."""
+        a = self.alignment
+        place = a.extra[i] if i >= a.count else (LOGICAL, 0, a.owner[i])
+        uses: set[Place] = set()
+        plan = self._back([place], set(), uses) if i >= a.count else Part(leaves={place: (np.array([i]), _PLAIN)})
+        goal = Goal(f"{place[2]} ≠ 0", (Term(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
+        made = Stage(goal, plan, Part(), {}, frozenset())
+        for p in a.divides_by(place):
+            made.divisions.append(self._back([p], set(), set()))
+        if uses:
+            raise NoStage("a scalar that is not a function of the inputs alone")
+        self._number(made)
+        made.key = ("nonzero", made.key)
+        return made
+
+    def _back(self, places: Sequence[Place], opened: set[Place], uses: set[Place]) -> Part:
+        part = Part()
+        calls: dict[tuple[int, int], Call] = {}
+        stack = list(dict.fromkeys(places))
+        seen: set[Place] = set()
+        first = set(stack)
+        while stack:
+            place = stack.pop()
+            if place in seen:
+                continue
+            seen.add(place)
+            leaf = self._leaf(place, place in first, opened, uses)
+            if leaf is not None:
+                part.leaves[place] = leaf
+                continue
+            call = self.graph.makers.get(place)
+            if call is None:
+                raise NoStage(f"{self.graph.show(place)} is never computed")
+            if (call.at, call.row) not in calls:
+                calls[call.at, call.row] = call
+                stack.extend(i for i in call.inputs if i is not None)
+            if len(calls) > MAX_CALLS:
+                raise NoStage("the stage is too large")
+        part.calls = [calls[k] for k in sorted(calls)]
+        return part
+
+    def _leaf(self, place: Place, is_goal: bool, opened: set[Place], uses: set[Place]) -> tuple[Array, Factor] | None:
+        a = self.alignment
+        if place in a.sources:
+            return a.sources[place].reshape(-1), _PLAIN
+        if place[0] == LOGICAL:
+            if place not in self.graph.makers:
+                return a.ids[place[2]].reshape(-1), _PLAIN
+            if is_goal or place in opened or self.graph.kind(place) != "real":
+                return None
+            return self._equals(a.ids[place[2]].reshape(-1), uses), _PLAIN
+        if is_goal or place in opened or place in self.dropped:
+            return None
+        if place in self._extra_at:
+            return np.array([self._extra_at[place]]), _PLAIN
+        claim = a.claims.get(place)
+        if claim is None:
+            return None
+        uses.add(place)
+        return claim.ids, claim.factor
+
+    def _equals(self, ids: Array, uses: set[Place]) -> Array:
+        """Elements of the logical program by the first ones that equal them; that they do is a claim of its own."""
+        a = self.alignment
+        same = a.same[ids]
+        for i in ids[same != ids].tolist():
+            owner = (LOGICAL, 0, a.owner[i])
+            if owner in self.dropped:
+                return np.array([i if (LOGICAL, 0, a.owner[i]) in self.dropped else a.same[i] for i in ids.tolist()])
+            uses.add(owner)
+        return same
+
+    def _write_out(
+        self, plan: Part, goal: Goal, opened: set[Place], uses: set[Place], extra: dict[int, tuple[Place, Part]], all_of_them: bool
+    ) -> None:
+        """Definitions of the plan's own scalars: those that the goal is about; the others where names are not enough."""
+        wanted: set[int | None] = {int(i) for i in goal.ids.tolist() if i >= self.alignment.count}
+        if all_of_them:
+            wanted |= {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
+            for ids, _ in plan.leaves.values():
+                wanted |= {int(i) for i in ids.tolist() if i >= self.alignment.count}
+        for i in sorted(w for w in wanted if w is not None and w >= self.alignment.count):
+            place = self.alignment.extra[i]
+            part = self._back([place], opened, uses)
+            if any(f.element is not None for _, f in part.leaves.values()):
+                raise NoStage("a scalar whose own factors are not known")
+            extra[i] = (place, part)
+
+    def _logical(self, goal: Goal, owners: set[str], uses: set[Place], opened: set[str]) -> Part:
+        """Definitions of the wanted elements, back to tensors whose elements the plan's side speaks of."""
+        a = self.alignment
+        wanted = {a.owner[i] for i in goal.ids.tolist() if 0 <= i < a.count}
+        part = Part()
+        calls: dict[tuple[int, int], Call] = {}
+        stack = sorted(w for w in wanted if w not in owners)
+        goals = set(stack)
+        seen: set[str] = set()
+        while stack:
+            name = stack.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            place = (LOGICAL, 0, name)
+            call = self.graph.makers.get(place)
+            ids = a.ids[name].reshape(-1)
+            if call is None:
+                part.leaves[place] = (ids, _PLAIN)
+                continue
+            if name not in goals and name not in opened and self.graph.kind(place) == "real":
+                mine: set[Place] = set()
+                same = self._equals(ids, mine)
+                if all(i == NOTHING or a.owner[i] in owners for i in same.tolist()):
+                    uses |= mine
+                    part.leaves[place] = (same, _PLAIN)
+                    continue
+            if (call.at, call.row) not in calls:
+                calls[call.at, call.row] = call
+                stack.extend(i[2] for i in call.inputs if i is not None)
+            if len(calls) > MAX_CALLS:
+                raise NoStage("the stage is too large")
+        part.calls = [calls[k] for k in sorted(calls)]
+        return part
+
+    # -- keys --------------------------------------------------------------------------------------------------------
+
+    def _number(self, stage: Stage) -> None:
+        """Names go, structure stays."""
+        numbers = stage.numbers
+        places: dict[Place, int] = {}
+
+        def ids(values: Array) -> bytes:
+            return np.array([-1 if i == NOTHING else numbers.setdefault(i, len(numbers)) for i in values.tolist()]).tobytes()
+
+        def factor(f: Factor) -> Any:
+            return (f.number, None if f.element is None else numbers.setdefault(f.element, len(numbers)), f.power)
+
+        def part(p: Part) -> Any:
+            rows = []
+            for call in p.calls:
+                inputs = tuple(None if i is None else places.setdefault(i, len(places)) for i in call.inputs)
+                outputs = tuple(places.setdefault(o, len(places)) for o in call.outputs)
+                rows.append((call.signature, call.collective, inputs, outputs))
+            order = sorted(p.leaves, key=lambda x: places.setdefault(x, len(places)))
+            kinds = [(self.graph.kind(x), self.graph.shape(x)) for x in order]
+            return tuple(rows), tuple(
+                (places[x], k, ids(p.leaves[x][0]), factor(p.leaves[x][1])) for x, k in zip(order, kinds, strict=True)
+            )
+
+        body = part(stage.plan)
+        terms = tuple((t.number, places.setdefault(t.place, len(places)), t.elements.tobytes()) for t in stage.goal.terms)
+        more = tuple((factor(Factor(element=i)), part(p), places.setdefault(at, len(places))) for i, (at, p) in stage.extra.items())
+        logical = part(stage.logical)
+        a = self.alignment
+        where = []  # which element of which tensor is wanted
+        for i in stage.goal.ids.tolist():
+            owner = a.owner[i] if 0 <= i < a.count else None
+            where.append(None if owner is None else (places.setdefault((LOGICAL, 0, owner), len(places)), i - a.start[owner]))
+        goal = (ids(stage.goal.ids), factor(stage.goal.factor), tuple(where))
+        divisions = (
+            tuple(part(p) for p in stage.divisions),
+            tuple((numbers.setdefault(i, len(numbers)), part(p)) for i, p in stage.written.items()),
+        )
+        facts = tuple(numbers.setdefault(i, len(numbers)) for i in stage.facts)
+        stage.kinds = tuple(self.kind_of(i) for i in numbers)
+        stage.key = (body, terms, more, logical, goal, facts, divisions, stage.kinds)
+
+    def kind_of(self, i: int) -> Any:
+        """What a symbol stands for: (kind, domain)."""
+        a = self.alignment
+        if i >= a.count:
+            return ("real", None)
+        name = a.owner[i]
+        kind = a.small.logical.tensors[name].kind
+        d = a.small.domains.get(name) if name in a.small.logical.sources else None
+        if d is not None and d.kind in ("ids", "indicator"):
+            return (kind, (d.kind, d.size, d.ignore))
+        return (kind, None if a.signs[name] is None else (a.signs[name], None, None))

@@ -1,0 +1,45 @@
+"""An MLP on dp2×pp2×tp2 by stages alone: the plan is proved at reduced sizes, mistakes in it are refuted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainverify.verify import verify
+from verify.changes import Change, attrs, inputs, replaced
+from verify.test_mlp import logical, plan
+
+
+def test_plan_is_proved() -> None:
+    report = verify(logical(), plan(), engine="smt", points=1)
+    assert report.verdict == "PROVED(reduced)", report.notes
+    assert report.exit_code == 3
+    assert {(o.engine, o.scope, o.status) for o in report.obligations} == {("smt", "reduced sizes", "proved")}
+    assert replace(report, accept_reduced=True).exit_code == 0
+
+
+def test_workers_say_the_same() -> None:
+    report = verify(logical(), plan(), engine="smt", points=1, workers=2)
+    assert report.verdict == "PROVED(reduced)", report.notes
+
+
+def test_both_engines_agree() -> None:
+    report = verify(logical(), plan(), engine="both", points=1)
+    assert report.verdict == "PROVED"
+    assert {o.engine for o in report.obligations} == {"algebra"}
+
+
+MISTAKES: dict[str, tuple[str, Change]] = {
+    "sum over tp missing": ("y", replaced("pp1", "y0", lambda op: replace(op, name="identity", attrs=()))),
+    "other micro-batch": ("u", inputs("pp0", "u1", "x0", "w0")),
+    "sum instead of mean over dp": ("w1.grad", attrs("pp0", "w1.grad.mean", op="sum")),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_refuted(name: str) -> None:
+    stage, change = MISTAKES[name]
+    report = verify(logical(), change(plan()), engine="smt", points=1)
+    assert report.verdict == "REFUTED"
+    assert any(f"; stage {stage} " in n for n in report.notes), report.notes

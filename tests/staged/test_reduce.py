@@ -1,0 +1,60 @@
+"""Shape reduction: the direct method gives what the optimiser gives; partition structure stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import trainverify as tv
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import Plan, units
+from trainverify.graph.program import Program
+from trainverify.ops import OPS
+from trainverify.prove.staged.reduce import direct, reduced, reference
+from trainverify.verify import related, single
+from trainverify.zoo.llama import Config
+from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
+from verify.test_mlp import logical, plan
+
+LLAMA = Config(layers=2, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, sequence=8192, batch=8)
+
+
+def uneven() -> tuple[Program, Plan]:
+    """8 rows as 5 and 3."""
+    b = tv.program("rows")
+    x, w = b.input("x", (8, 7)), b.parameter("w", (7, 11))
+    b.loss(b.sum(b.matmul(b.concat(b.slice(x, dim=0, start=0, stop=5), b.slice(x, dim=0, start=5, stop=8), dim=0), w)))
+    return b.build(), single(b.build())
+
+
+CASES = {
+    "mlp": lambda: (logical(), plan()),
+    "llama": lambda: (llama_step(LLAMA), llama_plan(LLAMA, Degrees(dp=2, tp=2, pp=2, microbatches=2))),
+    "llama sp": lambda: (llama_step(replace(LLAMA, layers=1)), llama_plan(replace(LLAMA, layers=1), Degrees(tp=4, sp=True))),
+    "uneven": uneven,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_direct_method_is_minimal(name: str) -> None:
+    program, other = CASES[name]()
+    parts = units(other)
+    system = related(program, other, OPS, parts, obligations(program, other, parts)[0])
+    sizes = direct(system)
+    assert {n: size for n, *_, size in sizes.atoms()} == reference(sizes)
+
+
+def test_uneven_pieces_stay_uneven() -> None:
+    program, other = uneven()
+    parts = units(other)
+    small = reduced(related(program, other, OPS, parts, obligations(program, other, parts)[0]))
+    assert small.shapes["x"] == (5, 2)  # 8 = 5 + 3 as 3 + 2
+
+
+def test_sizes_of_llama_do_not_matter() -> None:
+    program, other = CASES["llama"]()
+    parts = units(other)
+    small = reduced(related(program, other, OPS, parts, obligations(program, other, parts)[0]))
+    assert small.shapes["logits"] == (8, 2, 4)  # dp × micro-batch × 2 rows; sequence; tp × 2 ids
+    assert max(max(s, default=1) for s in small.shapes.values()) <= 32  # query heads × their size
