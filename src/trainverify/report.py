@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from trainverify.check.findings import CODES, Finding
 from trainverify.evaluate.compare import Difference
-from trainverify.evaluate.locate import Place
+from trainverify.explain.place import Place
 from trainverify.graph.program import Op
 
 Verdict = Literal["PROVED", "PROVED(reduced)", "REFUTED", "INVALID", "UNKNOWN"]

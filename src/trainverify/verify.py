@@ -16,9 +16,10 @@ from trainverify.check.findings import Finding
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, close_look, decide, suspects
-from trainverify.evaluate.locate import Known, Place, locate
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small, shrink_system
+from trainverify.explain.locate import locate
+from trainverify.explain.place import Known
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.lineage import Layout, Placements
 from trainverify.graph.mesh import Mesh
@@ -258,7 +259,7 @@ class _Evaluation:
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
-        place = find(small, self.plan, wrong, difference, self._known(), inputs)
+        place = locate(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         where = f"random inputs of seed {difference.seed}" if inputs is None else "the solver's model"
@@ -309,14 +310,6 @@ def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: in
     """Both programs on one random point: what is not clearly equal, in the order of the logical program."""
     inputs = random_inputs(small, point)
     return suspects(small, wanted, run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC))
-
-
-def find(
-    small: Small, plan: Plan, wrong: Sequence[Suspect], difference: Difference, known: Known, inputs: Mapping[str, Array] | None = None
-) -> Place:
-    inputs = random_inputs(small, difference.seed) if inputs is None else inputs
-    logical, local = run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC)
-    return locate(small, plan.mesh, wrong, logical, local, known)
 
 
 def declared(logical: Program, plan: Plan, wanted: Sequence[Obligation]) -> list[Obligation]:

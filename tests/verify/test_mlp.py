@@ -135,11 +135,11 @@ BUGS: dict[str, tuple[str, str, Change]] = {
         "a1",
         on_rank(6, "a1", lambda op: op.with_attrs(start=HIDDEN // 2, stop=HIDDEN)),
     ),
-    "loss scaled by tp": ("REFUTED", "loss", attrs("pp1", "loss0", value=2 / MICRO)),
+    "loss scaled by tp": ("REFUTED", "loss0", attrs("pp1", "loss0", value=2 / MICRO)),
     "loss not averaged over dp": ("REFUTED", "loss", attrs("pp1", "loss", op="sum")),
     "second micro-batch overwrites the gradient": (
         "REFUTED",
-        "w1.grad.mean",
+        "w1.grad.2",
         replaced("pp0", "w1.grad.2", last_only),
     ),
     "stale micro-batch": ("REFUTED", "e1", inputs("pp1", "e1", "y0", "t1")),

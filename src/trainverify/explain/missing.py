@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -19,23 +18,13 @@ from trainverify.domains.arrays import Array
 from trainverify.evaluate.compare import Suspect, held, places
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Small, Step
+from trainverify.explain.fingerprints import TINY, contained, telling
+from trainverify.explain.place import Known, Place
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
 
-TOLERANCE = 1e-7
+NO_MATCH = "matches no logical tensor"
 MOVES = frozenset({"slice", "split", "chunk", "recv", "all_gather", "reduce_scatter", "all_to_all", "scatter", "gather", "broadcast"})
-
-
-@dataclass(frozen=True)
-class Place:
-    """The first wrong tensor: the logical tensor that is missing, and the plan's op that stands where it should be."""
-
-    logical: str
-    logical_op: Op | None
-    rank: int
-    tensor: str
-    op: Op | None
-    cause: str  # one line: what the values show
 
 
 class _Values:
@@ -44,28 +33,15 @@ class _Values:
     def __init__(self, array: Array):
         flat = np.asarray(array, dtype=np.float64).reshape(-1)
         self.count = flat.size
-        flat = flat[np.isfinite(flat) & (np.abs(flat) > 1e-200)]
-        self.sorted = np.sort(flat)
+        self.sorted = np.sort(flat[np.isfinite(flat) & (np.abs(flat) > TINY)])
 
     def holds(self, values: Array) -> Array:
         """Which of these values occur here (zeros and non-finite ones do not count: True)."""
         v = np.asarray(values, dtype=np.float64).reshape(-1)
-        plain = ~(np.isfinite(v) & (np.abs(v) > 1e-200))
+        plain = ~(np.isfinite(v) & (np.abs(v) > TINY))
         if not self.sorted.size:
             return plain
-        i = np.searchsorted(self.sorted, v)
-        near = np.zeros(v.shape, dtype=bool)
-        for j in (np.clip(i - 1, 0, self.sorted.size - 1), np.clip(i, 0, self.sorted.size - 1)):
-            near |= np.abs(self.sorted[j] - v) <= TOLERANCE * np.abs(v)
-        return near | plain
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a proof attempt found out: which logical tensor a rank's tensor is, and which are there completely."""
-
-    held: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    whole: frozenset[str] = frozenset()
+        return np.asarray(contained(self.sorted, v) | plain)
 
 
 def locate(
@@ -94,7 +70,7 @@ class _Locator:
         self.mesh = mesh
         self.factors = candidates(mesh)
         self.made_by: dict[str, Op] = {o: s.op for s in small.logical_steps for o in s.outputs}
-        self.known = {n: _Values(v) for n, v in logical.items() if np.asarray(v).dtype.kind == "f"}
+        self.known = {n: _Values(v) for n, v in logical.items() if np.asarray(v).dtype.kind == "f" and telling(v)}
         self._share: dict[tuple[str, float], list[Array]] = {}  # (logical tensor, factor) → pieces of it
         self._place: dict[tuple[str, str, int, int], Array | None] = {}
         self._match = self._matches()
@@ -128,7 +104,7 @@ class _Locator:
         """For every local tensor the logical tensors that all of its elements could come from, up to one factor."""
         keys, arrays, probes = [], [], []
         for key, array in self._rows():
-            plain = array[np.isfinite(array) & (np.abs(array) > 1e-200)]
+            plain = array[np.isfinite(array) & (np.abs(array) > TINY)]
             if plain.size:
                 keys.append(key)
                 arrays.append(array)
@@ -229,7 +205,7 @@ class _Locator:
                 i = np.clip(np.searchsorted(ordered, flat), 0, whole.size - 1)
                 j = np.clip(i - 1, 0, whole.size - 1)
                 best = np.where(np.abs(ordered[j] - flat) < np.abs(ordered[i] - flat), j, i)
-                found = np.where(np.abs(flat) > 1e-200, order[best], -1).reshape(value.shape)
+                found = np.where(np.abs(flat) > TINY, order[best], -1).reshape(value.shape)
                 break
             self._place[key] = found
         return self._place[key]
@@ -326,7 +302,7 @@ class _Locator:
         other = self.matches(c, row, tensor)
         if other:
             return f"holds values of {', '.join(sorted(other))} instead"
-        return "matches no logical tensor"
+        return NO_MATCH
 
     def _sum_that_fits(self, c: int, row: int, tensor: str, known: _Values) -> str | None:
         """A missing sum: adding up the copies along some mesh axes gives the logical value, up to a factor."""
@@ -358,7 +334,7 @@ class _Locator:
             ratios = []
             whole = np.asarray(self.logical[name], dtype=np.float64)
             for got, want, _ in held(self.small, failed.layout, failed.rank, whole, self.plan):
-                ok = np.abs(want) > 1e-200
+                ok = np.abs(want) > TINY
                 ratios.append((got[ok] / want[ok]).reshape(-1))
             ratio = np.concatenate(ratios) if ratios else np.zeros(0)
             cause = "holds other elements of the logical tensor than its lineage says"
@@ -367,7 +343,7 @@ class _Locator:
                 shown = str(exact) if math.isclose(float(exact), ratio[0], rel_tol=1e-7) else f"{ratio[0]:.12g}"
                 cause = f"scaled: ×{shown} everywhere"
             elif name in self.known and not self.known[name].holds(value).all():
-                cause = "matches no logical tensor"
+                cause = NO_MATCH
         return Place(name, self.made_by.get(name), failed.rank, tensor, self._maker(c, tensor), cause)
 
 

@@ -1,0 +1,65 @@
+"""The first wrong tensor of a refuted plan: by the change that repairs it, else by the first logical tensor that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from trainverify.domains.arrays import Array
+from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate.compare import DIFFERENT, Suspect
+from trainverify.evaluate.run import NotComputed, random_inputs, run_logical, run_plan
+from trainverify.evaluate.small import Small
+from trainverify.explain.missing import NO_MATCH
+from trainverify.explain.missing import locate as missing
+from trainverify.explain.place import Known, Place
+from trainverify.explain.search import Found, Point, Search
+from trainverify.graph.obligations import Obligation
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import has_ref
+from trainverify.ops.table import OpTable
+
+
+def locate(
+    small: Small,
+    plan: Plan,
+    wanted: Sequence[Obligation],
+    wrong: Sequence[Suspect],
+    seed: int,
+    table: OpTable,
+    known: Known,
+    inputs: Mapping[str, Array] | None = None,
+) -> Place:
+    """The first wrong tensor behind the outputs that differ."""
+    points = [at(small, plan, random_inputs(small, seed) if inputs is None else inputs)]
+    place = missing(small, plan.mesh, wrong, points[0].logical, points[0].plan, known)
+    if all(s.distance <= DIFFERENT for s in wrong):  # too close for what floats can tell
+        return compared(place)
+    try:
+        points.append(at(small, plan, random_inputs(small, seed + 1)))
+    except NotComputed:
+        return compared(place)
+    found = Search(small, plan.mesh, wanted, wrong, points, table).find()
+    return compared(place) if found is None else repaired(small, found, place)
+
+
+def at(small: Small, plan: Plan, inputs: Mapping[str, Array]) -> Point:
+    return Point(run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC))
+
+
+def repaired(small: Small, found: Found, place: Place) -> Place:
+    c, tensor = found.node
+    op = next((o for o in small.classes[c].program.ops if tensor in o.outputs), None)
+    values = f"; one element: got {found.got:.12g}, want {found.want:.12g}" if found.got == found.got else ""
+    cause = f"{found.repair.text} (with this changed the whole plan agrees{values})"
+    return Place(place.logical, place.logical_op, small.classes[c].ranks[found.row], tensor, op, cause)
+
+
+def compared(place: Place) -> Place:
+    """The same, and where the op and its logical one differ in what they are given."""
+    op, logical = place.op, place.logical_op
+    if op is None or logical is None or op.name != logical.name or place.cause != NO_MATCH:
+        return place
+    theirs = dict(logical.attrs)
+    other = [f"{k}={v} (logical: {theirs[k]})" for k, v in op.attrs if k in theirs and v != theirs[k] and not has_ref(v)]
+    return replace(place, cause=f"{place.cause}; {op.name} has {', '.join(other)}") if other else place

@@ -1,0 +1,249 @@
+"""Finding the mistake: the one small repair after which the whole plan agrees with the logical program.
+
+Candidates are tensors that every failed output depends on. A repair is tried at one random point, outputs in the order
+in which they are computed, so that most are rejected early; what survives is confirmed on all outputs and a second point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from trainverify.domains.arrays import Array
+from trainverify.evaluate.compare import DIFFERENT, EQUAL, Suspect, distance, held
+from trainverify.evaluate.run import NotComputed, PlanValues
+from trainverify.evaluate.small import Small
+from trainverify.explain.fingerprints import Fingerprints
+from trainverify.explain.repairs import Repair, Repairs, Site
+from trainverify.explain.replay import Circular, Graph, Node, Replay
+from trainverify.explain.siblings import Siblings
+from trainverify.graph.mesh import Mesh
+from trainverify.graph.obligations import Obligation
+from trainverify.ops.table import OpTable
+
+MOST_RUNS, MOST_OF_A_KIND = 25_000, 6_000  # ops run again, over all repairs
+NEAREST = 6  # tensors that are right already, looked at first
+LINEAR = frozenset(
+    {"identity", "add", "all_reduce", "reduce_scatter", "all_gather", "reshape", "transpose", "send", "recv", "slice", "concat"}
+)
+SCALING = frozenset({"mul", "div"})
+
+
+@dataclass(frozen=True)
+class Point:
+    """Both programs on one random input."""
+
+    logical: Mapping[str, Array]
+    plan: PlanValues
+
+
+@dataclass(frozen=True)
+class Found:
+    node: Node
+    repair: Repair
+    row: int  # the first rank of the class that holds something wrong
+    got: float
+    want: float
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of mistake. Of several repairs of a kind that work, the first or the last tensor on the way is named."""
+
+    repairs: Callable[[Site], Iterator[Repair]]
+    last: bool = False
+    suspicious: bool = True  # only for tensors that are no recognisable part of the logical program
+
+
+class Search:
+    def __init__(
+        self,
+        small: Small,
+        mesh: Mesh,
+        wanted: Sequence[Obligation],
+        wrong: Sequence[Suspect],
+        points: Sequence[Point],
+        table: OpTable,
+    ):
+        self.small = small
+        self.points = points
+        self.graph = Graph(small)
+        self.wanted = [Suspect(o, h.layout, r, 0.0) for o in wanted for h in o.holdings for r in h.ranks]
+        at = small.places
+        self.doubtful = {self._node(s) for s in wrong}
+        self.wrong = sorted(
+            (s for s in wrong if s.distance > DIFFERENT), key=lambda s: self.graph.position.get((at[s.rank][0], s.layout.local), 0)
+        )
+        self.siblings = Siblings(self.graph)
+        self.repairs = Repairs(self.graph, self.siblings, mesh, points[0].plan, table)
+        self.factors = self._factors(mesh)
+        self.passed = {self._node(s) for s in self.wanted} - self.doubtful
+        self.healthy = self._healthy() - self.doubtful
+        self.runs = 0
+
+    def find(self) -> Found | None:
+        """The best explanation, if a single change is one."""
+        failed = {self._node(s) for s in self.wrong}
+        if not all(n in self.graph.position and n[1] in self.points[0].plan.values[n[0]] for n in failed):
+            return None  # a plan that never gets there
+        bits = {n: 1 << i for i, n in enumerate(sorted(failed))}
+        every = (1 << len(bits)) - 1
+        reached = self.graph.marks(bits)
+        good = self.graph.marks(dict.fromkeys(self.passed, 1))
+        for clean in (True, False):  # first what no output that is right depends on
+            if not clean and self._excluded(failed):
+                return None
+            for level in self.siblings.levels:
+                sites = [s for s in level if self._bits(s, reached) == every and clean == (not self._bits(s, good))]
+                for kind in self._kinds():
+                    found = self._first(kind, sites)
+                    if found is not None:
+                        return found
+        return None
+
+    @staticmethod
+    def _bits(site: Site, marks: Mapping[Node, int]) -> int:
+        found = 0
+        for n in site:
+            found |= marks.get(n, 0)
+        return found
+
+    def _excluded(self, failed: set[Node]) -> bool:
+        """Whether one op makes all that is wrong from what is right: then nothing before it is to blame."""
+        makers = {i for n in failed for i in self.graph.makers.get(n, ())}
+        reads = {n for i in makers for n in self.graph.tasks[i].reads}
+        return len({t for _, t in failed} - {o for i in makers for o in self.graph.tasks[i].what.op.outputs}) == 0 and all(
+            n in self.healthy or n not in self.graph.makers for n in reads
+        )
+
+    def _kinds(self) -> list[Kind]:
+        r = self.repairs
+        return [
+            Kind(r.like_sibling, suspicious=False),
+            Kind(r.dropped),
+            Kind(r.other_input),
+            Kind(r.missing_sum, last=True),
+            Kind(r.other_collective),
+            Kind(r.missing_term, last=True),
+            Kind(r.extra_term),
+            Kind(lambda site: r.exchanged(site, False), suspicious=False),
+            Kind(lambda site: r.exchanged(site, True), suspicious=False),
+            Kind(r.other_slice, suspicious=False),
+            Kind(lambda site: r.scaled(site, self.factors)),
+            Kind(r.other_input, suspicious=False),
+        ]
+
+    def _first(self, kind: Kind, sites: Sequence[Site]) -> Found | None:
+        works: list[tuple[Site, Repair]] = []
+        start = self.runs
+        for site in sites:
+            if kind.suspicious and all(n in self.healthy for n in site):
+                continue
+            for repair in kind.repairs(site):
+                if self.runs - start > MOST_OF_A_KIND or self.runs > MOST_RUNS:
+                    break
+                if self._works(repair, kind.suspicious):
+                    works.append((site, repair))
+                    break
+            if works and not kind.last:
+                break
+        if not works:
+            return None
+        if kind.last:
+            plain = [w for w in works if (op := self.graph.ops.get(w[0][0])) is None or op.name not in SCALING]
+            works = sorted(plain or works, key=lambda w: self.graph.position[w[0][0]])
+        site, repair = works[-1 if kind.last else 0]
+        return self._found(site, repair)
+
+    # -- trying ------------------------------------------------------------------------------------------------------
+
+    def _works(self, repair: Repair, suspicious: bool) -> bool:
+        for i, point in enumerate(self.points):
+            replay = Replay(self.graph, point.plan, repair.edits)
+            try:
+                good = not (i == 0 and self._spoils(repair, replay, suspicious)) and all(self._agrees(s, point, replay) for s in self.wrong)
+                if good and i == len(self.points) - 1:
+                    good = all(self._agrees(s, point, replay) for s in self.wanted)
+            except (Circular, NotComputed):
+                good = False
+            self.runs += replay.runs
+            if not good:
+                return False
+        return True
+
+    def _spoils(self, repair: Repair, replay: Replay, suspicious: bool) -> bool:
+        """Whether a tensor that was right, one of the nearest, is no longer what it was."""
+        right = self.passed | self.healthy if suspicious else self.passed
+        found, seen, todo = 0, set(repair.edits), list(repair.edits)
+        while todo and found < NEAREST:
+            for i in self.graph.users.get(todo.pop(0), ()):
+                for n in self.graph.tasks[i].makes:
+                    if n in seen:
+                        continue
+                    seen.add(n)
+                    if n not in right:
+                        todo.append(n)
+                        continue
+                    found += 1
+                    if distance(np.asarray(replay.value(n)), np.asarray(replay.values[n[0]][n[1]])) > EQUAL:
+                        return True
+        return False
+
+    def _agrees(self, s: Suspect, point: Point, plan: PlanValues) -> bool:
+        whole = point.logical[s.obligation.output.tensor]
+        if plan.get(*self.small.places[s.rank], s.layout.local) is None:
+            return False
+        return all(distance(got, want) <= EQUAL for got, want, _ in held(self.small, s.layout, s.rank, whole, plan))
+
+    def _node(self, s: Suspect) -> Node:
+        return self.small.places[s.rank][0], s.layout.local
+
+    def _found(self, site: Site, repair: Repair) -> Found:
+        """The tensor to name, and one of its elements before and after."""
+        base = self.points[0].plan
+        replay = Replay(self.graph, base, repair.edits)
+        for c, t in sorted(repair.edits, key=lambda n: self.graph.position[n]):
+            old, new = np.asarray(base.values[c][t]), np.asarray(replay.value((c, t)))
+            for row in range(len(old)):
+                a, b = old[row, ...].reshape(-1), new[row, ...].reshape(-1)
+                with np.errstate(all="ignore"):
+                    off = np.flatnonzero(~np.isclose(a, b, rtol=1e-9, atol=0))
+                if off.size:
+                    return Found((c, t), repair, row, float(a[off[0]]), float(b[off[0]]))
+        return Found(site[0], repair, 0, math.nan, math.nan)
+
+    # -- what is beyond suspicion ------------------------------------------------------------------------------------
+
+    def _healthy(self) -> set[Node]:
+        """Tensors that are a part of a logical one, and what adds up to such by moving and summing only."""
+        prints = Fingerprints([p.logical for p in self.points])
+        found = {n for n in dict.fromkeys(self.graph.nodes) if prints.known([p.plan.values[n[0]].get(n[1]) for p in self.points])}
+        for i in reversed(self.graph.order):
+            task = self.graph.tasks[i]
+            if task.what.op.name in LINEAR and any(n in found for n in task.makes):
+                found.update(task.reads)
+        return found
+
+    def _factors(self, mesh: Mesh) -> list[Fraction]:
+        """Factors that mistakes come with: sizes of mesh axes and what the first wrong output shows."""
+        sizes = {2, *(s for _, s in mesh.axes if s > 1)}
+        sizes |= {a * b for a in sizes for b in sizes if a * b <= 64}
+        found = [Fraction(n) for n in sorted(sizes)] + [Fraction(1, n) for n in sorted(sizes)]
+        first = self._ratio(self.wrong[0])
+        return found if first is None or first in found else [first, *found]
+
+    def _ratio(self, s: Suspect) -> Fraction | None:
+        point = self.points[0]
+        ratios = []
+        for got, want, _ in held(self.small, s.layout, s.rank, point.logical[s.obligation.output.tensor], point.plan):
+            ok = np.abs(want) > 1e-200
+            ratios.append((got[ok] / want[ok]).reshape(-1))
+        ratio = np.concatenate(ratios) if ratios else np.zeros(0)
+        if ratio.size < 2 or not np.allclose(ratio, ratio[0], rtol=1e-9) or not math.isfinite(ratio[0]):
+            return None
+        exact = Fraction(float(ratio[0])).limit_denominator(4096)
+        return exact if exact and math.isclose(float(exact), ratio[0], rel_tol=1e-9) else None
