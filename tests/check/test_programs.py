@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -281,3 +282,15 @@ def test_findings_are_limited() -> None:
     findings = validate(p, None)
     assert len(findings) == 101
     assert findings[-1].message == "30 more like these"
+
+
+def test_a_bug_of_a_check_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that fails on well-formed objects is an internal error, not an invalid plan."""
+
+    def broken(*_: object) -> None:
+        raise KeyError("a bug of ours")
+
+    module = importlib.import_module("trainverify.check.validate")  # the package's attribute of this name is the function
+    monkeypatch.setattr(module, "check_lineage", broken)
+    with pytest.raises(KeyError, match="a bug of ours"):
+        codes(small(), small_plan())

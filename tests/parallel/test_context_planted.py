@@ -129,7 +129,7 @@ BUGS: dict[str, tuple[str, str, str, Change]] = {
         attrs("pp0", "tokens", group=Ref("group.cp")),
     ),
     "heads joined instead of positions": ("ulysses", "INVALID", "TV105", attrs("pp0", AT + "q.positions", split_dim=1, concat_dim=1)),
-    "groups of heads in the other order": ("ulysses", "REFUTED", AT + "mixed.heads", turned_context),
+    "groups of heads in the other order": ("ulysses", "REFUTED", AT + "v.positions", turned_context),
     "old result not rescaled": (
         "ring",
         "REFUTED",
@@ -139,7 +139,7 @@ BUGS: dict[str, tuple[str, str, str, Change]] = {
     "old sum not rescaled": (
         "ring",
         "REFUTED",
-        AT + "step0.late.0.mixed",
+        AT + "step1.early.0.kept",
         instead("pp0cp1", AT + "step1.early.0.kept", "identity", AT + "step0.early.0.sum"),
     ),
     "mask in a block that is seen whole": (

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from trainverify.check.bodies import Bodies
 from trainverify.check.findings import Finding, Report, others
 from trainverify.check.lineage import check_lineage
+from trainverify.check.malformed import malformed
 from trainverify.check.operators import Operators
 from trainverify.check.programs import check_program
 from trainverify.check.talk import check_talk
@@ -24,23 +25,24 @@ def validate(logical: Program | None, plan: Plan | None, ops: OpTable = OPS) -> 
     report = Report()
     operators = Operators(ops)
     if logical is not None:
-        _guarded(report, "the logical program", lambda: _logical(logical, operators, report))
+        _guarded(report, "the logical program", (logical,), lambda: _logical(logical, operators, report))
     found: list[Template] = []
     if plan is not None:
-        _guarded(report, f"plan {getattr(plan, 'name', '?')}", lambda: found.extend(_plan(plan, operators, report)))
+        _guarded(report, f"plan {getattr(plan, 'name', '?')}", (plan,), lambda: found.extend(_plan(plan, operators, report)))
     if logical is not None and plan is not None and found:
-        _guarded(report, "lineage", lambda: check_lineage(logical, plan, found, report))
+        _guarded(report, "lineage", (logical, plan), lambda: check_lineage(logical, plan, found, report))
     return report.findings()
 
 
-def _guarded(report: Report, what: str, check: Callable[[], object]) -> None:
-    """An object so malformed that a check fails on it is a finding too."""
+def _guarded(report: Report, what: str, given: tuple[object, ...], check: Callable[[], object]) -> None:
+    """An object so malformed that a check fails on it is a finding; a check that fails on anything else is a bug, and is raised."""
     try:
         check()
-    except MemoryError:
-        raise
     except Exception as error:
-        report.add("TV100", f"{what}: {type(error).__name__}: {error}")
+        wrong = next((w for w in map(malformed, given) if w is not None), None)
+        if wrong is None:
+            raise
+        report.add("TV100", f"{what}: {wrong} ({type(error).__name__}: {error})")
 
 
 def _logical(program: Program, operators: Operators, report: Report) -> None:

@@ -180,8 +180,8 @@ class Repairs:
 
     # -- communication -----------------------------------------------------------------------------------------------
 
-    def other_collective(self, site: Site) -> Iterator[Repair]:
-        """A collective over other axes, in another order, or with another reduction."""
+    def other_collective(self, site: Site, wider: bool) -> Iterator[Repair]:
+        """A collective over other axes, in another order, or with another reduction; `wider`: among more ranks than now."""
         ops = [self.graph.ops.get(n) for n in site]
         first = ops[0]
         if first is None or first.name not in ("all_reduce", "all_gather", "reduce_scatter") or first.get("group") is None:
@@ -190,7 +190,11 @@ class Repairs:
             return
         given = {n: o.inputs[0] for n, o in zip(site, ops, strict=True) if o is not None and o.inputs[0] is not None}
         ways = [str(first.get("op", "sum"))] if first.name in SUMS else [""]
+        met = [w for i in self.graph.makers.get(site[0], ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
+        now = max((len(g) for m in met for g in m.receivers), default=0)
         for over, partition in self.partitions.items():
+            if wider != (len(partition.get(self.classes[site[0][0]].ranks[0], ())) > now):
+                continue
             for way in [*ways, *(w for w in USUAL if first.name in SUMS and w not in ways)]:
                 edits: dict[Node, Edit] = {}
                 for nodes in self._by_name(site):

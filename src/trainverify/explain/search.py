@@ -126,8 +126,9 @@ class Search:
             Kind(r.like_sibling, suspicious=False),
             Kind(r.dropped),
             Kind(r.other_input),
+            Kind(lambda site: r.other_collective(site, False)),
             Kind(r.missing_sum, last=True),
-            Kind(r.other_collective),
+            Kind(lambda site: r.other_collective(site, True)),
             Kind(r.missing_term, last=True),
             Kind(r.extra_term),
             Kind(lambda site: r.exchanged(site, False), suspicious=False),
@@ -138,26 +139,21 @@ class Search:
         ]
 
     def _first(self, kind: Kind, sites: Sequence[Site]) -> Found | None:
-        works: list[tuple[Site, Repair]] = []
+        second: tuple[Site, Repair] | None = None  # on a tensor that is scaled on the way; the one before that is better
         start = self.runs
-        for site in sites:
+        for site in reversed(sites) if kind.last else sites:
             if kind.suspicious and all(n in self.healthy for n in site):
                 continue
             for repair in kind.repairs(site):
                 if self.runs - start > MOST_OF_A_KIND or self.runs > MOST_RUNS:
                     break
                 if self._works(repair, kind.suspicious):
-                    works.append((site, repair))
+                    op = self.graph.ops.get(site[0])
+                    if not kind.last or op is None or op.name not in SCALING:
+                        return self._found(site, repair)
+                    second = second or (site, repair)
                     break
-            if works and not kind.last:
-                break
-        if not works:
-            return None
-        if kind.last:
-            plain = [w for w in works if (op := self.graph.ops.get(w[0][0])) is None or op.name not in SCALING]
-            works = sorted(plain or works, key=lambda w: self.graph.position[w[0][0]])
-        site, repair = works[-1 if kind.last else 0]
-        return self._found(site, repair)
+        return None if second is None else self._found(*second)
 
     # -- trying ------------------------------------------------------------------------------------------------------
 
