@@ -33,8 +33,10 @@ class Axis:
         a = self
         while a.link is not None:
             a = a.link
-        if self is not a and self.link is not a:
-            self.link = a
+        b, up = self, self.link
+        while up is not None and up is not a:  # the whole way becomes short
+            b.link = a
+            b, up = up, up.link
         return a
 
     def __repr__(self) -> str:

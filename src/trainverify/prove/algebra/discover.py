@@ -40,7 +40,7 @@ class Found:
 def discover(prover: Prover) -> Iterator[Found]:
     """Every tensor of every distinct program, in execution order. The prover must have run."""
     known: _Known = {}
-    for name, value in prover.logical.items():
+    for name, value in prover.logical.all_items():
         if not isinstance(value, Exception) and list(value) == [()] and len(value[()]) == 1:
             ((m, c),) = value[()].items()
             known.setdefault(_skeleton(_indexed(m)), []).append((name, m, c))

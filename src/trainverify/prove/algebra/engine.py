@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
+from trainverify.graph.communication import is_communication
 from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Run, Shard, local_digits, pattern_dims
 from trainverify.graph.obligations import Obligation
+from trainverify.graph.outline import Block
 from trainverify.graph.program import Op, Program
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
@@ -23,9 +25,11 @@ from trainverify.prove.algebra.folding import Instance, fold
 from trainverify.prove.algebra.forms import Forms, Value
 from trainverify.prove.algebra.grids import Grid, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Index, Kernel, Need, Poly, TooLarge, Unsupported, scale, variables
+from trainverify.prove.algebra.memo import Memo, Values
 from trainverify.prove.algebra.notation import show
 
 _MESH = -(10**6)  # mesh variables count down from here
+WRITTEN_OUT = 10_000  # ops of a plan up to which a failed proof is tried again without blocks
 ENUMERATED = 16  # ranks of a plan up to which a failed proof is tried again without folding
 _POSITIONS = -(10**5)  # position variables are above this
 _LINEAR = frozenset({"add", "sub", "neg", "identity", "to", "all_reduce", "reduce_scatter", "sum", "multiref"})
@@ -52,21 +56,22 @@ class Missing(Exception):
 
 
 class _Pending:
-    """Ops of an instance that have not run; those whose inputs are all there are ready, the first in the program first."""
+    """Blocks and ops of an instance that have not run; those whose inputs are all there are ready, the first in the program first."""
 
-    def __init__(self, ops: Sequence[LoweredOp], program: Program, there: Collection[str]):
-        self.ops = ops
+    def __init__(self, work: Sequence[Block | int], program: Program, there: Collection[str]):
+        self.work = work
         self.users: dict[str, list[int]] = {}
         self.missing: list[int] = []
-        for n, x in enumerate(ops):
-            wanted = {i for i in program.ops[x.index].inputs if i is not None and i not in there}
+        for n, x in enumerate(work):
+            inputs = x.inputs if isinstance(x, Block) else program.ops[x].inputs
+            wanted = {i for i in inputs if i is not None and i not in there}
             self.missing.append(len(wanted))
             for i in wanted:
                 self.users.setdefault(i, []).append(n)
         self.ready = [n for n, left in enumerate(self.missing) if not left]
 
-    def next(self) -> LoweredOp:
-        return self.ops[heapq.heappop(self.ready)]
+    def next(self) -> Block | int:
+        return self.work[heapq.heappop(self.ready)]
 
     def arrived(self, tensors: Iterable[str]) -> None:
         for t in tensors:
@@ -98,7 +103,8 @@ class _Places:
 
 
 class Prover:
-    def __init__(self, system: System, enumerate_all: bool = False):
+    def __init__(self, system: System, enumerate_all: bool = False, blocks: bool = True):
+        """With `blocks`, what is repeated is worked out once."""
         self.system = system
         self.kernel = Kernel()
         self.forms = Forms(self.kernel, system.inference.axes, dict(system.logical.domains))
@@ -114,12 +120,19 @@ class Prover:
         for n, d in system.logical.domains.items():
             if d.kind == "ids" and d.size is not None and (d.ignore is None or 0 <= d.ignore < d.size):
                 self.kernel.always_valid.add(n)
+        self.memo = Memo(self.kernel, self.forms) if blocks else None
+        self._outputs: dict[int, tuple[int, ...]] = {}  # of a kind of block: which of the tensors made are used elsewhere
+        self._contexts: dict[Hashable, int] = {}
+        self._context_of: list[int] = [self._context(i) for i in self.instances]
+        self._parties_of: dict[object, dict[int, list[int]]] = {}
+        self._rows: dict[int, dict[int, int]] = {}
         self._variant_table: dict[int, dict[int, list[LoweredOp]]] = {}
         self._wire_table: dict[int, tuple[Lowered, list[Node], Wires]] = {}
         self._place_table: dict[tuple[Instance, int, int], _Places] = {}
         self._holder_sets: dict[object, frozenset[int]] = {}
-        self.logical: dict[str, Value | Exception] = {}
-        self.local: list[dict[str, Value | Exception]] = [{} for _ in self.instances]
+        self._names: dict[int, str] = {}
+        self.logical = Values()
+        self.local = [Values() for _ in self.instances]
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -130,6 +143,8 @@ class Prover:
         self.forms.exps = {}
         self.kernel.keep_constants = False  # a micro-batch or rank is a constant that any other could replace
         self.kernel.named = len(self.kernel.atoms)
+        if self.memo is not None:
+            self.memo.forget_signatures()
         self._run_plan()
         extra = {n for n in self.kernel.needs - needed if not self.kernel.certain(n, needed)}
         result = Proof(instances=len(self.instances), atoms=len(self.kernel.atoms), prover=self)
@@ -153,11 +168,15 @@ class Prover:
         return f"{self.name_of(u)} must be {what}"
 
     def name_of(self, uid: int) -> str:
-        for name, value in self.logical.items():
-            if not isinstance(value, Exception):
-                for p in value.values():
-                    if len(p) == 1 and any(len(m) == 1 and m[0][0] == uid for m in p):
-                        return name
+        if not self._names:
+            for name, value in self.logical.all_items():
+                if not isinstance(value, Exception):
+                    for p in value.values():
+                        for m in p if len(p) == 1 else ():
+                            if len(m) == 1:
+                                self._names.setdefault(m[0][0], name)
+        if uid in self._names:
+            return self._names[uid]
         a = self.kernel.atoms[uid]
         return str(a.data) if a.kind == "input" else f"a value of kind {a.kind}"
 
@@ -174,8 +193,13 @@ class Prover:
             except (Unsupported, TooLarge) as error:
                 self.logical[n] = error
         loose = _loose(system.logical)
-        for x in system.logical_ops:
-            self._apply(x, system.logical.ops[x.index], self.logical, {}, loose, system.scope)
+        lowered = {x.index: x for x in system.logical_ops}
+
+        def run(n: int, env: Values) -> None:
+            self._apply(lowered[n], system.logical.ops[n], env, {}, loose, system.scope)
+
+        for block in system.logical_blocks:
+            self._block(block, self.logical, (), loose, run)
 
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
         """A block of an input: a tensor of its own, over the leaves that it has."""
@@ -189,9 +213,35 @@ class Prover:
         active = grid.active(key)
         return self.kernel.input(block, tuple(grid.leaves[i].axis.size for i in active), [-1 - i for i in active], **flags)
 
-    def _apply(
-        self, x: LoweredOp, op: Op, env: dict[str, Value | Exception], offsets: Mapping[int, Offset], loose: set[str], scope: Scope
-    ) -> None:
+    def _block(self, block: Block, env: Values, context: Hashable, loose: set[str], run: Callable[[int, Values], None]) -> None:
+        """A block, by what is known of its kind, else op by op."""
+        if block.kind is not None and self.memo is not None:
+            given = [env.get(t) for t in block.inputs]
+            if all(isinstance(v, dict) for v in given):
+                if block.kind not in self._outputs:
+                    used = set(block.outputs)
+                    self._outputs[block.kind] = tuple(n for n, t in enumerate(block.made) if t in used)
+                outputs = self._outputs[block.kind]
+
+                def body(inputs: list[Value]) -> list[Value] | None:
+                    inner = Values()
+                    inner.update(zip(block.inputs, inputs, strict=True))
+                    for n in block.ops:
+                        run(n, inner)
+                    made = [inner.get(t) for t in block.made]
+                    return made if all(isinstance(v, dict) for v in made) else None
+
+                key = (block.kind, context, tuple([block.made[n] in loose for n in outputs]))
+                outcome = self.memo.outcome(key, given, outputs, body)
+                if outcome is not None:
+                    env.later.update({t: (outcome, n) for n, t in enumerate(block.made)})
+                    for n in outputs:
+                        env.get(block.made[n])
+                    return
+        for n in block.ops:
+            run(n, env)
+
+    def _apply(self, x: LoweredOp, op: Op, env: Values, offsets: Mapping[int, Offset], loose: set[str], scope: Scope) -> None:
         self.forms.where = f"{op.name}{f' ({op.source})' if op.source else ''}"
         try:
             inputs = [None if i is None else self._get(env, i) for i in op.inputs]
@@ -225,47 +275,101 @@ class Prover:
 
     def _run_plan(self) -> None:
         system = self.system
-        loose = [_loose(p) for p in system.unit_programs]
-        pending: list[_Pending] = []
-        for i, instance in enumerate(self.instances):
-            unit = system.schedule.classes[instance.class_index].unit
-            self._sources(i, instance, unit)
-            pending.append(_Pending(self._own(instance, unit), system.unit_programs[unit], self.local[i]))
+        self._loose_of = [_loose(p) for p in system.unit_programs]
         self.by_class: dict[int, list[int]] = {}
         for i, instance in enumerate(self.instances):
             self.by_class.setdefault(instance.class_index, []).append(i)
+        self._positions = [[n for n, op in enumerate(p.ops) if is_communication(op, system.table)] for p in system.unit_programs]
+        self._meetings = {
+            (c, self._positions[system.schedule.classes[c].unit][e]): meeting for meeting in system.meetings for c, e in meeting.step
+        }
+        self._whole: list[set[int]] = []  # of every instance: communication within blocks that run as a whole
+        pending: list[_Pending] = []
+        for i, instance in enumerate(self.instances):
+            unit = self._unit(i)
+            self._sources(i, instance, unit)
+            pending.append(_Pending(self._work(i), system.unit_programs[unit], self.local[i]))
         for i in range(len(self.instances)):
-            self._advance(i, pending[i], loose)
+            self._advance(i, pending[i])
         for meeting in system.meetings:
             touched = self._meet(meeting)
             for i in touched:
                 for c, op in meeting.ops:
                     if c == self.instances[i].class_index:
                         pending[i].arrived(op.outputs)
-                self._advance(i, pending[i], loose)
+                self._advance(i, pending[i])
 
-    def _own(self, instance: Instance, unit: int) -> list[LoweredOp]:
-        """The local ops of an instance, in order, with all variants of its ranks."""
-        ranks = {r: row for row, r in enumerate(self.system.talk.units[unit].ranks)}
-        base = ranks[instance.rank]
-        return [x for x in self.system.unit_ops[unit] if base in x.rows]
+    def _unit(self, i: int) -> int:
+        return self.system.schedule.classes[self.instances[i].class_index].unit
 
-    def _advance(self, i: int, pending: _Pending, loose: list[set[str]]) -> None:
+    def _context(self, instance: Instance) -> int:
+        """The ranks of an instance, as rows of their unit with coordinates: equal numbers for instances that stand alike."""
+        mesh, unit = self.system.plan.mesh, self.system.schedule.classes[instance.class_index].unit
+        where = [mesh.coordinates(r) for r in self.system.talk.units[unit].ranks]
+        rows = tuple((row, *(at[a] for a in instance.folded)) for row, at in enumerate(where) if all(at[a] == c for a, c in instance.fixed))
+        return self._contexts.setdefault((instance.folded, rows), len(self._contexts))
+
+    def _work(self, i: int) -> list[Block | int]:
+        """What an instance runs by itself, in order: blocks within which it meets nobody else, and local ops."""
+        unit, c = self._unit(i), self.instances[i].class_index
+        talking = set(self._positions[unit])
+        known: dict[int, bool] = {}
+        found: list[Block | int] = []
+        whole: set[int] = set()
+        for block in self.system.unit_blocks[unit]:
+            if block.kind is not None and self.memo is not None:
+                inside = [n for n in block.ops if n in talking]
+                if block.kind not in known:
+                    known[block.kind] = all(self._parties(self._meetings[c, n])[i] == [i] for n in inside)
+                if known[block.kind]:
+                    found.append(block)
+                    whole.update(inside)
+                    continue
+            found += [n for n in block.ops if n not in talking]
+        self._whole.append(whole)
+        return found
+
+    def _advance(self, i: int, pending: _Pending) -> None:
         """Run what has its inputs, in program order."""
-        instance = self.instances[i]
-        unit = self.system.schedule.classes[instance.class_index].unit
-        program = self.system.unit_programs[unit]
-        env = self.local[i]
+        program = self.system.unit_programs[self._unit(i)]
         while pending.ready:
             x = pending.next()
-            op = program.ops[x.index]
-            try:
-                offsets = self._offsets(instance, unit, x)
-            except Unsupported as error:
-                env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
+            if isinstance(x, Block):
+                self._block(x, self.local[i], self._context_of[i], self._loose_of[self._unit(i)], lambda n, env: self._run_op(i, n, env))
+                pending.arrived(x.outputs)
             else:
-                self._apply(x, op, env, offsets, loose[unit], self.system.unit_scopes[unit])
-            pending.arrived(op.outputs)
+                self._run_op(i, x, self.local[i])
+                pending.arrived(program.ops[x].outputs)
+
+    def _run_op(self, i: int, n: int, env: Values) -> None:
+        """One op of an instance; communication only if it meets nobody else."""
+        instance, unit = self.instances[i], self._unit(i)
+        op = self.system.unit_programs[unit].ops[n]
+        known = self._meetings.get((instance.class_index, n))
+        if known is not None:
+            ours, self.local[i] = self.local[i], env
+            try:
+                self._met(known, [i])
+            finally:
+                self.local[i] = ours
+            return
+        x = self._own(unit, n, instance.rank)
+        try:
+            offsets = self._offsets(instance, unit, x)
+        except Unsupported as error:
+            env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
+        else:
+            self._apply(x, op, env, offsets, self._loose_of[unit], self.system.unit_scopes[unit])
+
+    def _own(self, unit: int, n: int, rank: int) -> LoweredOp:
+        """A local op as a rank has it."""
+        variants = self._variants(unit)[n]
+        if len(variants) == 1:
+            return variants[0]
+        if unit not in self._rows:
+            self._rows[unit] = {r: row for row, r in enumerate(self.system.talk.units[unit].ranks)}
+        row = self._rows[unit][rank]
+        return next(x for x in variants if row in x.rows)
 
     def _offsets(self, instance: Instance, unit: int, x: LoweredOp) -> dict[int, Offset]:
         """Offsets of nodes that differ between the ranks of an instance, as formulas over the mesh; checked for every rank."""
@@ -537,28 +641,44 @@ class Prover:
     def _meet(self, meeting: MeetingAxes) -> list[int]:
         if meeting.lowered is None:
             return self._send(meeting)
-        ops = dict(meeting.ops)
-        members = [i for c in ops for i in self.by_class[c]]
-        along = meeting.mesh_axes
+        position = {c: self._positions[self.system.schedule.classes[c].unit][e] for c, e in meeting.step}
         touched: list[int] = []
-        # instances that meet share everything but the coordinates along the group
+        seen: set[int] = set()
+        for i, party in self._parties(meeting).items():
+            if i in seen or (len(party) == 1 and position[self.instances[i].class_index] in self._whole[i]):
+                continue  # met, or meets itself within a block
+            seen.update(party)
+            self._met(meeting, party)
+            touched += party
+        return touched
+
+    def _parties(self, meeting: MeetingAxes) -> dict[int, list[int]]:
+        """Who meets whom: instances that share everything but the coordinates along the group."""
+        ops, along = dict(meeting.ops), meeting.mesh_axes
+        cached: object = None if along is None else (along, *ops)
+        if cached is not None and cached in self._parties_of:
+            return self._parties_of[cached]
         parties: dict[object, list[int]] = {}
-        for i in members:
+        for i in (i for c in ops for i in self.by_class[c]):
             key: object
             if along is not None:
                 key = tuple((a, c) for a, c in self.instances[i].fixed if a not in along)
             else:
                 key = self.system.talk.value(self.instances[i].rank, ops[self.instances[i].class_index].get("group"))
             parties.setdefault(key, []).append(i)
-        for party in parties.values():
-            try:
-                self._collective(meeting, ops, party)
-            except (Unsupported, TooLarge, Missing, RecursionError) as error:
-                for i in party:
-                    op = ops[self.instances[i].class_index]
-                    self.local[i].update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
-            touched += party
-        return touched
+        found = {i: party for party in parties.values() for i in party}
+        if cached is not None:
+            self._parties_of[cached] = found
+        return found
+
+    def _met(self, meeting: MeetingAxes, party: list[int]) -> None:
+        ops = dict(meeting.ops)
+        try:
+            self._collective(meeting, ops, party)
+        except (Unsupported, TooLarge, Missing, RecursionError) as error:
+            for i in party:
+                op = ops[self.instances[i].class_index]
+                self.local[i].update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
 
     def _collective(self, meeting: MeetingAxes, ops: Mapping[int, Op], party: list[int]) -> None:
         k = self.kernel
@@ -724,10 +844,14 @@ def _loose(program: Program) -> set[str]:
 
 
 def prove(system: System, wanted: Sequence[Obligation]) -> Proof:
-    """Try to prove every obligation at full size; what folding hides in a small plan is tried again rank by rank."""
-    first = Prover(system).prove(wanted)
-    if first.failed and first.instances < system.plan.size <= ENUMERATED:
-        second = Prover(system, enumerate_all=True).prove(wanted)
-        if len(second.failed) < len(first.failed):
-            return second
-    return first
+    """Try to prove every obligation at full size; what blocks or folding hide in a small plan is tried again without them."""
+    best = Prover(system).prove(wanted)
+    tries = []
+    if sum(len(p.ops) for p in system.unit_programs) <= WRITTEN_OUT and any(b.kind is not None for b in system.logical_blocks):
+        tries.append({"blocks": False})
+    if best.instances < system.plan.size <= ENUMERATED:
+        tries.append({"enumerate_all": True, "blocks": False})
+    for how in tries:
+        if best.failed:
+            best = min(best, Prover(system, **how).prove(wanted), key=lambda p: len(p.failed))
+    return best

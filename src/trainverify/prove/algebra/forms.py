@@ -189,7 +189,10 @@ class Forms:
         flat = self.kernel.flat(p)
         peaks = {m for m, c in flat.items() if len(m) == 1 and c == -1 and self.kernel.atoms[m[0][0]].kind == "max"}
         rest = frozenset(tuple((u, w) for u, _, w in m) for m in flat if m not in peaks)
-        self.exps.setdefault(rest, []).append((self.where, bool(peaks)))
+        if self.kernel.trace is not None:
+            self.kernel.trace.exps.append((rest, self.where, bool(peaks)))
+        else:
+            self.exps.setdefault(rest, []).append((self.where, bool(peaks)))
 
     def _opaque(self, fn: str, args: Sequence[Poly]) -> Poly:
         """A function of several arguments: a function of their formal combination, told apart by markers."""

@@ -71,6 +71,15 @@ class Atom:
     content: tuple[Coef, Mono] = (1, ())  # of a cut: it is this times its form; over slots too
 
 
+@dataclass(slots=True)
+class Trace:
+    """What is used while a block is worked out: see `memo`."""
+
+    looked: set[int] = field(default_factory=set)  # atoms that were opened, or found by what they are made of
+    needs: list[Need] = field(default_factory=list)
+    exps: list[tuple[object, str, bool]] = field(default_factory=list)
+
+
 def tidy(c: Coef) -> Coef:
     return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
@@ -106,6 +115,7 @@ class Kernel:
     _infinite: dict[int, bool] = field(default_factory=dict)
     _fresh: int = _BOUND
     _depth: int = 0
+    trace: Trace | None = None
     _opening: bool = False
 
     # -- atoms -------------------------------------------------------------------------------------------------------
@@ -119,6 +129,8 @@ class Kernel:
             found = len(self.atoms)
             self.atoms.append(Atom(found, kind, data, sizes, **flags))
             self._table[key] = found
+        if self.trace is not None:
+            self.trace.looked.add(found)
         return found
 
     def input(self, name: str, sizes: tuple[int, ...], indices: Sequence[Index], **flags: Any) -> Poly:
@@ -290,21 +302,21 @@ class Kernel:
         gone = {(u, idx) for u, idx, _ in factors if self.atoms[u].indicator}
         rests = ([f for f in m if (f[0], f[1]) not in gone] for m in p)
         prim = self.add(*[self.monomial([*rest, *inverse], c) for rest, c in zip(rests, p.values(), strict=True)])
-        lead = self._ordered(prim)[-1][1]  # the last one, so that a constant term does not set the scale
+        lead = self.ordered(prim)[-1][1]  # the last one, so that a constant term does not set the scale
         return lead, factors, {m: tidy(Fraction(c) / lead) for m, c in prim.items()}
 
-    def _ordered(self, p: Poly) -> list[tuple[Mono, Coef]]:
+    def ordered(self, p: Poly) -> list[tuple[Mono, Coef]]:
         """Terms in an order that does not depend on the names of variables, as far as atoms and powers tell them apart."""
         return sorted(p.items(), key=lambda item: ([(u, w) for u, _, w in item[0]], _sort_coef(item[1]), item[0]))
 
     def encode(self, p: Poly) -> tuple[Any, tuple[Index, ...]]:
         """A polynomial as a form without indices, and its indices in the order of the form."""
-        ordered = self._ordered(p)
+        ordered = self.ordered(p)
         form = tuple((c, tuple((u, w) for u, _, w in m)) for m, c in ordered)
         return form, tuple(i for m, _ in ordered for _, idx, _ in m for i in idx)
 
     def slot_sizes(self, p: Poly) -> tuple[int, ...]:
-        return tuple(s for m, _ in self._ordered(p) for u, _, _ in m for s in self.atoms[u].sizes)
+        return tuple(s for m, _ in self.ordered(p) for u, _, _ in m for s in self.atoms[u].sizes)
 
     def shared(self, kind: str, form: Any, idx: Sequence[Index], sizes: Sequence[int], flags: Callable[[], dict[str, Any]]) -> Factor:
         """An atom for a form with index occurrences: equal variables share a slot.
@@ -317,6 +329,8 @@ class Kernel:
                 if (k < 0 and i != -1 - k) or (k >= 0 and reps.setdefault(k, i) != i):
                     break
             else:
+                if self.trace is not None:
+                    self.trace.looked.add(uid)
                 return uid, tuple(reps[k] for k in range(len(reps))), 1
         number: dict[Index, int] = {}
         pattern: list[int] = []
@@ -354,7 +368,7 @@ class Kernel:
             slot = {i: -1 - k for i, k in zip(idx, atom.pattern, strict=True) if i < 0}
             inside = tuple((u, tuple(slot[i] for i in at), w) for u, at, w in content[1] if all(i in slot for i in at))
             atom.content = content[0], inside
-            atom.definition = self.times(self.monomial(inside, content[0]), self._placed(self._ordered(p), atom.pattern))
+            atom.definition = self.times(self.monomial(inside, content[0]), self._placed(self.ordered(p), atom.pattern))
         return factor
 
     def _whole(self, lead: Coef, factors: Mono, prim: Poly) -> Poly:
@@ -370,6 +384,15 @@ class Kernel:
         c, inside = self.atoms[uid].content
         inverse = [(u, tuple(idx[-1 - k] for k in at), -w) for u, at, w in inside]
         return self.monomial([*factors, *inverse, factor], tidy(Fraction(lead) / c))
+
+    def forms_of(self, kind: str, form: Any) -> Sequence[int]:
+        """Atoms of a form, of different patterns, oldest first."""
+        return self._forms.get((kind, form), ())
+
+    def written(self, form: Any, pattern: Sequence[int]) -> Poly:
+        """The polynomial of a cut's form over its slots."""
+        slots = iter([-1 - k for k in pattern])
+        return self.add(*[self.monomial([(u, tuple(next(slots) for _ in self.atoms[u].sizes), w) for u, w in fs], c) for c, fs in form])
 
     def _placed(self, ordered: list[tuple[Mono, Coef]], pattern: Sequence[int]) -> Poly:
         """The terms with slot variables in place of their indices."""
@@ -416,6 +439,8 @@ class Kernel:
 
     def open(self, factor: Factor) -> Poly:
         uid, idx, _ = factor
+        if self.trace is not None:
+            self.trace.looked.add(uid)
         definition = self.atoms[uid].definition
         assert definition is not None
         return self.substitute(definition, {-1 - k: i for k, i in enumerate(idx)})
@@ -540,6 +565,8 @@ class Kernel:
 
     def _opened(self, uid: int, idx: tuple[Index, ...]) -> tuple[list[Factor], dict[Index, int]]:
         """The factors of a Σ and its bound variables, under fresh names."""
+        if self.trace is not None:
+            self.trace.looked.add(uid)
         (body, sizes), _ = self.atoms[uid].data
         fresh = [self.bound() for _ in sizes]
         slots = self.occurrences(uid, idx)
@@ -609,6 +636,8 @@ class Kernel:
 
     def argument(self, uid: int, idx: Sequence[Index]) -> Poly:
         """The polynomial under a function, with actual indices."""
+        if self.trace is not None:
+            self.trace.looked.add(uid)
         (_, _, form), _ = self.atoms[uid].data
         slots = self.occurrences(uid, idx)
         out: Poly = {}
@@ -673,6 +702,9 @@ class Kernel:
 
     def need(self, what: str, uid: int, idx: Sequence[Index]) -> None:
         """Note a condition."""
+        if self.trace is not None:
+            self.trace.needs.append((what, uid, tuple(idx)))
+            return
         names: dict[Index, Index] = {}
         self.needs.add((what, uid, tuple(i if i >= 0 else names.setdefault(i, -1 - len(names)) for i in idx)))
 
@@ -822,6 +854,8 @@ class Kernel:
         return self._max_atom(p, present)
 
     def _open_max(self, f: Factor) -> tuple[Poly, dict[Index, int]]:
+        if self.trace is not None:
+            self.trace.looked.add(f[0])
         (form, sizes), _ = self.atoms[f[0]].data
         fresh = {self.bound(): s for s in sizes}
         names = list(fresh)
@@ -842,7 +876,7 @@ class Kernel:
         if kind != "max":  # the order of a row matters: its digits keep theirs
             number = {v: i for i, v in enumerate(over)}
             sizes = list(over.values())
-        for m, c in self._ordered(self.flat(p)):
+        for m, c in self.ordered(self.flat(p)):
             factors = []
             for u, idx, w in m:
                 entries = []
