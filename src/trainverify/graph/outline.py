@@ -7,6 +7,7 @@ handing out the same results. Whoever treats a kind once has treated all its blo
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +17,6 @@ from trainverify.graph.program import Op, Program
 SHORTEST: Final = 8  # ops of a block; shorter stretches stay single ops
 _MATCH: Final = 2.0  # what recognising a block costs, in ops
 _CLOSE: Final = 32
-_TRIED: Final = 40
 _SAMPLE: Final = 12_000  # ops that cuts are chosen by
 _MODULUS: Final = (1 << 61) - 1
 _BASE: Final = 1_000_003
@@ -133,22 +133,27 @@ def _cuts(tokens: Sequence[Sequence[int]]) -> set[int]:
                     total += j - i
         return total
 
+    def with_(t: int) -> list[set[int]]:
+        cuts = [set(own) for own in chosen]
+        for p, i in at[t]:
+            cuts[p].add(i)
+        return cuts
+
     best = cost(chosen)
     sorts: set[int] = set()
-    while candidates:
-        tried = []
-        for t in candidates:
-            cuts = [set(own) for own in chosen]
-            for p, i in at[t]:
-                cuts[p].add(i)
-            tried.append((cost(cuts), t, cuts))
-        tried.sort(key=lambda x: x[:2])
-        least, t, cuts = tried[0]
-        if least >= best:
-            break
-        best, chosen = least, cuts
+    gains = [(cost(with_(t)) - best, t) for t in candidates]  # less is better; they get smaller as others are chosen
+    heapq.heapify(gains)
+    while gains:
+        _, t = heapq.heappop(gains)
+        cuts = with_(t)
+        gain = cost(cuts) - best
+        if gain >= 0:
+            continue
+        if gains and gain > gains[0][0]:
+            heapq.heappush(gains, (gain, t))
+            continue
+        best, chosen = best + gain, cuts
         sorts.add(t)
-        candidates = [c for _, c, _ in tried[1:_TRIED]]
     return sorts
 
 

@@ -113,6 +113,7 @@ class Kernel:
     keep_constants: bool = True  # new atoms have constants built in; else every constant is a slot of its own
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
     _infinite: dict[int, bool] = field(default_factory=dict)
+    _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
     _fresh: int = _BOUND
     _depth: int = 0
     trace: Trace | None = None
@@ -365,6 +366,7 @@ class Kernel:
         factor = self.shared("cut", (form, indicator), idx, self.slot_sizes(p), lambda: {"indicator": indicator, **self._signs(p)})
         atom = self.atoms[factor[0]]
         if atom.definition is None:
+            self._lengths.add(len(p))
             slot = {i: -1 - k for i, k in zip(idx, atom.pattern, strict=True) if i < 0}
             inside = tuple((u, tuple(slot[i] for i in at), w) for u, at, w in content[1] if all(i in slot for i in at))
             atom.content = content[0], inside
@@ -427,7 +429,7 @@ class Kernel:
 
     def recognised(self, p: Poly) -> Poly:
         """p, or content · cut if its primitive part is a sum that the logical program has a name for."""
-        if len(p) < 2 or not self.named:
+        if len(p) < 2 or not self.named or len(p) not in self._lengths:
             return p
         lead, factors, prim = self.content(p)
         form, _ = self.encode(prim)
@@ -912,11 +914,15 @@ class Kernel:
             if any(i >= 0 for _, idx, _ in m for i in idx):
                 groups.setdefault((c, tuple(sorted((u, w) for u, w, _ in shape))), []).append((m, c))
         for same in groups.values():
-            if len(same) > 1:
+            if len(same) > 1 and len(same) >= self._least(same[0][0]):
                 found = self._collapse_group(p, same)
                 if found is not None:
                     return self.collapse(found)
         return p
+
+    def _least(self, m: Mono) -> int:
+        """How many terms a family with this one has at least."""
+        return min(s for u, idx, _ in m for i, s in zip(idx, self.atoms[u].sizes, strict=True) if i >= 0)
 
     def _collapse_group(self, p: Poly, same: list[tuple[Mono, Coef]]) -> Poly | None:
         present = {m for m, _ in same}

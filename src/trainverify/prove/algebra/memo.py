@@ -156,7 +156,8 @@ class Memo:
             elif a.kind in _RIGID:
                 known = (a.kind, flags, a.data[1:] if a.kind == "digit" else ())
             elif a.kind == "input":
-                known = uid if a.data in self.forms.domains else ("input", flags)
+                domain = self.forms.domains.get(a.data)  # all but a range of integers is in the flags
+                known = uid if domain is not None and domain.kind == "ids" else ("input", flags)
             elif a.kind == "fn":
                 known = ("fn", flags, a.data[0][:2])
             else:
