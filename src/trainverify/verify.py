@@ -15,7 +15,7 @@ from trainverify.check import validate
 from trainverify.check.findings import Finding
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
-from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, close_look, decide, suspects
+from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, close_look, decide, suspects, unsettled
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small, shrink_system
 from trainverify.explain.locate import locate
@@ -224,6 +224,10 @@ class _Evaluation:
         if noise:  # proved, and off by rounding at most: of every such obligation the worst rank is decided
             worst = {s.obligation: s for s in sorted(noise, key=lambda s: s.distance)}
             wrong = [*worst.values(), *(s for s in wrong if s not in noise)]
+        proved = [s for s in wrong if s.obligation in self.proof.proved]
+        if len(proved) > 1:  # all together first; what remains is looked at one by one
+            left = unsettled(small, self.plan.lineage, proved, random_inputs(small, point))
+            wrong = [s for s in wrong if s in left or s not in proved]
         for suspect in wrong:
             self.progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
             decision, difference = decide(small, self.plan.lineage, suspect, random_inputs(small, point), point)

@@ -158,6 +158,32 @@ def decide(
     return "undecided", None
 
 
+def unsettled(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], inputs: Mapping[str, Array]) -> list[Suspect]:
+    """Suspects that enclosures do not show to be equal; both programs are run once per precision, for all of them together."""
+    left = list(wrong)
+    at = places(small)
+    for bits in PRECISIONS:
+        if not left:
+            break
+        with precision(bits):
+            try:
+                logical, plan = run_logical(small, inputs, Ball()), run_plan(small, lineage, inputs, Ball())
+            except Undecided:
+                continue
+            left = [s for s in left if plan.get(*at[s.rank], s.layout.local) is None or not _all_equal(small, s, logical, plan)]
+    return left
+
+
+def _all_equal(small: Small, suspect: Suspect, logical: Mapping[str, Array], plan: PlanValues) -> bool:
+    parts = held(small, suspect.layout, suspect.rank, logical[suspect.layout.logical], plan)
+    return all(not _apart(g, w) and _tiny(g, w) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True))
+
+
+def _tiny(got: Any, want: Any) -> bool:
+    """Whether two enclosures that meet are so small that the values count as equal."""
+    return not isinstance(got, arb) or bool((got - want).abs_upper() < arb(10) ** -40 * (1 + abs(want).abs_upper()))
+
+
 def _ball_difference(
     small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], seed: int, widen: bool
 ) -> Difference | Literal["equal"] | None:
@@ -176,8 +202,7 @@ def _ball_difference(
             if _apart(g, w):
                 index = tuple(int(i) for i in np.unravel_index(int(p), shape))
                 return Difference(suspect.obligation, suspect.layout, suspect.rank, index, show(g), show(w), seed)
-            if isinstance(g, arb):
-                tiny &= bool((g - w).abs_upper() < arb(10) ** -40 * (1 + abs(w).abs_upper()))
+            tiny &= _tiny(g, w)
     return "equal" if tiny else None
 
 

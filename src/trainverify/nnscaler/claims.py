@@ -57,6 +57,10 @@ def claims(dump: Dump) -> Iterator[Finding]:
                 together.setdefault((key, counts[key]), {})[device] = use
     for members in together.values():
         for use in members.values():
+            absent = [d for d in use.group if d not in members] if use.what not in ("chunk", "identity", "move") else []
+            if absent:
+                message = f"{use.where()}: device {absent[0]} is in its group {list(use.group)} and has no such prim in this adapter"
+                yield Finding("TV203", message, use.device, None, None, None, "warning")
             problem = _problem(use, members)
             if problem is not None:
                 yield Finding("TV402", f"{use.where()}: {problem}", use.device, None, None, None, "warning")

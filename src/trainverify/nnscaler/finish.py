@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 
 from trainverify.graph.program import Output
 
+Copies = dict[tuple[int, str], int]  # (device, weight) → number of ranks that hold the same
+
 if TYPE_CHECKING:
     from trainverify.nnscaler.device import Device
     from trainverify.nnscaler.plan import Trainer
 
 
-def finish(devices: Sequence[Device], trainer: Trainer) -> None:
+def finish(devices: Sequence[Device], trainer: Trainer, width: int) -> None:
     """Outputs of every device's program. The loss of the step is the sum of what micro-batches and replicas report."""
     dump = devices[0].dump
     n, replicas = len(dump.devices), dump.replicas
     share = Fraction(1, replicas * dump.microbatches) if trainer.correction == "mean" else Fraction(1)
     copies = _copies(devices)
+    regular = _regular(devices, copies, width)
     for d in devices:
         d.cell = None
         d.prefix = ""
@@ -35,7 +38,8 @@ def finish(devices: Sequence[Device], trainer: Trainer) -> None:
         grads = {w: _scaled(d, g, share, f"{w}.grad.final") for w, g in d.gradients().items()}
         d.outputs += [Output(g, "gradient", w) for w, g in grads.items()]
         if trainer.clip is not None:
-            grads = _clipped(d, grads, copies, trainer.clip)
+            norm = _stages_norm(d, grads, copies, width) if regular else _ranks_norm(d, grads, copies)
+            grads = _clipped(d, grads, norm, trainer.clip)
         if trainer.optimizer is not None:
             _update(d, grads, trainer)
 
@@ -44,7 +48,7 @@ def _scaled(d: Device, x: str, share: Fraction, name: str) -> str:
     return x if share == 1 else d.emit("mul", (x,), [name], {"value": share})[0]
 
 
-def _copies(devices: Sequence[Device]) -> dict[tuple[int, str], int]:
+def _copies(devices: Sequence[Device]) -> Copies:
     """How many ranks hold what a device holds of a weight."""
     found: dict[object, int] = {}
     keys: dict[tuple[int, str], object] = {}
@@ -56,8 +60,40 @@ def _copies(devices: Sequence[Device]) -> dict[tuple[int, str], int]:
     return {place: found[key] for place, key in keys.items()}
 
 
-def _clipped(d: Device, grads: dict[str, str], copies: dict[tuple[int, str], int], most: float) -> dict[str, str]:
-    """Gradients limited by the norm of all of them: copies count as one, all ranks add up."""
+def _regular(devices: Sequence[Device], copies: Copies, width: int) -> bool:
+    """Whether every weight is on one stage only, in different pieces on its devices or the same on all of them."""
+    stages: dict[str, set[int]] = {}
+    for d in devices:
+        for h in d.held:
+            if h.sample is None:
+                stages.setdefault(h.logical, set()).add(d.device // width)
+    counts = {n // devices[0].dump.replicas for n in copies.values()}
+    return counts <= {1, width} and all(len(s) == 1 for s in stages.values()) and all(d.gradients() for d in devices)
+
+
+def _stages_norm(d: Device, grads: dict[str, str], copies: Copies, width: int) -> str:
+    """√Σ of squares: pieces add up over a stage, stages over the pipeline; copies count once."""
+    n = len(d.dump.devices)
+    stage = d.device // width
+    sums = []
+    for cut in (False, True):
+        found = [g for w, g in grads.items() if (copies[d.device, w] == d.dump.replicas and width > 1) == cut]
+        if found:
+            label = "pieces" if cut else "whole"
+            (norm,) = d.emit("grad_norm", found, [f"norm.{label}"], {})
+            (square,) = d.emit("square", (norm,), [f"squares.{label}.own"], {})
+            if cut:
+                group = d.group(range(stage * width, (stage + 1) * width))
+                (square,) = d.emit("all_reduce", (square,), [f"squares.{label}"], {"group": group})
+            sums.append(square)
+    total = reduce(lambda a, b: d.emit("add", (a, b), ["squares.stage"], {})[0], sums)
+    if n > width:
+        (total,) = d.emit("all_reduce", (total,), ["squares"], {"group": d.group(range(d.device % width, n, width))})
+    return d.emit("sqrt", (total,), ["grad_norm"], {})[0]
+
+
+def _ranks_norm(d: Device, grads: dict[str, str], copies: Copies) -> str:
+    """√Σ of squares over all ranks, each divided by the number of copies."""
     kinds: dict[int, list[str]] = {}
     for w, g in grads.items():
         kinds.setdefault(copies[d.device, w], []).append(g)
@@ -73,7 +109,11 @@ def _clipped(d: Device, grads: dict[str, str], copies: dict[tuple[int, str], int
         (total,) = d.emit("full", (), ["squares.device"], {"shape": (), "value": 0.0})
     if len(world) > 1:
         (total,) = d.emit("all_reduce", (total,), ["squares"], {"group": d.groups_of((world,) * d.dump.replicas)})
-    (norm,) = d.emit("sqrt", (total,), ["grad_norm"], {})
+    return d.emit("sqrt", (total,), ["grad_norm"], {})[0]
+
+
+def _clipped(d: Device, grads: dict[str, str], norm: str, most: float) -> dict[str, str]:
+    """Gradients limited by the norm of all of them."""
     (factor,) = d.emit("clip_factor", (norm,), ["clip_factor"], {"max_norm": most})
     d.outputs += [Output(norm, "metric", "grad_norm"), Output(factor, "metric", "clip_factor")]
     return {w: d.emit("mul", (g, factor), [w + ".clipped"], {})[0] for w, g in grads.items()}

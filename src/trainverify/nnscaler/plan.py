@@ -88,7 +88,7 @@ def plan(dump: Dump, table: OpTable, trainer: Trainer = PLAIN) -> Translated:
         devices.append(d)
     tensor = _width(devices)
     mesh = Mesh(dp=dump.replicas, pp=len(devices) // tensor, tp=tensor)
-    finish(devices, trainer)
+    finish(devices, trainer, tensor)
     domains = _domains(devices)
     programs = [d.program(f"device {d.device}", domains) for d in devices]
     groups = {group_name(g): g for d in devices for gs in d.groups.values() for g in gs}
