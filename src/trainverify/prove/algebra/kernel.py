@@ -109,6 +109,7 @@ class Kernel:
     needs: set[Need] = field(default_factory=set)  # conditions used so far
     used: set[str] = field(default_factory=set)  # names of the laws applied
     _table: dict[Any, int] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)  # atom of a prime under a root → the prime
     named: int = 0  # atoms below this are the logical program's; sums of others are opened when they are added to
     keep_constants: bool = True  # new atoms have constants built in; else every constant is a slot of its own
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
@@ -155,6 +156,12 @@ class Kernel:
         for uid, idx, p in factors:
             key = (uid, idx)
             powers[key] = powers[key] + p if key in powers else p
+        if self._numbers:
+            for (uid, idx), p in powers.items():
+                if uid in self._numbers and not 0 <= p < 1:  # n^(k + f) = n^k·n^f: whole powers are rational
+                    whole = math.floor(p)
+                    coef = tidy(coef * Fraction(self._numbers[uid]) ** whole)
+                    powers[uid, idx] = p - whole
         atoms = self.atoms
         equal: tuple[int, Index, Index] | None = None
         result = []
@@ -817,6 +824,7 @@ class Kernel:
             rational *= Fraction(prime) ** int(whole)
             if part:
                 ((root,),) = self.fn("number", constant(prime), positive=True, nonnegative=True)
+                self._numbers[root[0]] = prime
                 factors.append((root[0], (), part))
         return self.monomial(factors, tidy(rational))
 
