@@ -144,6 +144,13 @@ def one_constant(plan: Tree) -> None:
     cell["inputs"][1] = 2
 
 
+def another_divisor(plan: Tree) -> None:
+    """On all devices of the stage: they agree with each other, not with the model."""
+    for d in (0, 1):
+        (cell,) = (c for c in cells(plan, d) if c["signature"] == "torch.div")
+        cell["inputs"][1] = 4
+
+
 REFUTED: list[tuple[str, Callable[[Tree], None], str]] = [
     (MLP, reducers_alone, "TV404 warning: device 0: no reducer sums over the 2 replicas the gradients of layers.0.weight, layers.1.weight"),
     (MLP, no_reducers, "TV404 warning: device 0: no reducer sums over the 2 replicas the gradients of layers.0.weight, layers.1.weight"),
@@ -153,6 +160,12 @@ REFUTED: list[tuple[str, Callable[[Tree], None], str]] = [
         MLP,
         gradient_twice,
         "TV405 warning: backward of cell 19 on device 0, micro-batch 0: it takes glinear[0:16, 0:128] (tensor 41) 2 times",
+    ),
+    (
+        LLAMA,
+        another_divisor,
+        "TV407 warning: cell 24 (torch.div) on device 0, micro-batch 0, layers.0.attention (rank 0 is device 0 of replica 0): "
+        "div with value = 4, on one device 5.656854249492381",
     ),
     (LLAMA, one_constant, "TV406 warning: devices 0 and 1 differ: mb0/add = add(mb0/mean, value=2) on device 0, "),
 ]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
+from trainverify.check.findings import Finding
 from trainverify.files.errors import FileError
+from trainverify.graph.program import Program
 from trainverify.nnscaler.device import Broken
 from trainverify.nnscaler.dump import Dump
 from trainverify.nnscaler.plan import PLAIN, Trainer, Translated, plan, program
@@ -13,6 +17,8 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.report import Report
 from trainverify.verify import Progress, verify
+
+_CONSTANTS: Final = ("value", "exponent", "eps", "alpha")
 
 
 def _silent(text: str) -> None:
@@ -42,6 +48,8 @@ def judge(
         return Report(verdict, reason, subject, (error.finding,), seconds=time.perf_counter() - began)  # type: ignore[arg-type]
     report = verify(wanted, made.plan, table, points, seed, progress)
     report = explained(report, made, dump.replicas * dump.microbatches)
+    if report.verdict != "PROVED":
+        report = replace(report, findings=(*report.findings, *constants(wanted, made)))
     return replace(report, assumptions=(*report.assumptions, *assumed(dump, batches, trainer)), seconds=time.perf_counter() - began)
 
 
@@ -88,6 +96,24 @@ def explained(report: Report, made: Translated, times: int) -> Report:
         findings.append(f if origin is None or f.hint is not None else replace(f, hint=f"made by {origin}"))
     report = replace(report, findings=(*findings, *made.warnings), notes=tuple(notes))
     return contradiction(report) if report.verdict == "UNKNOWN" else report
+
+
+def constants(logical: Program, made: Translated) -> Iterator[Finding]:
+    """Constants of operations that no operation of the same source line has on one device: where to look in a wrong plan."""
+    known: dict[tuple[str, str, str], set[object]] = {}
+    for op in logical.ops:
+        for key, value in op.attrs:
+            if key in _CONSTANTS and op.phase == "forward":
+                known.setdefault((op.name, str(op.source), key), set()).add(value)
+    for t in made.plan.templates:
+        for op in t.program.ops:
+            for key, value in op.attrs:
+                there = known.get((op.name, str(op.source), key)) if op.source is not None and op.phase == "forward" else None
+                if there is not None and value not in there:
+                    shown = ", ".join(map(str, sorted(map(str, there))))
+                    origin = made.origin(t.ranks[0], op.outputs[0])
+                    message = f"{origin}: {op.name} with {key} = {value}, on one device {shown}"
+                    yield Finding("TV407", message, t.ranks[0], op.outputs[0], op.source, None, "warning")
 
 
 def contradiction(report: Report) -> Report:
