@@ -15,10 +15,13 @@ TORCH := torch==2.13.0
 demo: $(VENV)/core.stamp
 	@mkdir -p $(DEMO)
 	$(BIN)/python examples/mlp.py $(DEMO)
-	$(BIN)/python examples/llama.py $(DEMO)
+	$(BIN)/python examples/llama.py $(DEMO) 2
 	@echo
-	@echo "--- Llama-3-8B, 32 layers, whole training step on 8 devices (dp2 tp2 sp pp2, 2 micro-batches): PROVED, exit code 0."
-	$(BIN)/trainverify verify $(DEMO)/llama.logical.json.gz $(DEMO)/llama.plan.json.gz --points 1 --json | $(BIN)/python -c 'import json, sys; r = json.load(sys.stdin); print(r["verdict"], r["reason"], r["seconds"], "s"); sys.exit(r["exit_code"])'
+	@echo "--- Llama-3-8B, 32 layers, whole training step on 8 devices: PROVED, exit code 0."
+	$(BIN)/trainverify verify --zoo llama3-8b --dp 2 --tp 2 --pp 2 --sp --microbatches 2 --points 1 > $(DEMO)/llama.txt; code=$$?; head -1 $(DEMO)/llama.txt; exit $$code
+	@echo
+	@echo "--- Two layers of it, and the gradient of one norm is not added up over the tensor-parallel ranks: REFUTED, exit code 1, with the place."
+	$(BIN)/trainverify verify $(DEMO)/llama.logical.json.gz $(DEMO)/llama.buggy.json.gz --points 1 > $(DEMO)/buggy.txt; code=$$?; head -7 $(DEMO)/buggy.txt; test $$code -eq 1
 	@echo
 	@echo "--- A small correct plan on 8 devices, every obligation shown: PROVED, exit code 0."
 	$(BIN)/trainverify verify $(DEMO)/mlp.logical.json $(DEMO)/mlp.plan.json

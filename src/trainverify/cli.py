@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, Literal, ParamSpec, get_type_hints
 
 import typer
 from rich.console import Console
@@ -24,6 +26,7 @@ from rich.markup import escape
 
 from trainverify import files
 from trainverify.bench.algebra import bench
+from trainverify.build.tape import BuildError
 from trainverify.check import Finding, validate
 from trainverify.complete.optimizers import SGD, AdamW, Optimizer
 from trainverify.files.errors import one_line
@@ -41,6 +44,8 @@ from trainverify.prove.attempt import Engine
 from trainverify.prove.staged.reduce import Shape
 from trainverify.report import Report, finding_json
 from trainverify.verify import lineage, reduction, verify
+from trainverify.zoo.parallel.degrees import ContextKind, Degrees, Normalise, Schedule, Sharding
+from trainverify.zoo.recipes import FAMILIES, Wish, described, family_of
 
 P = ParamSpec("P")
 USAGE, INTERNAL, INTERRUPTED, CLOSED = 2, 4, 130, 141
@@ -178,11 +183,155 @@ def _version(wanted: bool) -> None:
         raise typer.Exit(0)
 
 
+def _number(text: str) -> Any:
+    return Annotated[int, typer.Option(min=1, metavar="N", help=text)]
+
+
+def _change(text: str) -> Any:
+    return Annotated[int | None, typer.Option(min=1, metavar="N", help=text)]
+
+
+def _choice(kind: Any, text: str) -> Any:
+    return Annotated[kind, typer.Option(help=text)]
+
+
+# Options that say how a model of the zoo is divided, and what differs from its preset: the same for every command.
+ZOO: dict[str, tuple[Any, Any]] = {
+    "dp": (_number("Data-parallel ranks."), 1),
+    "tp": (_number("Tensor-parallel ranks."), 1),
+    "pp": (_number("Pipeline stages."), 1),
+    "microbatches": (_number("Micro-batches of a data-parallel rank."), 1),
+    "sp": (_choice(bool, "Sequence parallel: activations between tensor-parallel regions are cut."), False),
+    "cp": (_number("Context-parallel ranks."), 1),
+    "cp_kind": (_choice(ContextKind, "How attention sees the whole sequence."), "ring"),
+    "ep": (_number("Expert-parallel ranks, some of the data-parallel ones."), 1),
+    "zero": (Annotated[int, typer.Option(min=0, max=3, help="ZeRO: 1 optimizer state, 2 also gradients, 3 also parameters.")], 0),
+    "shards": (_choice(Sharding, "What ZeRO cuts: a dimension that divides, padded chunks, or flat buckets."), "parameter"),
+    "schedule": (_choice(Schedule, "Order of passes on pipeline stages."), "1f1b"),
+    "chunks": (_change("Chunks of layers on a stage (interleaved: 2)."), None),
+    "stages": (Annotated[str | None, typer.Option(metavar="N,N,…", help="Layers of every stage; spread evenly by default.")], None),
+    "normalise": (_choice(Normalise, "Where a loss per token is divided by the number of tokens."), "gradients"),
+    "layers": (_change("Layers, if not all."), None),
+    "batch": (_change("Rows of the whole batch; one per data-parallel rank and micro-batch by default."), None),
+    "sequence": (_change("Positions of a row."), None),
+    "vocabulary": (_change("Ids, if the preset's number does not divide."), None),
+    "loss": (_choice(Literal["per_token", "per_sequence", "sum"] | None, "What a batch's loss is."), None),
+    "packed": (_choice(bool, "Several documents in a row: segments and positions are inputs."), False),
+    "master": (_choice(bool, "Weights in bf16, the optimizer updates f32 copies."), False),
+}
+
+
+def with_zoo(command: Callable[..., int]) -> Callable[..., int]:
+    """A command whose `model` is a wish (None without a name): the options of a wish are added to its own."""
+    own = {n: p for n, p in inspect.signature(command).parameters.items() if n != "model"}
+    hints = get_type_hints(command, include_extras=True)
+    given = "zoo" if "zoo" in own else "name"
+
+    @functools.wraps(command)
+    def complete(**values: Any) -> int:
+        chosen = {n: values.pop(n) for n in ZOO}
+        name = values[given]
+        asked = [n for n, (_, default) in ZOO.items() if chosen[n] != default]
+        if name is None and asked:
+            raise Refused(f"--{asked[0].replace('_', '-')} goes with a model of the zoo")
+        return command(model=None if name is None else wish(name, chosen), **values)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [inspect.Parameter(n, keyword, default=default, annotation=kind) for n, (kind, default) in ZOO.items()]
+    plain = [p.replace(kind=keyword, annotation=hints[n]) for n, p in own.items()]
+    vars(complete)["__signature__"] = inspect.Signature([*plain, *more], return_annotation=int)
+    complete.__annotations__ = {n: hints[n] for n in own} | {n: kind for n, (kind, _) in ZOO.items()} | {"return": int}
+    del vars(complete)["__wrapped__"]
+    return complete
+
+
+def wish(name: str, chosen: dict[str, Any]) -> Wish:
+    names = ("layers", "batch", "sequence", "vocabulary", "loss", "packed", "master")
+    changes = {n: chosen.pop(n) for n in names}
+    stages, chunks = chosen.pop("stages"), chosen.pop("chunks")
+    try:
+        counts = None if stages is None else tuple(int(n) for n in stages.split(","))
+    except ValueError:
+        raise Refused(f"--stages {stages}: numbers of layers separated by commas") from None
+    several = 2 if chosen["schedule"] == "interleaved" else 1
+    return Wish(name, Degrees(**chosen, stages=counts, chunks=chunks or several), **changes)
+
+
+def built(model: Wish) -> tuple[Program, Plan]:
+    try:
+        family_of(model.name)
+    except BuildError as error:
+        raise Refused(str(error)) from error
+    try:
+        return model.build()
+    except BuildError as error:
+        raise Refused(f"{model.name}: {error}") from error
+
+
+@app.command("zoo")
+@guarded
+@with_zoo
+def zoo_command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A model; without it all are listed.")] = None,
+    model: Wish | None = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write DIR/NAME.logical.json.gz and DIR/NAME.plan.json.gz.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Models at real sizes, and plans for them: build one, check that it is well-formed, write it to files."""
+    if model is None or name is None:
+        return zoo_list(as_json)
+    with progress(as_json) as tell:
+        tell(f"building {name}")
+        began = time.perf_counter()
+        logical, plan = built(model)
+        seconds = time.perf_counter() - began
+        tell("checking the plan")
+        findings = validate(logical, plan)
+        files_made: list[str] = []
+        if folder is not None:
+            tell("writing")
+            folder.mkdir(parents=True, exist_ok=True)
+            for kind, content in (("logical", logical), ("plan", plan)):
+                files.write(folder / f"{name}.{kind}.json.gz", content)
+                files_made.append(str(folder / f"{name}.{kind}.json.gz"))
+    ops = sum(len(t.program.ops) * len(t.ranks) for t in plan.templates)
+    text = sum(len(t.program.ops) for t in plan.templates)
+    code = 1 if any(f.severity == "error" for f in findings) else 0
+    if as_json:
+        shown = [finding_json(f) for f in findings]
+        return emit(
+            "zoo", code, name=name, mesh=str(plan.mesh), ranks=plan.size, ops=ops, files=files_made, findings=shown, seconds=seconds
+        )
+    out.print(f"{name} on {plan.mesh}: {plan.size} ranks, {len(plan.templates)} programs of {text} ops, {ops} ops in all", markup=False)
+    out.print(f"built in {seconds:.1f} s, {len(logical.ops)} ops on one device, {len(findings)} findings", markup=False)
+    for f in findings:
+        out.print("  " + str(f), markup=False)
+    for path in files_made:
+        out.print(f"wrote {path}", markup=False)
+    return code
+
+
+def zoo_list(as_json: bool) -> int:
+    if as_json:
+        models = [{"name": n, "family": f.title, "plans": f.plan is not None, "sizes": described(n)} for f in FAMILIES for n in f.presets]
+        return emit("zoo", 0, models=models)
+    for family in FAMILIES:
+        out.print(f"[bold]{escape(family.title)}[/]" + ("" if family.plan is not None else " (one device only)"))
+        for name in family.presets:
+            out.print(f"  {name:16} {described(name)}", markup=False)
+    return 0
+
+
 @app.command("verify")
 @guarded
+@with_zoo
 def verify_command(
-    logical: Annotated[Path, typer.Argument(metavar="LOGICAL", help="The training step on one device.")],
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="What every rank runs, or a program to compare.")],
+    logical: Annotated[Path | None, typer.Argument(metavar="LOGICAL", help="The training step on one device.")] = None,
+    plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help="What every rank runs, or a program to compare.")] = None,
+    zoo: Annotated[str | None, typer.Option(metavar="NAME", help="Instead of files: a model, divided as the options say.")] = None,
+    model: Wish | None = None,
     as_json: AsJson = False,
     ops: OpsFile = None,
     points: Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")] = 3,
@@ -194,12 +343,24 @@ def verify_command(
     accept_reduced: AcceptReduced = False,
 ) -> int:
     """Is the training step in PLAN equal to the one in LOGICAL?"""
+    if model is not None and logical is not None:
+        raise Refused("either two files or --zoo NAME")
+    if model is None and (logical is None or plan is None):
+        raise Refused("two files are needed, LOGICAL and PLAN, or --zoo NAME; see trainverify verify --help")
+    subject = f"the plan against {zoo}" if logical is None or plan is None else f"{plan.name} against {logical.name}"
+
+    def inputs(tell: Callable[[str], None]) -> tuple[Program, Plan | Program]:
+        if logical is not None and plan is not None:
+            return both(logical, plan)
+        assert model is not None
+        tell(f"building {model.name}")
+        return built(model)
 
     def work(tell: Callable[[str], None]) -> Report:
         table = table_with(ops)
-        return verify(*both(logical, plan), table, points, seed, tell, engine, workers, accept_reduced)
+        return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced)
 
-    return judged("verify", f"{plan.name} against {logical.name}", work, as_json, timeout, memory)
+    return judged("verify", subject, work, as_json, timeout, memory)
 
 
 @app.command("nnscaler")

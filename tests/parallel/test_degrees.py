@@ -23,9 +23,14 @@ SMALL = Config(layers=3, hidden=24, heads=6, kv_heads=2, ffn=10, vocabulary=14, 
         (replace(SMALL, kv_heads=3, vocabulary=15), Degrees(tp=3), "10 rows of layers.0.feed_forward.w1 do not divide among 3"),
         (replace(SMALL, sequence=9), Degrees(tp=2, sp=True), "9 positions do not divide among 2"),
         (SMALL, Degrees(pp=2, stages=(1, 1)), "stages of (1, 1) layers for 3 layers on 2 stages"),
-        (replace(SMALL, loss="sum"), Degrees(), "loss per token"),
-        (replace(SMALL, packed=True), Degrees(), "no packed sequences"),
         (SMALL, Degrees(ep=2), "plans of Llama have no ep=2"),
+        (SMALL, Degrees(zero=1), "with dp=1 there is nothing to shard"),
+        (SMALL, Degrees(dp=2, zero=4), "stages 1, 2 and 3"),
+        (SMALL, Degrees(sp=True), "with tp=1 there is nothing to divide"),
+        (SMALL, Degrees(pp=2, chunks=2, microbatches=2), "the schedule 1f1b has one chunk"),
+        (SMALL, Degrees(pp=2, schedule="interleaved", microbatches=2), "several chunks"),
+        (SMALL, Degrees(pp=2, chunks=2, schedule="interleaved", microbatches=3), "3 micro-batches do not divide among 2 stages"),
+        (SMALL, Degrees(pp=2, chunks=2, schedule="interleaved", microbatches=2), "3 layers are fewer than 2 stages of 2 chunks"),
     ],
 )
 def test_refused(config: Config, how: Degrees, why: str) -> None:
@@ -35,8 +40,9 @@ def test_refused(config: Config, how: Degrees, why: str) -> None:
 
 
 def test_layers_are_spread() -> None:
-    assert Degrees(pp=3).layers(7) == [range(3), range(3, 5), range(5, 7)]
-    assert Degrees(pp=2, stages=(1, 4)).layers(5) == [range(1), range(1, 5)]
+    assert Degrees(pp=3).layers(7) == [[range(3)], [range(3, 5)], [range(5, 7)]]
+    assert Degrees(pp=2, stages=(1, 4)).layers(5) == [[range(1)], [range(1, 5)]]
+    assert Degrees(pp=2, chunks=2).layers(5) == [[range(2), range(3, 4)], [range(2, 3), range(4, 5)]]
 
 
 def passes(plan: Plan, stage: int) -> str:

@@ -79,15 +79,16 @@ class RankBuilder(Declaring):
     def __init__(self, plan: PlanBuilder, name: str, ranks: tuple[int, ...], where: Mapping[str, int], ops: OpTable):
         super().__init__(name, ops)
         self._plan = plan
-        self._ranks = ranks
+        self.ranks = ranks
         self._where = dict(where)
         self._columns: dict[str, tuple[Value, ...]] = {}
+        self._asked: dict[object, Value] = {}  # groups and peers that were asked for before
 
     # -- what differs between ranks -----------------------------------------------------------------------------------
 
     def each_rank(self, value: Callable[[int], Value], name: str | None = None) -> Value:
         """A value computed from the rank number; a plain one where all ranks agree."""
-        column = tuple(value(r) for r in self._ranks)
+        column = tuple(value(r) for r in self.ranks)
         if name is None and all(v == column[0] for v in column):
             return column[0]
         for known, values in self._columns.items():
@@ -106,19 +107,22 @@ class RankBuilder(Declaring):
     def peer(self, **change: int) -> Value:
         """The rank at the same coordinates but for those given."""
         mesh = self._plan.mesh
-        return self.each_rank(
-            lambda rank: mesh.rank({**mesh.coordinates(rank), **change}), "peer." + ",".join(f"{a}{i}" for a, i in change.items())
-        )
+        name = "peer." + ",".join(f"{a}{i}" for a, i in change.items())
+        if name not in self._asked:
+            self._asked[name] = self.each_rank(lambda rank: mesh.rank({**mesh.coordinates(rank), **change}), name)
+        return self._asked[name]
 
     def group_of(self, group: str | Sequence[str] | Ref) -> Value:
         """A reference to each rank's own group along mesh axes; a group of the plan by its name."""
         if isinstance(group, Ref) or (isinstance(group, str) and group in self._plan.groups):
             return group
         axes = (group,) if isinstance(group, str) else tuple(group)
-        return self.each_rank(lambda rank: self._plan.mesh_group(rank, axes), "group." + "+".join(axes))
+        if axes not in self._asked:
+            self._asked[axes] = self.each_rank(lambda rank: self._plan.mesh_group(rank, axes), "group." + "+".join(axes))
+        return self._asked[axes]
 
     def position(self, rank: int, group: Value) -> int:
-        name = self._columns[group.name][self._ranks.index(rank)] if isinstance(group, Ref) else group
+        name = self._columns[group.name][self.ranks.index(rank)] if isinstance(group, Ref) else group
         return self._plan.groups[str(name)].index(rank)
 
     def bindings(self) -> Mapping[str, Any]:
@@ -156,9 +160,9 @@ class RankBuilder(Declaring):
         self.lives(made, logical or name, form, fixed)
         return made
 
-    def parameter(self, name: str, shape: tuple[int, ...], form: Spelling, logical: str | None = None, dtype: str = "f32") -> Tensor:
+    def parameter(self, name: str, shape: tuple[int, ...], form: Spelling, logical: str | None = None, dtype: str | None = None) -> Tensor:
         self._trainable.add(name)
-        made = self._source(self._parameters, name, shape, dtype, None)
+        made = self._source(self._parameters, name, shape, dtype or self.dtype, None)
         self.lives(made, logical or name, form)
         return made
 
@@ -213,7 +217,7 @@ class RankBuilder(Declaring):
         name: str = "broadcast",
     ) -> Tensor:
         """The root's tensor on every rank of the group; ranks that are not the root pass None and the shape they get."""
-        roots = {resolve(root, {n: c[i] for n, c in self._columns.items()}) == rank for i, rank in enumerate(self._ranks)}
+        roots = {resolve(root, {n: c[i] for n, c in self._columns.items()}) == rank for i, rank in enumerate(self.ranks)}
         if len(roots) > 1:
             raise BuildError("broadcast: some of these ranks are the root and some are not; give them programs of their own")
         if (x is not None) != roots.pop():

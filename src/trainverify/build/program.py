@@ -25,6 +25,7 @@ class Declaring(Tape):
         self._parameters: list[str] = []
         self._state: list[str] = []
         self._domains: dict[str, Domain] = {}
+        self.dtype = "f32"  # of parameters that do not say
 
     def _source(self, into: list[str], name: str, shape: tuple[int, ...], dtype: str, domain: Domain | None) -> Tensor:
         made = self.declare(name, TensorType(tuple(shape), dtype))
@@ -60,9 +61,9 @@ class ProgramBuilder(Declaring):
         """A batch tensor. Integer inputs say what they index: `ids=V` (values 0…V−1), `ignore` for one more value."""
         return self._source(self._inputs, name, shape, dtype, domain_of(dtype, ids, ignore, domain))
 
-    def parameter(self, name: str, shape: tuple[int, ...], dtype: str = "f32") -> Tensor:
+    def parameter(self, name: str, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
         self._trainable.add(name)
-        return self._source(self._parameters, name, shape, dtype, None)
+        return self._source(self._parameters, name, shape, dtype or self.dtype, None)
 
     def state(self, name: str, shape: tuple[int, ...], dtype: str = "f32", domain: str | None = None) -> Tensor:
         """Optimizer state or a buffer: there before the step, updated by it or constant."""

@@ -92,6 +92,9 @@ class Tape:
         self._regions: dict[int, Region] = {}  # index of its last op → region
         self._gradients: dict[str, Tensor] = {}  # parameter → gradient accumulated so far
         self._trainable: set[str] = set()
+        self._numbers: dict[str, int] = {}  # name → the last number that was added to it
+        self._maker: dict[str, int] = {}  # tensor → the op that makes it, for the first `_indexed` ops
+        self._indexed = 0
         self._again: dict[str, Callable[[], Tensor]] = {}  # tensor → how backward passes get it, instead of keeping it
 
     # -- tensors and ops ------------------------------------------------------------------------------------------
@@ -103,11 +106,12 @@ class Tape:
         return Tensor(name, type)
 
     def fresh(self, base: str) -> str:
-        name = self.prefix + base
-        n = 0
+        name = whole = self.prefix + base
+        n = self._numbers.get(whole, 0)
         while name in self.tensors:
             n += 1
-            name = f"{self.prefix}{base}.{n}"
+            name = f"{whole}.{n}"
+        self._numbers[whole] = max(n - 1, 0)  # what was made since is looked at again
         return name
 
     def bindings(self) -> Mapping[str, Any]:
@@ -241,8 +245,10 @@ class Tape:
         return [found[t.name] for t in wrt]
 
     def _reverse(self, seeds: dict[str, Tensor], wanted: set[str], source: Source | None) -> dict[str, Tensor]:
+        before = self._ancestors(seeds)
         needs = set(wanted)  # tensors that depend on a wanted one
-        for index, op in enumerate(self.ops):
+        for index in before:
+            op = self.ops[index]
             if op.name != "detach" and any(i in needs for i in op.inputs):
                 needs.update(o for o in op.outputs if self.tensors[o].kind == "real")
             if index in self._regions and any(t.name in needs for t in self._regions[index].inputs):
@@ -254,13 +260,14 @@ class Tape:
                 old = grads.get(name)
                 grads[name] = g if old is None else self.emit("add", (old, g), {}, [name + ".grad"], source)[0]
 
-        index = len(self.ops)
-        while index > 0:
-            index -= 1
+        limit = len(self.ops)  # what comes from here on belongs to a region that was gone back through
+        for index in reversed(before):
+            if index >= limit:
+                continue
             op = self.ops[index]
             if index in self._regions and op.phase == "forward":
                 region = self._regions[index]
-                index = region.start
+                limit = region.start
                 given = [grads.get(t.name) for t in region.outputs]
                 if any(g is not None for g in given):
                     for t, g in zip(region.inputs, region.backward(*given), strict=True):
@@ -272,6 +279,23 @@ class Tape:
             for i, g in zip(op.inputs, self._input_gradients(index, op, given, needs, source), strict=True):
                 arrive(i, g)
         return grads
+
+    def _ancestors(self, tensors: Iterable[str]) -> list[int]:
+        """The ops that some tensors are made by, directly or not, in order."""
+        for index in range(self._indexed, len(self.ops)):
+            self._maker.update(dict.fromkeys(self.ops[index].outputs, index))
+        self._indexed = len(self.ops)
+        ends = {t.name: end for end, region in self._regions.items() for t in region.outputs}
+        found: set[int] = set()
+        left = list(tensors)
+        while left:
+            name = left.pop()
+            for index in (self._maker.get(name, -1), ends.get(name, -1)):
+                if index >= 0 and index not in found:
+                    found.add(index)
+                    left += [i for i in self.ops[index].inputs if i is not None]
+                    left += [t.name for t in self._regions[index].inputs] if index in self._regions else []
+        return sorted(found)
 
     def _read(self, name: str) -> Tensor:
         return self._again[name]() if name in self._again else Tensor(name, self.tensors[name])

@@ -26,6 +26,7 @@ class Config:
     eps: float = 1e-5
     gelu: Literal["none", "tanh"] = "tanh"
     loss: Loss = "per_token"
+    dtype: str = "f32"  # of weights
 
 
 PRESETS: Final[dict[str, Config]] = {
@@ -39,6 +40,7 @@ PRESETS: Final[dict[str, Config]] = {
 
 def forward(config: Config) -> Program:
     b = build.program("gpt")
+    b.dtype = config.dtype
     ids, labels = tokens(b, config.batch, config.sequence, config.vocabulary)
     wte = b.parameter("wte", (config.vocabulary, config.hidden))
     wpe = b.parameter("wpe", (config.context or config.sequence, config.hidden))

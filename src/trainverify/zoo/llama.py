@@ -26,6 +26,7 @@ class Config:
     context: int | None = None  # rows of the rotary tables; the sequence by default
     eps: float = 1e-5
     loss: Loss = "per_token"
+    dtype: str = "f32"  # of weights
     packed: bool = False  # several documents in a sequence: `segments` and `positions` are inputs
 
     @property
@@ -46,6 +47,7 @@ PRESETS: Final[dict[str, Config]] = {
 
 def forward(config: Config) -> Program:
     b = build.program("llama")
+    b.dtype = config.dtype
     ids, labels = tokens(b, config.batch, config.sequence, config.vocabulary)
     mask = positions = None
     rows = config.context or config.sequence

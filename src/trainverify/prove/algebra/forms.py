@@ -146,7 +146,9 @@ class Forms:
                 return k.plus(args[0], scale(k.finite(args[1]), -1))  # −∞ − (−∞) is no number
             case "neg":
                 return scale(k.finite(args[0]), -1)
-            case "mul" | "and":
+            case "and":  # both are 0 or 1, and stay recognisable as such
+                return k.multiply(k.single(args[0], indicator=True), k.single(args[1], indicator=True))
+            case "mul":
                 if any((c := as_constant(a)) is not None and c > 0 for a in args):
                     return k.times(*args)
                 return k.multiply(k.finite(args[0]), k.finite(args[1]))

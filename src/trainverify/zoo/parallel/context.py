@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from trainverify.build.plan import plan
-from trainverify.build.tape import Tensor
+from trainverify.build.tape import BuildError, Tensor
 from trainverify.complete.optimizers import Optimizer
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan
@@ -24,9 +24,11 @@ from trainverify.zoo.parallel.model import gradients, run
 from trainverify.zoo.parallel.stage import Stage
 
 
-def context_plan(config: Config, how: Degrees, optimizer: Optimizer | None, clip: float | None) -> Plan:
+def context_plan(config: Config, how: Degrees, optimizer: Optimizer | None, clip: float | None, master: bool = False) -> Plan:
     """Llama's step on dp·cp·tp·pp ranks."""
-    how.only("Llama with context parallelism", "cp", "cp_kind", "zero", "shards")
+    if config.packed or config.loss == "per_sequence":
+        raise BuildError("plans of Llama with context parallelism have neither packed rows nor a loss per sequence")
+    how.only("Llama with context parallelism", "cp", "cp_kind", "zero", "shards", "chunks")
     axes = context_axes(how, config.kv_heads)
     names = gradients(forward(config)) if how.zero else {}
     p = plan("llama", axes.mesh)
@@ -34,11 +36,13 @@ def context_plan(config: Config, how: Degrees, optimizer: Optimizer | None, clip
     for index, layers in enumerate(how.layers(config.layers)):
         if kind is None:
             with p.ranks(pp=index) as r:
-                run(Ulysses(Stage(r, how, axes, index, names), config, layers), optimizer, clip)
+                r.dtype = config.dtype
+                run(Ulysses(Stage(r, how, axes, index, names), config, layers), optimizer, clip, master)
             continue
         for rank in range(how.cp):
             with p.ranks(pp=index, cp=rank) as r:
-                run(kind(Stage(r, how, axes, index, names), config, layers, rank), optimizer, clip)
+                r.dtype = config.dtype
+                run(kind(Stage(r, how, axes, index, names), config, layers, rank), optimizer, clip, master)
     return p.build()
 
 
@@ -51,7 +55,7 @@ def context_axes(how: Degrees, kv_heads: int) -> Axes:
 
 
 class Ulysses(LlamaModel):
-    def __init__(self, stage: Stage, config: Config, layers: range):
+    def __init__(self, stage: Stage, config: Config, layers: list[range]):
         super().__init__(stage, config, layers)
         self.sequence = divided(config.sequence, stage.how.cp, "positions")
         self.shape = (self.rows, stage.how.share(self.sequence, "positions") if stage.how.sp else self.sequence, config.hidden)
@@ -78,7 +82,7 @@ class Ulysses(LlamaModel):
 
 
 class ZigZag(LlamaModel):
-    def __init__(self, stage: Stage, config: Config, layers: range, rank: int):
+    def __init__(self, stage: Stage, config: Config, layers: list[range], rank: int):
         super().__init__(stage, config, layers)
         self.rank = rank
         self.chunk = divided(config.sequence, 2 * stage.how.cp, "positions")

@@ -67,17 +67,29 @@ class Degrees:
             raise BuildError(f"ZeRO has stages 1, 2 and 3 (0: none), not {self.zero}")
         if self.zero and self.dp * self.cp == 1:
             raise BuildError(f"ZeRO {self.zero} shards over data-parallel ranks; with dp=1 there is nothing to shard")
+        if self.schedule == "interleaved":
+            if self.pp == 1 or self.chunks == 1:
+                raise BuildError("the interleaved schedule needs several stages (pp) with several chunks each (chunks)")
+            if self.microbatches % self.pp:
+                raise BuildError(f"interleaved: {self.microbatches} micro-batches do not divide among {self.pp} stages")
+        elif self.chunks > 1:
+            raise BuildError(f"the schedule {self.schedule} has one chunk of layers on a stage; interleaved has several")
         if self.sp and self.tp == 1:
             raise BuildError("sequence parallelism (sp) divides among tensor-parallel ranks; with tp=1 there is nothing to divide")
 
-    def layers(self, total: int) -> list[range]:
-        """The layers of every stage."""
-        even, more = divmod(total, self.pp)
-        counts = self.stages or tuple(even + (i < more) for i in range(self.pp))
-        if len(counts) != self.pp or sum(counts) != total:
-            raise BuildError(f"stages of {counts} layers for {total} layers on {self.pp} stages")
-        ends = [sum(counts[: i + 1]) for i in range(self.pp)]
-        return [range(end - n, end) for end, n in zip(ends, counts, strict=True)]
+    def layers(self, total: int) -> list[list[range]]:
+        """The layers of every stage, chunk by chunk."""
+        pieces = self.pp * self.chunks
+        even, more = divmod(total, pieces)
+        counts = self.stages or tuple(even + (i < more) for i in range(pieces))
+        if len(counts) != pieces or sum(counts) != total:
+            where = f"{self.pp} stages" + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
+            raise BuildError(f"stages of {counts} layers for {total} layers on {where}")
+        if min(counts) == 0 and self.chunks > 1:
+            raise BuildError(f"{total} layers are fewer than {self.pp} stages of {self.chunks} chunks")
+        ends = [sum(counts[: i + 1]) for i in range(pieces)]
+        found = [range(end - n, end) for end, n in zip(ends, counts, strict=True)]
+        return [found[i :: self.pp] for i in range(self.pp)]
 
     def rows(self, batch: int) -> int:
         """Rows of one micro-batch on one rank."""

@@ -3,8 +3,10 @@
 # mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
+from itertools import chain
+
 from trainverify.build.plan import PlanBuilder, RankBuilder, plan
-from trainverify.build.tape import BuildError, Tensor
+from trainverify.build.tape import Tensor
 from trainverify.complete.optimizers import Optimizer
 from trainverify.complete.step import complete
 from trainverify.graph.plan import Plan
@@ -17,23 +19,22 @@ from trainverify.zoo.parallel.model import Model, gradients, run
 from trainverify.zoo.parallel.stage import Stage
 
 
-def gpt_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0) -> Program:
-    """The step on one device: the whole batch in one forward pass."""
-    return complete(forward(config), optimizer, clip=clip)
+def gpt_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False) -> Program:
+    """The step on one device: the whole batch in one forward pass. `master` keeps weights in f32 beside their working copies."""
+    return complete(forward(config), optimizer, clip=clip, master=master)
 
 
-def gpt_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0) -> Plan:
+def gpt_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False) -> Plan:
     """The same step on dp·tp·pp ranks; first and last stage each have the embedding matrix, and add up its gradients."""
-    if config.loss != "per_token":
-        raise BuildError("plans of GPT have a loss per token")
-    how.only("GPT", "zero", "shards")
+    how.only("GPT", "zero", "shards", "chunks")
     axes = axes_for(how, config.heads)
     names = gradients(forward(config)) if how.zero else {}
     p = plan("gpt", axes.mesh)
     for index, layers in enumerate(how.layers(config.layers)):
         with p.ranks(pp=index) as r:
+            r.dtype = config.dtype
             tied = _ends(p, r, axes, how) if how.pp > 1 and index in (0, how.pp - 1) else None
-            run(_GPT(Stage(r, how, axes, index, names), config, layers, tied), optimizer, clip)
+            run(_GPT(Stage(r, how, axes, index, names), config, layers, tied), optimizer, clip, master)
     return p.build()
 
 
@@ -49,11 +50,11 @@ def _ends(p: PlanBuilder, r: RankBuilder, axes: Axes, how: Degrees) -> Value:
 
 
 class _GPT(Model):
-    def __init__(self, stage: Stage, config: Config, layers: range, tied: Value):
-        super().__init__(stage, config.batch, config.sequence, config.hidden, config.vocabulary)
+    def __init__(self, stage: Stage, config: Config, layers: list[range], tied: Value):
+        super().__init__(stage, layers, config.batch, config.sequence, config.hidden, config.vocabulary, config.loss)
         self.config = config
-        self.layers = layers
         self.tied = tied
+        self.dtype = config.dtype
 
     def declare(self) -> None:
         s, c = self.stage, self.config
@@ -63,7 +64,7 @@ class _GPT(Model):
             s.weight("wte", (rows, h), form, split=s.axes.tensor, tied=self.tied, counted=s.first)
         if s.first:
             s.weight("wpe", (c.context or c.sequence, h), "s h", summed=s.axes.tensor if s.how.sp else ())
-        for i in self.layers:
+        for i in chain(*self.layers):
             at = f"h.{i}."
             self._norm(at + "ln_1")
             self._joint(at + "attn.c_attn.weight", (h,))
@@ -95,9 +96,9 @@ class _GPT(Model):
         start, stop = (s.offset(size), s.offset(size, 1)) if s.how.sp else (0, size)
         return r.add(x, r.slice(s["wpe"], dim=0, start=start, stop=stop, name="positions"), name="placed")
 
-    def middle(self, m: int, x: Tensor) -> Tensor:
+    def middle(self, m: int, layers: range, x: Tensor) -> Tensor:
         s, r = self.stage, self.stage.r
-        for i in self.layers:
+        for i in layers:
             at = f"h.{i}."
             r.prefix = f"mb{m}/{at}"
             x = r.add(x, self.attention(at, s.enter(self.normed(at + "ln_1", x, "ln_1.out"), "attn.input")), name="attn.residual")

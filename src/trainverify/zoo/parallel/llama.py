@@ -3,8 +3,10 @@
 # mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
+from itertools import chain
+
 from trainverify.build.plan import plan
-from trainverify.build.tape import BuildError, Tensor
+from trainverify.build.tape import Tensor
 from trainverify.complete.optimizers import AdamW, Optimizer
 from trainverify.complete.step import complete
 from trainverify.graph.plan import Plan
@@ -18,42 +20,44 @@ from trainverify.zoo.parallel.stage import Stage
 ADAMW = AdamW(lr=0.01, weight_decay=0.1, step=3)
 
 
-def llama_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0) -> Program:
-    """The step on one device: the whole batch in one forward pass."""
-    return complete(forward(config), optimizer, clip=clip)
+def llama_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False) -> Program:
+    """The step on one device: the whole batch in one forward pass. `master` keeps weights in f32 beside their working copies."""
+    return complete(forward(config), optimizer, clip=clip, master=master)
 
 
-def llama_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0) -> Plan:
+def llama_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False) -> Plan:
     """The same step on dp·tp·pp ranks; `config.batch` counts the rows of the whole batch, in the order (dp micro-batch row)."""
-    if config.packed or config.loss != "per_token":
-        raise BuildError("plans of Llama have a loss per token and no packed sequences")
     if how.cp > 1:
         from trainverify.zoo.parallel.context import context_plan  # which builds on this module
 
-        return context_plan(config, how, optimizer, clip)
-    how.only("Llama", "zero", "shards")
+        return context_plan(config, how, optimizer, clip, master)
+    how.only("Llama", "zero", "shards", "chunks")
     axes = axes_for(how, config.kv_heads)
     names = gradients(forward(config)) if how.zero else {}
     p = plan("llama", axes.mesh)
     for index, layers in enumerate(how.layers(config.layers)):
         with p.ranks(pp=index) as r:
-            run(LlamaModel(Stage(r, how, axes, index, names), config, layers), optimizer, clip)
+            r.dtype = config.dtype
+            run(LlamaModel(Stage(r, how, axes, index, names), config, layers), optimizer, clip, master)
     return p.build()
 
 
 class LlamaModel(Model):
-    def __init__(self, stage: Stage, config: Config, layers: range):
-        super().__init__(stage, config.batch, config.sequence, config.hidden, config.vocabulary)
+    def __init__(self, stage: Stage, config: Config, layers: list[range]):
+        super().__init__(stage, layers, config.batch, config.sequence, config.hidden, config.vocabulary, config.loss)
         self.config = config
-        self.layers = layers
+        self.rotary: list[Tensor] = []
+        self.mask: Tensor | None = None  # of packed rows
+        self.packed: dict[int, tuple[list[Tensor], Tensor]] = {}  # both, by micro-batch
 
     def declare(self) -> None:
         s, c = self.stage, self.config
-        tables = [s.r.state(f"rope.{n}", (c.context or c.sequence, c.head // 2), "s d") for n in ("cos", "sin")]
-        self.rotary = [self.positions(t) for t in tables]
+        self.tables = [s.r.state(f"rope.{n}", (c.context or c.sequence, c.head // 2), "s d") for n in ("cos", "sin")]
+        if not c.packed:
+            self.rotary = [self.positions(t) for t in self.tables]
         if s.first:
             s.column("tok_embeddings", c.vocabulary, c.hidden)
-        for i in self.layers:
+        for i in chain(*self.layers):
             at = f"layers.{i}."
             s.vector(at + "attention_norm", c.hidden)
             s.column(at + "attention.wq", c.heads * c.head, c.hidden, blocks=self._heads())
@@ -88,9 +92,22 @@ class LlamaModel(Model):
     def begin(self, m: int) -> Tensor:
         return self.stage.embedded(self.tokens(m), self.stage["tok_embeddings"])
 
-    def middle(self, m: int, x: Tensor) -> Tensor:
+    def place(self, m: int) -> None:
+        """Packed rows: documents and positions are inputs, the rows of the rotary tables and the mask follow from them."""
+        s, r, c = self.stage, self.stage.r, self.config
+        if m not in self.packed:
+            segments = s.batch("segments", m, self.rows, c.sequence, c.sequence)
+            positions = s.batch("positions", m, self.rows, c.sequence, c.context or c.sequence)
+            mask = r.unsqueeze(r.segment_mask(segments, segments, is_causal=True, name="mask.pairs"), dim=1, name="mask")
+            rows = [r.unsqueeze(r.embedding(positions, t, name=t.name + ".rows"), dim=1, name=t.name + ".heads") for t in self.tables]
+            self.packed[m] = rows, mask
+        self.rotary, self.mask = self.packed[m]
+
+    def middle(self, m: int, layers: range, x: Tensor) -> Tensor:
         s, r, eps = self.stage, self.stage.r, self.config.eps
-        for i in self.layers:
+        if self.config.packed:
+            self.place(m)
+        for i in layers:
             at = f"layers.{i}."
             r.prefix = f"mb{m}/{at}"
             normed = r.rms_norm(x, s[at + "attention_norm"], eps=eps, name="attention.normed")
@@ -112,7 +129,8 @@ class LlamaModel(Model):
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the positions at hand to all positions."""
-        return self.stage.r.attention(q, k, v, is_causal=True, name=["attention.mixed", "attention.logsumexp"])[0]
+        how, mask = ({"is_causal": True}, []) if self.mask is None else ({}, [self.mask])
+        return self.stage.r.attention(q, k, v, *mask, **how, name=["attention.mixed", "attention.logsumexp"])[0]
 
     def turned(self, x: Tensor, name: str) -> Tensor:
         return self.stage.r.apply_rotary_emb(x, *self.rotary, style="half", name=name)

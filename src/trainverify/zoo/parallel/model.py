@@ -9,17 +9,23 @@ from trainverify.build.tape import Tensor
 from trainverify.complete.optimizers import Optimizer
 from trainverify.complete.step import complete
 from trainverify.graph.program import Program
-from trainverify.zoo.language import IGNORED
+from trainverify.zoo.language import IGNORED, Loss
 from trainverify.zoo.parallel.pipeline import Pipeline
 from trainverify.zoo.parallel.stage import Stage
 from trainverify.zoo.parallel.update import finish
 
 
 class Model:
-    """The part of a model that one stage runs."""
+    """The part of a model that one stage runs: one or more chunks of its layers."""
 
-    def __init__(self, stage: Stage, batch: int, sequence: int, hidden: int, vocabulary: int):
+    def __init__(
+        self, stage: Stage, layers: list[range], batch: int, sequence: int, hidden: int, vocabulary: int, loss: Loss = "per_token"
+    ):
         self.stage = stage
+        self.batch = batch
+        self.convention = loss
+        self.dtype = "f32"  # of activations between stages
+        self.layers = layers
         self.rows = stage.how.rows(batch)
         self.sequence = sequence
         self.vocabulary = vocabulary
@@ -38,8 +44,8 @@ class Model:
         """The first stage: embedded tokens."""
         raise NotImplementedError
 
-    def middle(self, m: int, x: Tensor) -> Tensor:
-        """The stage's layers."""
+    def middle(self, m: int, layers: range, x: Tensor) -> Tensor:
+        """A chunk of layers."""
         raise NotImplementedError
 
     def end(self, m: int, x: Tensor) -> Tensor:
@@ -57,16 +63,18 @@ class Model:
         self.labels.append(self.ids("labels", m, IGNORED))
         self.valid.append(self.stage.valid(self.labels[m]))
 
-    def forward(self, m: int, x: Tensor | None) -> Tensor:
+    def forward(self, m: int, chunk: int, x: Tensor | None) -> Tensor:
         s, r = self.stage, self.stage.r
         s.start(f"mb{m}/")
-        made = self.middle(m, self.begin(m) if x is None else x)
-        if s.last:
+        made = self.middle(m, self.layers[chunk], self.begin(m) if x is None else x)
+        if s.last and chunk == s.how.chunks - 1:
             r.prefix = f"mb{m}/"
             logits = self.end(m, made)
             if len(self.labels) == m:
                 self.read(m)
-            made = s.loss(logits, self.labels[m], self.valid[m])
+            made = s.loss(logits, self.labels[m], self.valid[m], self.convention == "per_sequence")
+            if self.convention == "per_sequence":
+                made = r.div(made, value=self.batch, name="loss.share")
             self.losses.append(made)
             made = made if self.count is None else r.div(made, self.count, name="loss.share")
         r.prefix = ""
@@ -82,24 +90,25 @@ class Model:
         return reduce(lambda a, b: self.stage.r.add(a, b, name=name), values)
 
 
-def run(model: Model, optimizer: Optimizer | None, clip: float | None) -> None:
+def run(model: Model, optimizer: Optimizer | None, clip: float | None, master: bool = False) -> None:
     """The whole step of a stage."""
+    per_token = model.convention == "per_token"
     s, r, how = model.stage, model.stage.r, model.stage.how
     model.declare()
     s.declared()
-    if how.normalise == "loss" and s.last:
+    if per_token and how.normalise == "loss" and s.last:
         for m in range(how.microbatches):
             r.prefix = f"mb{m}/"
             model.read(m)
         r.prefix = ""
         model.count = s.over_dp(model.counted(), "tokens")
-    Pipeline(r, how, s.index, model.shape, model.forward, s.collect).run()
+    Pipeline(r, how, s.index, model.shape, model.dtype, model.forward, s.collect).run()
     r.phase = "optimizer"
-    late = _tokens(model) if how.normalise == "gradients" else None
+    late = _tokens(model) if per_token and how.normalise == "gradients" else None
     if s.last:
         total = s.over_dp(model.added(model.losses, "loss.sum"), "loss.total")
-        r.loss(r.div(total, late or model.count, name="loss"))
-    finish(s, late, optimizer, clip)
+        r.loss(r.div(total, late or model.count, name="loss") if per_token else total)
+    finish(s, late, optimizer, clip, master)
 
 
 def _tokens(model: Model) -> Tensor:

@@ -26,7 +26,7 @@ class Stage:
         self.axes = axes
         self.index = index
         self.gradients = gradients or {}
-        self.ranks = axes.mesh.ranks(pp=index)
+        self.ranks = r.ranks
         self.weights: dict[str, Weight] = {}
         self.buckets: list[Bucket] = []
         self.tensors: dict[str, Tensor] = {}  # by weight, or with ZeRO 3 by bucket
@@ -34,6 +34,7 @@ class Stage:
         self._whole: dict[str, Tensor] = {}  # weights gathered for the pass at hand (ZeRO 3)
         self._bucket_of: dict[str, Bucket] = {}
         self._pass = ""
+        self._starts: dict[tuple[tuple[str, ...], int, int], Value] = {}
 
     @property
     def first(self) -> bool:
@@ -139,17 +140,20 @@ class Stage:
         local = f"mb{m}/{name}"
         return self.r.input(local, (rows, sequence), "(dp mb b) s", name, "i64", ids=vocabulary, ignore=ignore, fixed=fixed)
 
-    def offset(self, size: int, ends: int = 0) -> Value:
-        """Where this rank's block of so many elements starts (or with `ends` 1 stops)."""
-        mesh = self.axes.mesh
+    def offset(self, size: int, ends: int = 0, axes: tuple[str, ...] | None = None) -> Value:
+        """Where this rank's block of so many elements starts (or with `ends` 1 stops): ranks along some axes, by default the tensor's."""
+        mesh, along = self.axes.mesh, self.axes.tensor if axes is None else axes
 
         def start(at: dict[str, int]) -> int:
             position = 0
-            for a in self.axes.tensor:
+            for a in along:
                 position = position * mesh.length(a) + at[a]
             return (position + ends) * size
 
-        return self.r.each(start)
+        key = (along, size, ends)
+        if key not in self._starts:
+            self._starts[key] = self.r.each(start)
+        return self._starts[key]
 
     # -- between and within tensor-parallel regions -------------------------------------------------------------------
 
@@ -185,8 +189,8 @@ class Stage:
         """1 for every token that counts."""
         return self.r.float(self.r.ne(labels, value=IGNORED, name="valid"), name="valid.float")
 
-    def loss(self, logits: Tensor, labels: Tensor, valid: Tensor) -> Tensor:
-        """Σ of the cross-entropies of valid tokens; logits are divided by ranges of ids."""
+    def loss(self, logits: Tensor, labels: Tensor, valid: Tensor, per_sequence: bool = False) -> Tensor:
+        """Σ of the cross-entropies of valid tokens, or Σ over sequences of each one's mean; logits are divided by ranges of ids."""
         r = self.r
         size = logits.shape[-1]
         peak = r.detach(r.amax(logits, dim=-1, keepdim=True, name="logits.peak.local"), name="logits.peak.part")
@@ -198,7 +202,10 @@ class Stage:
         target = self.reduced(target, "target")
         weight = self.reduced(r.sum(r.exp(shifted, name="exponentials"), dim=2, name="weight.part"), "weight")
         losses = r.mul(r.sub(r.log(weight, name="weight.log"), target, name="loss.tokens"), valid, name="loss.valid")
-        return r.sum(losses, name="loss.sum")
+        if not per_sequence:
+            return r.sum(losses, name="loss.sum")
+        means = r.div(r.sum(losses, dim=1, name="loss.sums"), r.sum(valid, dim=1, name="valid.counts"), name="loss.sequences")
+        return r.sum(means, name="loss.sum")
 
     def over_dp(self, x: Tensor, name: str) -> Tensor:
         """The sum over ranks that have different tokens."""

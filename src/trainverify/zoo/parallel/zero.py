@@ -203,8 +203,7 @@ class Bucket:
         whole = self.joined(tensors, name)
         if self.count == 1:
             return whole
-        start = self.r.each(lambda at: self.position(at) * self.chunk)
-        stop = self.r.each(lambda at: (self.position(at) + 1) * self.chunk)
+        start, stop = (self.stage.offset(self.chunk, ends, self.stage.axes.data) for ends in (0, 1))
         return self.r.slice(whole, dim=self.dim, start=start, stop=stop, name=name)
 
     def gathered(self, shard: Tensor, name: str, names: Sequence[str]) -> list[Tensor]:

@@ -1,0 +1,119 @@
+"""Models by name: the step on one device at real size, and the plan that runs it as asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from trainverify.build.tape import BuildError
+from trainverify.complete.step import complete
+from trainverify.graph.lineage import Layout, Placements
+from trainverify.graph.mesh import Mesh
+from trainverify.graph.plan import Plan, Template
+from trainverify.graph.program import Program
+from trainverify.zoo import deepseek, gpt, llama, resnet
+from trainverify.zoo.parallel.degrees import Degrees
+from trainverify.zoo.parallel.gpt import gpt_plan, gpt_step
+from trainverify.zoo.parallel.llama import ADAMW, llama_plan, llama_step
+
+Config = Any  # of one of the models
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known about models of one kind. `plan` None: there are none yet, beside one device."""
+
+    title: str
+    presets: Mapping[str, Config]
+    step: Callable[..., Program]  # (config, master=…) → the step on one device
+    plan: Callable[..., Plan] | None = None  # (config, degrees, master=…) → the same step on the ranks of a mesh
+
+
+def _deepseek_step(config: Config, master: bool = False) -> Program:
+    return complete(deepseek.forward(config), ADAMW, auxiliary={deepseek.BALANCE: 0.001}, clip=1.0, master=master)
+
+
+def _resnet_step(config: Config, master: bool = False) -> Program:
+    return complete(resnet.forward(config), ADAMW, clip=1.0, master=master)
+
+
+FAMILIES: Final[tuple[Family, ...]] = (
+    Family("Llama", llama.PRESETS, llama_step, llama_plan),
+    Family("GPT", gpt.PRESETS, gpt_step, gpt_plan),
+    Family("DeepSeek", deepseek.PRESETS, _deepseek_step),
+    Family("ResNet", resnet.PRESETS, _resnet_step),
+)
+NAMES: Final[Mapping[str, Family]] = {name: family for family in FAMILIES for name in family.presets}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A model by name, how it is divided, and what is to differ from its preset (None: nothing)."""
+
+    name: str
+    how: Degrees = field(default_factory=Degrees)
+    layers: int | None = None
+    batch: int | None = None  # rows of the whole batch; one for every data-parallel rank and micro-batch by default
+    sequence: int | None = None
+    vocabulary: int | None = None
+    loss: str | None = None
+    packed: bool = False
+    master: bool = False  # weights in bf16, with f32 copies that the optimizer updates
+
+    def config(self) -> Config:
+        family = family_of(self.name)
+        preset = family.presets[self.name]
+        known = {f.name for f in fields(preset)}
+        changes: dict[str, object] = {}
+        for name in ("layers", "sequence", "vocabulary", "loss"):
+            if getattr(self, name) is not None:
+                changes[name] = getattr(self, name)
+        changes |= {"packed": True} if self.packed else {}
+        changes |= {"dtype": "bf16"} if self.master else {}
+        for name in changes:
+            if name not in known:
+                raise BuildError(f"{family.title} has no {name} to choose")
+        if self.layers is not None and self.layers < 1:
+            raise BuildError("a model has 1 layer or more")
+        if self.layers is not None and "dense_layers" in known:
+            changes["dense_layers"] = min(preset.dense_layers, self.layers)
+        rows = self.how.dp * self.how.microbatches
+        if family.plan is not None or self.batch is not None or rows > preset.batch:
+            changes["batch"] = rows if self.batch is None else self.batch
+        return replace(preset, **changes)
+
+    def build(self) -> tuple[Program, Plan]:
+        """The step on one device, and the plan."""
+        family, config = family_of(self.name), self.config()
+        if family.plan is None:
+            if self.how != Degrees():
+                raise BuildError(f"there are no plans for {family.title} yet: {self.name} runs on one device only")
+            step = family.step(config, master=self.master)
+            return step, one_device(step)
+        return family.step(config, master=self.master), family.plan(config, self.how, master=self.master)
+
+
+def family_of(name: str) -> Family:
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BuildError(f"no model {name!r}{hint} (`trainverify zoo` lists all)")
+    return NAMES[name]
+
+
+def one_device(step: Program) -> Plan:
+    """A step as a plan on one rank."""
+    lineage = tuple(Layout(n, n, Placements(())) for n in step.sources)
+    return Plan(step.name, Mesh(one=1), (Template(step, (0,)),), {}, lineage)
+
+
+def described(name: str) -> str:
+    """A preset in one line."""
+    config = NAMES[name].presets[name]
+    shown = ("layers", "hidden", "heads", "kv_heads", "vocabulary", "sequence", "blocks", "size")
+    found = [f"{n.replace('_', '-')} {getattr(config, n)}" for n in shown if getattr(config, n, None) is not None]
+    if hasattr(config, "gate"):
+        found.append(f"experts {config.gate.experts} ({config.gate.active} active)")
+    return ", ".join(found)

@@ -1,0 +1,75 @@
+"""`trainverify zoo` and `verify --zoo`: listing, building, files, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainverify.cli import run
+from trainverify.zoo.recipes import NAMES
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["zoo"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in NAMES)
+    assert "layers 126, hidden 16384, heads 128, kv-heads 8, vocabulary 128256, sequence 8192" in shown
+    assert run(["zoo", "--json"]) == 0
+    models = {m["name"]: m for m in json.loads(capsys.readouterr().out)["models"]}
+    assert set(models) == set(NAMES)
+    assert models["llama3-8b"]["plans"] is True
+
+
+def test_files_are_what_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["llama3-8b", "--layers", "1", "--dp", "2", "--tp", "2", "--zero", "1"]
+    assert run(["zoo", *options, "--out", str(tmp_path / "new"), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["ranks"], made["mesh"], made["findings"]) == (4, "mesh(pp=1, dp=2, tp=2)", [])
+    assert run(["verify", *made["files"], "--points", "1", "--json"]) == 0
+    from_files = json.loads(capsys.readouterr().out)
+    assert run(["verify", "--zoo", *options, "--points", "1", "--json"]) == 0
+    at_once = json.loads(capsys.readouterr().out)
+    assert from_files["verdict"] == at_once["verdict"] == "PROVED"
+    assert from_files["obligations"] == at_once["obligations"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["zoo", "lama3-8b"], "no model 'lama3-8b'; did you mean llama3-8b?"),
+        (["zoo", "llama3-8b", "--tp", "3"], "llama3-8b: 3 tensor-parallel ranks do not divide among 8"),
+        (["zoo", "gpt2", "--tp", "2"], "gpt2: 50257 ids do not divide among 2"),
+        (["zoo", "gpt2", "--packed"], "GPT has no packed to choose"),
+        (["zoo", "gpt2", "--ep", "2", "--dp", "2"], "plans of GPT have no ep=2"),
+        (["zoo", "resnet50", "--dp", "2"], "there are no plans for ResNet yet"),
+        (["zoo", "llama3-8b", "--zero", "1"], "with dp=1 there is nothing to shard"),
+        (["zoo", "llama3-8b", "--pp", "2", "--schedule", "interleaved", "--microbatches", "3"], "3 micro-batches do not divide among 2"),
+        (["zoo", "llama3-8b", "--pp", "2", "--stages", "a,b"], "--stages a,b: numbers of layers separated by commas"),
+        (["zoo", "llama3-8b", "--batch", "3", "--dp", "2"], "3 rows of the batch do not divide among 2"),
+        (["zoo", "--dp", "2"], "--dp goes with a model of the zoo"),
+        (["verify", "a.json", "b.json", "--tp", "2"], "--tp goes with a model of the zoo"),
+        (["verify", "a.json", "b.json", "--zoo", "gpt2"], "either two files or --zoo NAME"),
+        (["verify", "a.json"], "two files are needed, LOGICAL and PLAN, or --zoo NAME"),
+        (["verify", "--zoo", "llama3-8b", "--tp", "5"], "llama3-8b: 5 tensor-parallel ranks do not divide among 8"),
+        (["zoo", "llama3-8b", "--dp", "0"], "'--dp'"),
+        (["zoo", "llama3-8b", "--schedule", "magic"], "'--schedule'"),
+    ],
+)
+def test_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    printed = capsys.readouterr()
+    assert why in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert run([*arguments, "--json"]) == 2
+    assert why in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_eight_thousand_ranks_are_built_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """The text of the plan grows with layers and micro-batches, not with ranks: a quarter of the micro-batches of a real run here."""
+    options = ["--dp", "64", "--tp", "8", "--pp", "16", "--microbatches", "4", "--zero", "1", "--layers", "32"]
+    assert run(["zoo", "llama3-405b", *options, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["ranks"], made["findings"]) == (8192, [])
+    assert made["seconds"] < 30
