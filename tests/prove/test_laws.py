@@ -341,6 +341,41 @@ def the_sign_of_a_factor_matters(w: World) -> None:
     assert k.indicator_of("gt0", k.times(w.positive(), w.x())) == k.indicator_of("gt0", w.x())
 
 
+@broken("implied condition")
+def a_factor_of_the_condition_is_missing_or_negative(w: World) -> None:
+    k = w.kernel
+    n, x, m = w.nonnegative(), w.x(), w.mask()
+    positive = k.indicator_of("gt0", n)
+    assert k.times(positive, n) == n
+    differ(k.times(k.indicator_of("gt0", x), x), x)  # relu
+    differ(k.times(k.indicator_of("gt0", k.times(n, x)), n), n)
+    differ(k.times(k.indicator_of("gt0", k.times(n, w.nonnegative(1, 0))), n), n)
+    differ(k.times(positive, w.nonnegative(0, 0)), w.nonnegative(0, 0))
+    differ(k.times(k.indicator_of("gt0", scale(n, -1)), n), n)
+    differ(k.times(positive, m), m)
+    differ(k.times(k.indicator_of("ge0", scale(n, -1)), n), n)
+    differ(k.times(k.indicator_of("gt0", k.add(n, constant(-1))), n), n)
+
+
+@broken("cases")
+def the_other_case_must_be_defined(w: World) -> None:
+    k = w.kernel
+    condition = k.indicator_of("gt0", w.x())
+    with pytest.raises(Unsupported):
+        k.power(k.times(condition, w.positive()), -1)  # zero where it does not hold
+    with pytest.raises(Unsupported):
+        k.power(k.add(k.times(condition, w.positive()), constant(-1)), Fraction(1, 2))
+    k.needs.clear()
+    k.power(k.add(constant(1), k.times(condition, w.y())), -1)
+    assert k.needs  # 1 + y is not zero, also where the condition does not hold
+    k.needs.clear()
+    split = k.exp(k.times(condition, w.y()))
+    assert not k.needs
+    differ(split, k.times(condition, k.exp(w.y())))
+    differ(split, k.exp(w.y()))
+    assert k.times(condition, split) == k.times(condition, k.exp(w.y()))
+
+
 @broken("maximum")
 def negative_factors_stay_inside(w: World) -> None:
     k = w.kernel

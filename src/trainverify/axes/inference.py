@@ -342,7 +342,13 @@ class Inference:
         """Settle lines: every stretch of integers becomes a piece of its line's axis; equal pieces become a product."""
         for line, start, depth, where in sorted(self._later, key=lambda x: -(x[1] + x[2].size)):
             self.axes.where = where
-            self._digits_on(line, start, depth)
+            root = line.root()
+            if root.axis is None and root.stretches:
+                (root.axis,) = self.fresh([max(start + depth.size, *(at + a.size for at, a in root.stretches))])
+            if root.axis is None:  # computed integers: how many there are is not a matter of scale
+                self.axes.freeze(depth)
+            else:
+                self._digits_on(line, start, depth)
         self._later = []
         self._settle_lines()
         self.axes.regularise(self.all)

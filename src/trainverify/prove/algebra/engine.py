@@ -32,7 +32,8 @@ _MESH = -(10**6)  # mesh variables count down from here
 WRITTEN_OUT = 10_000  # ops of a plan up to which a failed proof is tried again without blocks
 ENUMERATED = 16  # ranks of a plan up to which a failed proof is tried again without folding
 _POSITIONS = -(10**5)  # position variables are above this
-_LINEAR = frozenset({"add", "sub", "neg", "identity", "to", "all_reduce", "reduce_scatter", "sum", "multiref"})
+_MOVES = frozenset({"identity", "to", "multiref", "reshape", "view", "reshape.grad", "view.grad"})
+_LINEAR = frozenset({"add", "sub", "neg", "all_reduce", "reduce_scatter", "sum"}) | _MOVES
 
 
 @dataclass
@@ -560,13 +561,13 @@ class Prover:
         old, new = self.forms.grid(system.scope.dims[lay.logical]), self.forms.grid(system.unit_scopes[unit].dims[lay.local])
         spots: list[Spot] = []
         for d, (span, target) in enumerate(zip(old.spans, new.spans, strict=True)):
-            leaves = [old.leaves[i].axis for i in span]
-            marks = self._marks(lay, instance, d, system.inference.axes.leaves([system.scope.dims[lay.logical][d]]))
-            kept = iter(target)
-            if any(old.leaves[i].tag for i in span):
-                if any(m is not None for m in marks):
+            digits = system.inference.axes.leaves([system.scope.dims[lay.logical][d]])
+            marks: list[Index | None] = []
+            for digit, mark in zip(digits, self._marks(lay, instance, d, digits), strict=True):
+                if mark is not None and digit.pieces is not None:
                     raise Unsupported("shards of an axis of unequal pieces")
-                marks = [None] * len(leaves)
+                marks += [mark] * self.forms.grids.width(digit)  # a digit of unequal pieces is kept with all its leaves
+            kept = iter(target)
             spots += [Spot("kept", next(kept, -1)) if m is None else Spot("fixed", m) for m in marks]
             here = [old.leaves[i].axis for i, m in zip(span, marks, strict=True) if m is None]
             if [id(a) for a in here] != [id(new.leaves[i].axis) for i in target]:

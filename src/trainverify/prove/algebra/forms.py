@@ -434,7 +434,8 @@ class Forms:
         for key in new.blocks():
             tags = dict(zip(new.tags, key, strict=True))
             source = value[tuple(tags[-1 - names[-1 - o]] for o in old.tags)]
-            p = k.substitute(k.finite(source), names)
+            # positions of the largest are defined among −∞ too
+            p = k.substitute(source if fn.startswith("arg") else k.finite(source), names)
             if fn == "cumsum":
                 below = k.add(
                     self._number([(names[-1 - o], old.leaves[o].axis.size) for o in old.spans[d]]),
@@ -541,7 +542,7 @@ class Forms:
         if name is not None:
             self._range(name[0], root.axis)
             return self._digits_of(name, whole, at)
-        digits = self._iota_digits(p, whole)
+        digits = self._iota_digits(k.flat(p), whole)
         if digits is None:
             raise Unsupported("one-hot of computed integers")
         result = constant(1)

@@ -164,6 +164,7 @@ class Kernel:
                     powers[uid, idx] = p - whole
         atoms = self.atoms
         equal: tuple[int, Index, Index] | None = None
+        conditions = False
         result = []
         for (uid, idx), p in powers.items():
             if p == 0:
@@ -177,6 +178,7 @@ class Kernel:
                 if p < 0 or p != int(p):
                     raise Unsupported("an indicator as a divisor")
                 p = 1
+                conditions |= a.kind == "fn"
                 if a.kind == "delta":
                     i, j = idx
                     if i == j:
@@ -192,6 +194,8 @@ class Kernel:
         if len(result) > self.limits.factors:
             raise TooLarge(f"a product of {len(result)} factors")
         result = self._digits(result)
+        if conditions:
+            result = self._implied(result)
         result.sort()
         return {tuple(result): coef} if coef else {}
 
@@ -220,6 +224,30 @@ class Kernel:
         if not ids:
             return factors
         return [f for f in factors if not (atoms[f[0]].kind == "valid" and (atoms[f[0]].data, f[1]) in ids)]
+
+    def _implied(self, factors: list[Factor]) -> list[Factor]:
+        """[x·y > 0]·x·y = x·y for x, y ≥ 0: where the condition does not hold the product is zero anyway."""
+        there = {(u, idx) for u, idx, w in factors if w > 0 and self.atoms[u].nonnegative}
+        return [f for f in factors if not (self.name(f[0]) == "gt0" and self._within(self.argument(f[0], f[1]), there))]
+
+    @staticmethod
+    def _within(argument: Poly, there: set[tuple[int, tuple[Index, ...]]]) -> bool:
+        if len(argument) != 1:
+            return False
+        ((m, c),) = argument.items()
+        return c > 0 and all(w > 0 and (u, idx) in there for u, idx, w in m)
+
+    def _condition(self, p: Poly) -> tuple[int, tuple[Index, ...]] | None:
+        """A 0/1 condition that some term has as a factor."""
+        return min(self._conditions(p), default=None)
+
+    def _by_cases(self, condition: tuple[int, tuple[Index, ...]], p: Poly, function: Callable[[Poly], Poly]) -> Poly:
+        """f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0); what either needs must hold everywhere."""
+        holds = self.add(*[self.monomial([f for f in m if f[:2] != condition], c) for m, c in p.items()])
+        fails = {m: c for m, c in p.items() if not any(f[:2] == condition for f in m)}
+        mask = self.monomial([(*condition, 1)])
+        yes, no = function(holds), function(fails)
+        return self.add(self.times(mask, yes), no, scale(self.times(mask, no), -1))
 
     def add(self, *polys: Poly) -> Poly:
         out: Poly = {}
@@ -253,16 +281,30 @@ class Kernel:
     def multiply(self, p: Poly, q: Poly) -> Poly:
         """Product without distributing: a sum of several terms becomes a cut first.
 
-        Masks of labels are the exception: valid·(valid·a + b) = valid·(a + b), so sums are opened, multiplied and factored.
+        Masks of labels, and conditions that the other side decides, are the exception: valid·(valid·a + b) = valid·(a + b), so sums are
+        opened, multiplied and factored.
         """
         if as_constant(p) is not None or as_constant(q) is not None:
             return self.times(p, q)
-        if self._masks(p) or self._masks(q):
+        if self._masks(p) or self._masks(q) or self._decided(p, q) or self._decided(q, p):
             return self.single(self.times(self.flat(p), self.flat(q)))
         return self.times(self.single(p), self.single(q))
 
     def _masks(self, p: Poly) -> bool:
         return any(self.atoms[u].kind in ("valid", "digit") for m in p for u, _, _ in m)
+
+    def _conditions(self, p: Poly) -> set[tuple[int, tuple[Index, ...]]]:
+        return {(u, idx) for m in p for u, idx, _ in m if self.atoms[u].indicator and self.atoms[u].kind == "fn"}
+
+    def _decided(self, p: Poly, q: Poly) -> bool:
+        """Whether some condition in q makes no difference once q is multiplied with a term of p."""
+        conditions = self._conditions(q)
+        if not conditions:
+            return False
+        if conditions & self._conditions(p):
+            return True
+        arguments = [self.argument(*c) for c in conditions if self.name(c[0]) == "gt0"]
+        return any(self._within(a, {(u, idx) for u, idx, w in m if w > 0 and self.atoms[u].nonnegative}) for a in arguments for m in p)
 
     def substitute(self, p: Poly, to: Mapping[Index, Index]) -> Poly:
         """Variables replaced, all at once."""
@@ -671,6 +713,10 @@ class Kernel:
                     result = self.times(result, self.power(inner, c))
                     continue
             self.finite({m: 1})
+            condition = self._condition({m: 1})
+            if condition is not None:
+                result = self.times(result, self._by_cases(condition, {m: c}, self.exp))
+                continue
             unit = self.fn("exp", {m: 1}, positive=True, nonnegative=True)
             ((factor,),) = unit
             result = self.times(result, self.monomial([(factor[0], factor[1], tidy(c))]))
@@ -693,6 +739,8 @@ class Kernel:
                 known = self.name(uid) in ("log_indicator", "infinity")
             elif a.kind == "cut":
                 known = any(self.infinite(u) for _, factors in a.data[0][0] for u, _ in factors)
+            elif a.kind.startswith("row arg"):
+                known = False  # positions
             elif a.kind == "max" or a.kind.startswith("row"):
                 known = any(self.infinite(u) for _, factors in a.data[0][0] for u, _, _ in factors)
             else:
@@ -767,6 +815,9 @@ class Kernel:
         c = as_constant(p)
         if c is not None:
             return self._number_power(c, e)
+        condition = self._condition(p) if len(p) > 1 else None
+        if condition is not None and any(all(f[:2] != condition for f in m) for m in p):
+            return self._by_cases(condition, p, lambda q: self.power(q, e))
         one = self.single(p)
         ((m, coef),) = one.items()
         if isinstance(e, int):
@@ -835,7 +886,8 @@ class Kernel:
         if c is not None:
             return constant(int({"gt0": c > 0, "ge0": c >= 0, "eq0": c == 0}[name]))
         lead, factors, prim = self.content(p)
-        keep = [f for f in factors if not self.atoms[f[0]].positive]
+        # what is divided by is not zero
+        keep = [f for f in factors if not (self.atoms[f[0]].positive or (f[2] < 0 and self.atoms[f[0]].nonnegative))]
         sign = 1 if lead > 0 else -1
         argument = self.times(self.monomial(keep, sign if name != "eq0" else 1), prim)
         return self.fn(name, argument, indicator=True, nonnegative=True)

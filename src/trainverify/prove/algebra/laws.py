@@ -351,7 +351,32 @@ def _condition(w: World) -> Instance:
     k = w.kernel
     base = k.times(w.x(), k.add(w.y(), constant(Fraction(1, 3))))
     p = scale(k.times(base, w.positive()), w.rng.choice([-2, 3]))
+    if w.rng.random() < 0.5:  # what is divided by is not zero
+        p = k.times(p, k.power(k.single(k.add(w.nonnegative(), k.times(w.positive(), w.positive()))), -1))
     return k.indicator_of("gt0", p), lambda at: w.balls.of(int(bool(w.value(p, at) > 0)))
+
+
+@law("implied condition", "[x·y > 0]·x·y = x·y", "x and y are nonnegative, and all factors of the condition are there")
+def _implied(w: World) -> Instance:
+    k = w.kernel
+    n, m = w.nonnegative(), w.nonnegative(w.index(V0), w.index(V1))
+    condition = k.indicator_of("gt0", w.rng.choice([n, k.times(n, m)]))
+    rest = w.rng.choice([k.times(n, m), k.times(k.times(n, n), w.x()), k.times(m, w.y()), k.times(k.times(n, m), k.power(w.above(), -1))])
+    return k.times(condition, rest), lambda at: w.value(condition, at) * w.value(rest, at)
+
+
+@law(
+    "cases", "f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0) for exp and powers", "what either of the two needs is needed everywhere"
+)
+def _cases(w: World) -> Instance:
+    k = w.kernel
+    condition = k.indicator_of("gt0", k.add(w.x(), constant(Fraction(1, 7))))
+    p = k.add(k.times(condition, w.above()), w.positive(), k.times(condition, k.exp(k.times(condition, w.y()))))
+    e = w.rng.choice([-1, -2, Fraction(1, 2), "exp"])
+    if e == "exp":
+        q = scale(k.times(condition, k.times(w.x(), w.y())), w.rng.choice([1, -2]))
+        return k.exp(k.add(q, w.x())), lambda at: (w.value(q, at) + w.value(w.x(), at)).exp()
+    return k.power(p, e), lambda at: w.balls.power(w.value(p, at), e)  # type: ignore[arg-type]
 
 
 @law("maximum", "max of max is one max; variables that do not occur do not matter", "no factor is taken out, whatever its sign")

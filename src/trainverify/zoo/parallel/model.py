@@ -80,6 +80,9 @@ class Model:
         r.prefix = ""
         return made
 
+    def report(self) -> None:
+        """Metrics besides the loss, after the last pass."""
+
     def counted(self) -> Tensor:
         """The valid tokens of the stage's own rows, then of all."""
         r = self.stage.r
@@ -108,6 +111,7 @@ def run(model: Model, optimizer: Optimizer | None, clip: float | None, master: b
     if s.last:
         total = s.over_dp(model.added(model.losses, "loss.sum"), "loss.total")
         r.loss(r.div(total, late or model.count, name="loss") if per_token else total)
+    model.report()
     finish(s, late, optimizer, clip, master)
 
 

@@ -54,9 +54,10 @@ class Stage:
         tied: Value = None,
         counted: bool = True,
         blocks: tuple[int, ...] = (),
+        data: tuple[str, ...] | None = None,
     ) -> None:
         """Declare a parameter; `s[name]` is the tensor to compute with."""
-        self.weights[name] = Weight(name, shape, form, split, summed, tied, counted, blocks)
+        self.weights[name] = Weight(name, shape, form, split, summed, tied, counted, data, blocks)
 
     def declared(self) -> None:
         """All weights are known: parameters as the ranks store them."""
@@ -207,6 +208,7 @@ class Stage:
         means = r.div(r.sum(losses, dim=1, name="loss.sums"), r.sum(valid, dim=1, name="valid.counts"), name="loss.sequences")
         return r.sum(means, name="loss.sum")
 
-    def over_dp(self, x: Tensor, name: str) -> Tensor:
-        """The sum over ranks that have different tokens."""
-        return x if self.axes.size(self.axes.data) == 1 else self.r.all_reduce(x, group=self.axes.data, name=name)
+    def over_dp(self, x: Tensor, name: str, along: tuple[str, ...] | None = None) -> Tensor:
+        """The sum over all ranks with other tokens, or over those along some axes."""
+        axes = self.axes.data if along is None else along
+        return x if self.axes.size(axes) == 1 else self.r.all_reduce(x, group=axes, name=name)

@@ -32,7 +32,7 @@ def _final(stage: Stage, b: Bucket, tokens: Tensor | None) -> Tensor:
     """The gradient of what this rank updates: summed over all who compute summands of it."""
     r, w, zero = stage.r, b.first, b.zero
     if zero == 0:
-        g = stage.over_dp(r.gradient(stage.tensors[b.name]), f"{b.name}.grad.dp")
+        g = stage.over_dp(r.gradient(stage.tensors[b.name]), f"{b.name}.grad.dp", w.data)
     elif zero == 1:
         g = b.scattered([r.gradient(stage.tensors[x.name]) for x in b.weights], f"{b.name}.grad.shard")
     else:

@@ -30,6 +30,7 @@ class Weight:
     summed: tuple[str, ...] = ()  # mesh axes besides those of the data along which ranks compute summands of the gradient
     tied: Value = None  # the group of ranks that hold the same weight for another use
     counted: bool = True  # in the gradient norm: one of the tied copies is not
+    data: tuple[str, ...] | None = None  # mesh axes of the data along which its gradient adds up, if not all of them
     blocks: tuple[int, ...] = ()  # how rows belong together (groups of heads, heads): no shard has parts of two blocks
 
     def logical(self, mesh: Mesh) -> tuple[int, ...]:

@@ -1,0 +1,127 @@
+"""Bugs planted into plans with expert parallelism: each is refuted, or the plan is invalid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from unittest.mock import patch
+
+import pytest
+
+from parallel.evaluation import evaluated
+from parallel.test_planted import again, skipped
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Program, Ref
+from trainverify.zoo.deepseek import Config, Gate
+from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
+from trainverify.zoo.parallel.experts import Experts
+from verify.changes import Change, attrs, inputs
+
+GATE = Gate(12, 3, "sigmoid", normalize=True, scale=2.5, groups=4, top_groups=2, group_score="top2", bias=True)
+CONFIG = Config(1, 0, 24, 6, 20, 10, 2, GATE, 14, sequence=6, q_rank=10, kv_rank=14, head=8, rotary=4, value=6, batch=8)
+HOW = Degrees(dp=4, ep=2, tp=2, microbatches=2, normalise="loss")
+AT, MLP = "mb0/layers.0.", "layers.0.mlp."
+
+
+@cache
+def base(kind: str) -> tuple[Program, Plan]:
+    how = replace(HOW, sp=True) if kind == "sp" else HOW
+    return deepseek_step(CONFIG), deepseek_plan(CONFIG, how)
+
+
+def turned(output: str) -> Change:
+    """The group of an op lists its ranks in the other order."""
+
+    def apply(plan: Plan) -> Plan:
+        (t,) = plan.templates
+        groups = {f"{g}.turned": tuple(reversed(plan.groups[str(g)])) for g in t.bindings["group.ep"]}
+        bound = replace(t, bindings={**t.bindings, "group.turned": tuple(f"{g}.turned" for g in t.bindings["group.ep"])})
+        return attrs("pp0", output, group=Ref("group.turned"))(replace(plan, templates=(bound,), groups={**plan.groups, **groups}))
+
+    return apply
+
+
+BUGS: dict[str, tuple[str, str, str, Change]] = {
+    # bug: (plan, verdict, the wrong tensor or the finding's code, the change)
+    "experts' gradients added up over all data-parallel ranks": (
+        "tp",
+        "REFUTED",
+        MLP + "experts.up_proj.grad.dp",
+        attrs("pp0", MLP + "experts.up_proj.grad.dp", group=Ref("group.edp+ep")),
+    ),
+    "experts' gradients added up over the ranks of other experts": (
+        "tp",
+        "REFUTED",
+        AT + "moe.hidden",
+        attrs("pp0", MLP + "experts.down_proj.grad.dp", group=Ref("group.ep")),
+    ),
+    "experts' gradients not added up": (
+        "tp",
+        "REFUTED",
+        MLP + "experts.gate_proj.grad.dp",
+        skipped("pp0", MLP + "experts.gate_proj.grad.dp"),
+    ),
+    "experts' gradients averaged": (
+        "tp",
+        "REFUTED",
+        MLP + "experts.gate_proj.grad.dp",
+        attrs("pp0", MLP + "experts.gate_proj.grad.dp", op="avg"),
+    ),
+    "gate's gradient added up over tensor-parallel ranks": (
+        "tp",
+        "REFUTED",
+        MLP + "gate.weight.grad.dp.again",
+        again("pp0", MLP + "gate.weight.grad.dp", "group.tp"),
+    ),
+    "balance counted on every tensor-parallel rank": (
+        "tp",
+        "REFUTED",
+        AT + "moe.logits.grad.2",
+        attrs("pp0", AT + "balance.grad", value=0.001 / 4),
+    ),
+    "load of a part of the sequence": ("sp", "REFUTED", AT + "moe.uneven", skipped("pp0", AT + "moe.load.sum")),
+    "balance of one data-parallel rank": ("tp", "REFUTED", AT + "moe.uneven.mean", skipped("pp0", "balance.dp")),
+    "choice without the bias": ("tp", "REFUTED", AT + "moe.uneven", inputs("pp0", AT + "moe.weights", AT + "moe.logits")),
+    "one expert fewer": ("tp", "REFUTED", AT + "moe.uneven", attrs("pp0", AT + "moe.weights", top_k=2)),
+    "choice among all groups": ("tp", "REFUTED", AT + "moe.uneven", attrs("pp0", AT + "moe.weights", top_groups=4)),
+    "weights not scaled": ("tp", "REFUTED", AT + "moe.weights", attrs("pp0", AT + "moe.weights", scale=1.0)),
+    "tokens with a small weight not sent": ("tp", "REFUTED", AT + "moe.uneven", attrs("pp0", AT + "moe.chosen", value=0.7)),
+    "answers brought back in the other order": ("tp", "REFUTED", AT + "moe.hidden", turned(AT + "moe.returned")),
+    "tokens sent in the other order": ("tp", "REFUTED", AT + "moe.hidden", turned(AT + "moe.received")),
+    "places of the tokens before": ("tp", "REFUTED", AT + "moe.hidden", attrs("pp0", AT + "moe.place.hot", start=1)),
+    "gradient of the shared rotary key of own heads only": (
+        "tp",
+        "REFUTED",
+        AT + "attention.k.whole.grad",
+        skipped("pp0", AT + "attention.k.turning.grad"),
+    ),
+    "norm counts experts of one rank": (
+        "tp",
+        "REFUTED",
+        "grad_norm",
+        attrs("pp0", "squares.ep+tp", group=Ref("group.tp")),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_bug_is_found(bug: str) -> None:
+    kind, verdict, where, change = BUGS[bug]
+    logical, plan = base(kind)
+    report = evaluated(logical, change(plan), points=2)
+    assert report.verdict == verdict, report.reason
+    assert report.place is not None
+    assert report.place.tensor == where
+
+
+def test_tokens_beyond_the_capacity_are_missed() -> None:
+    with patch.object(Experts, "capacity", lambda self, tokens: tokens // 2):
+        plan = deepseek_plan(CONFIG, HOW)
+    report = evaluated(deepseek_step(CONFIG), plan, points=3)
+    assert report.verdict == "REFUTED", report.reason
+
+
+@pytest.mark.parametrize("kind", ["tp", "sp"])
+def test_what_the_bugs_are_planted_into_agrees(kind: str) -> None:
+    report = evaluated(*base(kind))
+    assert {o.status for o in report.obligations} == {"agreed"}, report.reason
