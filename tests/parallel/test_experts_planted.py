@@ -88,7 +88,7 @@ BUGS: dict[str, tuple[str, str, str, Change]] = {
     "tokens with a small weight not sent": ("tp", "REFUTED", AT + "moe.uneven", attrs("pp0", AT + "moe.chosen", value=0.7)),
     "answers brought back in the other order": ("tp", "REFUTED", AT + "moe.hidden", turned(AT + "moe.returned")),
     "tokens sent in the other order": ("tp", "REFUTED", AT + "moe.hidden", turned(AT + "moe.received")),
-    "places of the tokens before": ("tp", "REFUTED", AT + "moe.hidden", attrs("pp0", AT + "moe.place.hot", start=1)),
+    "places of the tokens before": ("tp", "REFUTED", AT + "moe.down", attrs("pp0", AT + "moe.place.hot", start=1)),
     "gradient of the shared rotary key of own heads only": (
         "tp",
         "REFUTED",
