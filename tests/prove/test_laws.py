@@ -10,7 +10,8 @@ import pytest
 
 from trainverify.domains.ball import precision
 from trainverify.prove.algebra.kernel import Kernel, Limits, Poly, TooLarge, Unsupported, constant, scale
-from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World
+from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, summed, triangle
+from trainverify.prove.algebra.masked import MaskedSums
 
 POINTS = 40
 
@@ -151,6 +152,68 @@ def powers_of_inner_sums_stay(w: World) -> None:
     assert k.sum(k.times(inner, w.positive(a, Q)), {a: V0}) == whole
     differ(k.sum(k.times(k.times(inner, inner), w.positive(a, Q)), {a: V0}), squares)
     differ(k.sum(k.times(inner, w.positive(P, Q)), {a: V0}), whole)
+
+
+@broken("regrouped")
+def other_products_stay(w: World) -> None:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    known = k.sum(k.times(w.y(P, b), k.sum(k.times(w.x(a, b), w.positive(a, Q)), {a: V0})), {b: V1})
+    inner = k.sum(k.times(w.x(a, b), w.y(P, b)), {b: V1})
+    k.named = len(k.atoms)
+    assert k.sum(k.times(inner, w.positive(a, Q)), {a: V0}) == known
+    differ(k.sum(k.times(inner, w.positive(a, 0)), {a: V0}), known)
+    differ(k.sum(k.times(inner, w.nonnegative(a, Q)), {a: V0}), known)
+    differ(k.sum(k.times(k.substitute(inner, {P: 0}), w.positive(a, Q)), {a: V0}), known)
+
+
+@broken("causal blocks")
+def blocks_that_do_not_make_a_whole(w: World) -> None:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    known = k.sum(k.times(causal(w, a, b), summed(w, a, b)), {a: V0, b: V1})
+    k.named, k.keep_constants = len(k.atoms), False
+    masked = MaskedSums(k)
+    diagonal = k.sum(k.times(triangle(w, b), summed(w, 1, b, 1)), {b: V1})
+    full = k.sum(summed(w, 0, b, 1), {b: V1})
+    assert masked.whole(k.add(diagonal, full)) == k.substitute(known, {P: 1})
+    first = k.sum(k.times(triangle(w, b), summed(w, 0, b, 0)), {b: V1})
+    assert masked.whole(first) in (first, k.substitute(known, {P: 0}))
+    strict = k.single(k.indicator_of("gt0", k.add(k.iota(V1, Q), scale(k.iota(V1, b), -1))), indicator=True)
+    wrong = [
+        diagonal,  # a block is missing
+        k.add(diagonal, scale(full, 2)),
+        k.add(diagonal, k.sum(k.times(triangle(w, b), summed(w, 0, b, 1)), {b: V1})),  # masked twice
+        k.add(k.sum(summed(w, 1, b, 1), {b: V1}), full),  # no mask
+        k.add(k.sum(k.times(triangle(w, b), summed(w, 0, b, 1)), {b: V1}), k.sum(summed(w, 1, b, 1), {b: V1})),  # on the wrong block
+        k.add(diagonal, k.sum(summed(w, 0, b, 0), {b: V1})),  # of another row
+        k.add(k.sum(k.times(strict, summed(w, 1, b, 1)), {b: V1}), full),
+        k.add(k.sum(k.times(triangle(w, b, 0), summed(w, 1, b, 1)), {b: V1}), full),
+    ]
+    for p in wrong:
+        assert all(m[0][0] != uid for m in masked.whole(p) for uid in [next(iter(known))[0][0]])
+
+
+@broken("causal blocks")
+def a_masked_sum_is_positive_where_the_mask_is_reached(w: World) -> None:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    body = k.times(w.positive(a, b), k.exp(w.y(a, b)))
+
+    def positive(p: Poly) -> bool:
+        ((m, _),) = p.items()
+        return all(k.atoms[u].positive for u, _, _ in m)
+
+    assert positive(k.sum(k.times(causal(w, a, b), body), {a: V0, b: V1}))
+    assert positive(k.sum(k.times(triangle(w, b), k.substitute(body, {a: P})), {b: V1}))
+    assert not positive(k.sum(k.times(causal(w, a, b, 1 - 1, Q), w.nonnegative(a, b)), {a: V0, b: V1}))
+    after = k.add(k.iota(V1, b), scale(k.iota(V1, Q), -1), constant(1))  # strictly before: nobody at the start
+    strict = k.single(k.add(constant(1), scale(k.indicator_of("gt0", after), -1)), indicator=True)
+    assert not positive(k.sum(k.times(strict, k.substitute(body, {a: P})), {b: V1}))
+    backwards = k.single(
+        k.add(constant(1), scale(k.indicator_of("gt0", k.add(k.iota(V1, b), scale(k.iota(V0, P), -1))), -1)), indicator=True
+    )
+    assert not positive(k.sum(k.times(backwards, k.substitute(body, {a: P})), {b: V1}))  # digits of other sizes
 
 
 @broken("symmetric factors")

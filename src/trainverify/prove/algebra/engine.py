@@ -26,6 +26,7 @@ from trainverify.prove.algebra.forms import Forms, Value
 from trainverify.prove.algebra.grids import Grid, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Index, Kernel, Need, Poly, TooLarge, Unsupported, scale, variables
 from trainverify.prove.algebra.memo import Memo, Values
+from trainverify.prove.algebra.masked import MaskedSums
 from trainverify.prove.algebra.notation import show
 
 _MESH = -(10**6)  # mesh variables count down from here
@@ -110,6 +111,7 @@ class Prover:
         self.kernel = Kernel()
         self.forms = Forms(self.kernel, system.inference.axes, dict(system.logical.domains))
         self.instances = fold(system, enumerate_all)
+        self.masked: MaskedSums | None = None  # of the logical program, once it is known
         self.mesh_vars: dict[str, list[tuple[Index, Axis]]] = {}
         for name in system.plan.mesh.names:
             leaves = system.inference.axes.leaves([system.inference.mesh_axis(system.plan.mesh, name)])
@@ -146,6 +148,8 @@ class Prover:
         self.kernel.named = len(self.kernel.atoms)
         if self.memo is not None:
             self.memo.forget_signatures()
+        self.masked = MaskedSums(self.kernel)
+        self.kernel.only_block = self.masked.only
         self._run_plan()
         extra = {n for n in self.kernel.needs - needed if not self.kernel.certain(n, needed)}
         result = Proof(instances=len(self.instances), atoms=len(self.kernel.atoms), prover=self)
@@ -267,6 +271,8 @@ class Prover:
     def _kept(self, p: Poly, loose: bool) -> Poly:
         """How a tensor is kept: sums under a short name, unless one addition alone will take them in."""
         k = self.kernel
+        if self.masked is not None:
+            p = self.masked.whole(self.kernel.resolved(p))
         if loose:
             return k.recognised(k.collapse(p))
         p = k.settle(p)

@@ -513,6 +513,17 @@ class Kernel:
             p = self.add(*opened)
         return self.add(*parts)
 
+    def resolved(self, p: Poly) -> Poly:
+        """p, with sums of the plan opened in which an equality has become one of constants: a piece of what was put together."""
+        for m in p:
+            for u, idx, w in m:
+                a = self.atoms[u]
+                if u >= self.named and w == 1 and a.kind == "cut" and a.definition is not None and any(i >= 0 for i in idx):
+                    met = (i for n in a.definition for v, at, _ in n if self.atoms[v].kind == "delta" for i in at if i < 0)
+                    if any(idx[-1 - i] >= 0 for i in met):
+                        return self.flat(p, lambda uid: uid < self.named)
+        return p
+
     def settle(self, p: Poly) -> Poly:
         """The form in which a tensor is kept: complete sums over constants collapsed, several terms factored."""
         if any(max(c.numerator.bit_length(), c.denominator.bit_length()) > self.limits.bits for c in p.values()):
@@ -589,7 +600,7 @@ class Kernel:
                 return self._open_sum(uid, idx, over)
             if power == 1 and a.kind == "cut" and not a.indicator:
                 return self.sum(self.open(factors[0]), over)
-        return self._known_whole(factors, over) or self.monomial([self._sum_atom("sum", factors, over)])
+        return self._known_whole(factors, over) or self._regrouped(factors, over)
 
     def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
         """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, if the inner Σ is the plan's own and the outcome one that the logical program has."""
@@ -609,6 +620,28 @@ class Kernel:
                 if all(u < self.named for m in made for u, _, _ in m):
                     return made
         return None
+
+    def _regrouped(self, factors: list[Factor], over: dict[Index, int]) -> Poly:
+        """Σ_i f(i)·(Σ_j g(i,j)·h(j)) as Σ_j h(j)·(Σ_i f(i)·g(i,j)), if that is what the logical program has."""
+        plain = self._sum_atom("sum", factors, over)
+        if self.named and not self._opening and plain[0] >= self.named and len(factors) == 2:
+            for n, (uid, idx, power) in enumerate(factors):
+                if uid < self.named and power == 1 and self.atoms[uid].kind == "sum" and len(self.atoms[uid].data[0][0]) > 1:
+                    body, inner = self._opened(uid, idx)
+                    every = [*body, factors[1 - n]]
+                    near = [f for f in every if any(i in over for i in f[1])]
+                    self._opening = True
+                    try:
+                        first = self.sum(self.monomial(near), over)
+                        made = self.sum(self.times(self.monomial([f for f in every if f not in near]), first), inner)
+                    except TooLarge:
+                        continue
+                    finally:
+                        self._opening = False
+                    if all(u < self.named for m in made for u, _, _ in m):
+                        return made
+        alias = self.only_block(plain) if self.only_block is not None and plain[0] >= self.named else None
+        return self.monomial([alias or plain])
 
     def _open_sum(self, uid: int, idx: tuple[Index, ...], over: Mapping[Index, int]) -> Poly:
         factors, inner = self._opened(uid, idx)
@@ -655,8 +688,31 @@ class Kernel:
         body_, slots_, sizes_ = best
         slot_sizes = tuple(s for u, _, entries in body_ for s, e in zip(self.atoms[u].sizes, entries, strict=True) if e < 0)
         nonneg = all(self.atoms[u].nonnegative or self.atoms[u].positive or (isinstance(w, int) and w % 2 == 0) for u, w, _ in body_)
-        pos = all(self.atoms[u].positive for u, _, _ in body_) and all(sizes_)  # an empty sum is zero
+        # an empty sum is zero; a mask that is 1 somewhere leaves a positive term
+        pos = all(self.atoms[u].positive or self._reached(u, entries) for u, _, entries in body_) and all(sizes_)
+        pos &= sum(not self.atoms[u].positive for u, _, _ in body_) <= 1
         return self.shared(kind, (body_, sizes_), slots_, slot_sizes, lambda: {"nonnegative": nonneg, "positive": pos})
+
+    def _reached(self, uid: int, entries: Sequence[int]) -> bool:
+        """Whether an atom is 1 − [Σ c·(position of a bound variable − position of a free one) > 0]: 1 where both are equal."""
+        a = self.atoms[uid]
+        if not (a.kind == "cut" and a.indicator and a.definition is not None and a.definition.get(ONE) == 1 and len(a.definition) == 2):
+            return False
+        ((m, c),) = [(m, c) for m, c in a.definition.items() if m != ONE]
+        if c != -1 or len(m) != 1 or self.name(m[0][0]) != "gt0":
+            return False
+        free: dict[tuple[int, Coef], list[Index]] = {}
+        bound: dict[tuple[int, Coef], list[Index]] = {}
+        for n, weight in self.argument(m[0][0], m[0][1]).items():
+            if len(n) != 1 or n[0][2] != 1 or self.atoms[n[0][0]].kind != "iota" or n[0][1][0] >= 0:
+                return False
+            slot = n[0][1][0]
+            if entries[-1 - slot] >= 0:
+                bound.setdefault((n[0][0], weight), []).append(slot)
+            else:
+                free.setdefault((n[0][0], -weight), []).append(slot)
+        variables_ = [entries[-1 - s] for slots in bound.values() for s in slots]
+        return len(set(variables_)) == len(variables_) and {k: len(v) for k, v in bound.items()} == {k: len(v) for k, v in free.items()}
 
     # -- integers ----------------------------------------------------------------------------------------------------
 
@@ -672,6 +728,7 @@ class Kernel:
         return {((self.atom("valid", name, sizes, indicator=True, nonnegative=True), tuple(indices), 1),): 1}
 
     always_valid: set[str] = field(default_factory=set)
+    only_block: Callable[[Factor], Factor | None] | None = None  # a sum as a masked one of the logical program, if there is one
 
     # -- functions ---------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from trainverify.prove.algebra.evaluate_forms import Balls, Evaluator, Number
 from trainverify.prove.algebra.kernel import Index, Kernel, Poly, constant, scale, tidy
+from trainverify.prove.algebra.masked import MaskedSums
 
 P, Q = -1, -2  # the free variables of an instance
 SIZES: Final[dict[Index, int]] = {P: 2, Q: 3}
@@ -207,6 +208,17 @@ def _inner_sum(w: World) -> Instance:
     return k.sum(p, {a: V0}), lambda at: w.total(p, {a: V0}, at)
 
 
+@law("regrouped", "Σ_i f(i)·(Σ_j g(i,j)·h(j)) = Σ_j h(j)·(Σ_i f(i)·g(i,j))", "only if the logical program has the result")
+def _regrouped(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    k.sum(k.times(w.y(P, b), k.sum(k.times(w.x(a, b), w.positive(a, Q)), {a: V0})), {b: V1})  # what the logical program has
+    inner = k.sum(k.times(w.x(a, b), w.y(P, b)), {b: V1})
+    k.named = len(k.atoms)
+    p = k.times(inner, w.positive(a, w.rng.choice([Q, 1])))
+    return k.sum(p, {a: V0}), lambda at: w.total(p, {a: V0}, at)
+
+
 @law("symmetric factors", "a product in a Σ has one form whatever the order of equal factors", "ties are searched, never guessed")
 def _symmetric(w: World) -> Instance:
     k = w.kernel
@@ -279,6 +291,44 @@ def _digit_valid(w: World) -> Instance:
     d, v, x = w.digit(1, w.index(V1)), w.valid(), w.poly()
     made = k.times(k.times(k.times(d, v), k.times(d, w.mask())), k.times(x, w.mask()))
     return made, lambda at: w.value(d, at) * w.value(v, at) * w.value(w.mask(), at) * w.value(x, at)
+
+
+def causal(w: World, a: Index, b: Index, p: Index = P, q: Index = Q) -> Poly:
+    """1 where position (a, b) is not after (p, q)."""
+    k = w.kernel
+    after = k.add(scale(k.iota(V0, a), V1), k.iota(V1, b), scale(k.iota(V0, p), -V1), scale(k.iota(V1, q), -1))
+    return k.single(k.add(constant(1), scale(k.indicator_of("gt0", after), -1)), indicator=True)
+
+
+def triangle(w: World, b: Index, q: Index = Q) -> Poly:
+    k = w.kernel
+    after = k.add(k.iota(V1, b), scale(k.iota(V1, q), -1))
+    return k.single(k.add(constant(1), scale(k.indicator_of("gt0", after), -1)), indicator=True)
+
+
+def summed(w: World, a: Index, b: Index, p: Index = P) -> Poly:
+    """What row (p, q) adds up over positions (a, b)."""
+    k = w.kernel
+    return k.times(w.x(a, b), k.exp(k.times(w.y(a, b), w.nonnegative(p, Q))))
+
+
+@law(
+    "causal blocks",
+    "Σ_{n,t} [n·T + t ≤ c·T + q]·f(n,t) = Σ_{n<c} Σ_t f(n,t) + Σ_t [t ≤ q]·f(c,t)",
+    "all blocks, equal coefficients, the mask of fast digits in block c and nowhere else",
+)
+def _causal_blocks(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    k.sum(k.times(causal(w, a, b), summed(w, a, b)), {a: V0, b: V1})
+    k.named, k.keep_constants = len(k.atoms), False
+    masked = MaskedSums(k)
+    c, factor = w.rng.randrange(V0), k.times(w.nonnegative(1, Q), constant(Fraction(w.rng.choice([1, -2]), 3)))
+    p = k.sum(k.times(triangle(w, b), summed(w, c, b, c)), {b: V1})
+    for n in range(c):
+        p = k.add(p, k.sum(summed(w, n, b, c), {b: V1}))
+    p = k.add(k.times(p, factor), w.poly())
+    return masked.whole(p), lambda at: w.value(p, at)
 
 
 # -- functions -------------------------------------------------------------------------------------------------------
