@@ -25,8 +25,8 @@ from trainverify.prove.algebra.folding import Instance, fold
 from trainverify.prove.algebra.forms import Forms, Value
 from trainverify.prove.algebra.grids import Grid, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Index, Kernel, Need, Poly, TooLarge, Unsupported, scale, variables
-from trainverify.prove.algebra.memo import Memo, Values
 from trainverify.prove.algebra.masked import MaskedSums
+from trainverify.prove.algebra.memo import Memo, Values
 from trainverify.prove.algebra.notation import show
 
 _MESH = -(10**6)  # mesh variables count down from here
