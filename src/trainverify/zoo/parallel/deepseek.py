@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 
 from trainverify.build.plan import plan
 from trainverify.build.tape import BuildError, Tensor
@@ -37,7 +38,7 @@ def deepseek_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: flo
 
 def deepseek_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0) -> Plan:
     """The same step on dp·tp·pp ranks; `how.ep` of the data-parallel ones divide the experts among them."""
-    how.only("DeepSeek", "ep")
+    how.only("DeepSeek", "ep", "chunks")
     if config.loss != "per_token" or config.balance != "sequence":
         raise BuildError("plans of DeepSeek have a loss per token, and balance the experts of every sequence")
     if how.normalise != "loss":
@@ -62,11 +63,10 @@ def expert_axes(how: Degrees, heads: int) -> Axes:
 
 
 class DeepSeekModel(Model):
-    def __init__(self, stage: Stage, config: Config, layers: range):
-        super().__init__(stage, config.batch, config.sequence, config.hidden, config.vocabulary)
+    def __init__(self, stage: Stage, config: Config, layers: list[range]):
+        super().__init__(stage, layers, config.batch, config.sequence, config.hidden, config.vocabulary)
         self.config = config
-        self.layers = layers
-        self.experts = {i: Experts(stage, config, f"layers.{i}.mlp.") for i in layers if i >= config.dense_layers}
+        self.experts = {i: Experts(stage, config, f"layers.{i}.mlp.") for i in chain(*layers) if i >= config.dense_layers}
         self.balance: list[Tensor] = []
 
     def declare(self) -> None:
@@ -75,7 +75,7 @@ class DeepSeekModel(Model):
         self.rotary = [s.r.slice(t, dim=0, start=0, stop=c.sequence, name=t.name + ".rows") for t in tables]
         if s.first:
             s.column("embed_tokens", c.vocabulary, c.hidden)
-        for i in self.layers:
+        for i in chain(*self.layers):
             at = f"layers.{i}."
             s.vector(at + "input_layernorm", c.hidden)
             self.declare_attention(at + "self_attn.")
@@ -128,9 +128,9 @@ class DeepSeekModel(Model):
     def norm(self, parameter: str, x: Tensor, name: str) -> Tensor:
         return self.stage.r.rms_norm(x, self.stage[parameter], eps=self.config.eps, name=name)
 
-    def middle(self, m: int, x: Tensor) -> Tensor:
+    def middle(self, m: int, layers: range, x: Tensor) -> Tensor:
         r = self.stage.r
-        for i in self.layers:
+        for i in layers:
             at = f"layers.{i}."
             r.prefix = f"mb{m}/{at}"
             x = r.add(
