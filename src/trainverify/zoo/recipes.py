@@ -14,6 +14,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Program
 from trainverify.zoo import deepseek, gpt, llama, resnet
+from trainverify.zoo.parallel.deepseek import deepseek_plan, deepseek_step
 from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.parallel.gpt import gpt_plan, gpt_step
 from trainverify.zoo.parallel.llama import ADAMW, llama_plan, llama_step
@@ -31,8 +32,9 @@ class Family:
     plan: Callable[..., Plan] | None = None  # (config, degrees, master=…) → the same step on the ranks of a mesh
 
 
-def _deepseek_step(config: Config, master: bool = False) -> Program:
-    return complete(deepseek.forward(config), ADAMW, auxiliary={deepseek.BALANCE: 0.001}, clip=1.0, master=master)
+def _deepseek_plan(config: Config, how: Degrees, master: bool = False) -> Plan:
+    """Tokens are counted first, so that the balance of experts has the same weight everywhere."""
+    return deepseek_plan(config, replace(how, normalise="loss"), master=master)
 
 
 def _resnet_step(config: Config, master: bool = False) -> Program:
@@ -42,7 +44,7 @@ def _resnet_step(config: Config, master: bool = False) -> Program:
 FAMILIES: Final[tuple[Family, ...]] = (
     Family("Llama", llama.PRESETS, llama_step, llama_plan),
     Family("GPT", gpt.PRESETS, gpt_step, gpt_plan),
-    Family("DeepSeek", deepseek.PRESETS, _deepseek_step),
+    Family("DeepSeek", deepseek.PRESETS, deepseek_step, _deepseek_plan),
     Family("ResNet", resnet.PRESETS, _resnet_step),
 )
 NAMES: Final[Mapping[str, Family]] = {name: family for family in FAMILIES for name in family.presets}

@@ -30,13 +30,15 @@ from trainverify.zoo.parallel.stage import Stage
 AUXILIARY = Fraction(1, 1000)  # weight of the balance in what is differentiated
 
 
-def deepseek_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0) -> Program:
+def deepseek_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False) -> Program:
     """The step on one device: the whole batch in one forward pass."""
     auxiliary = {BALANCE: AUXILIARY} if config.dense_layers < config.layers else {}
-    return complete(forward(config), optimizer, auxiliary=auxiliary, clip=clip)  # type: ignore[arg-type]
+    return complete(forward(config), optimizer, auxiliary=auxiliary, clip=clip, master=master)  # type: ignore[arg-type]
 
 
-def deepseek_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0) -> Plan:
+def deepseek_plan(
+    config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False
+) -> Plan:
     """The same step on dp·tp·pp ranks; `how.ep` of the data-parallel ones divide the experts among them."""
     how.only("DeepSeek", "ep", "chunks")
     if config.loss != "per_token" or config.balance != "sequence":
@@ -47,7 +49,7 @@ def deepseek_plan(config: Config, how: Degrees, optimizer: Optimizer | None = AD
     p = plan("deepseek", axes.mesh)
     for index, layers in enumerate(how.layers(config.layers)):
         with p.ranks(pp=index) as r:
-            run(DeepSeekModel(Stage(r, how, axes, index), config, layers), optimizer, clip)
+            run(DeepSeekModel(Stage(r, how, axes, index), config, layers), optimizer, clip, master)
     return p.build()
 
 
