@@ -26,6 +26,7 @@ from rich.markup import escape
 
 from trainverify import files
 from trainverify.bench.algebra import bench
+from trainverify.bench.stages import bench as bench_stages
 from trainverify.build.tape import BuildError
 from trainverify.check import Finding, validate
 from trainverify.complete.optimizers import SGD, AdamW, Optimizer
@@ -632,6 +633,21 @@ def bench_algebra_command(
                 wide = Console(width=None if out.is_terminal else 240, highlight=False, file=sys.stdout)
                 wide.print(result.table(), "")
     return emit("bench algebra", 0, series=[r.json() for r in results]) if as_json else 0
+
+
+@measurements.command("stages")
+@guarded
+def bench_stages_command(
+    as_json: AsJson = False, quick: Annotated[bool, typer.Option("--quick", help="One layer, one device axis: seconds.")] = False
+) -> int:
+    """Staged proofs of a Llama plan, in the process itself and in worker processes: time and memory."""
+    with progress(as_json) as tell:
+        rows = list(bench_stages(quick, tell))
+    if as_json:
+        return emit("bench stages", 0, cases=[vars(r) for r in rows])
+    for r in rows:
+        out.print(str(r), markup=False, highlight=False)
+    return 0
 
 
 def run(arguments: Sequence[str]) -> int:

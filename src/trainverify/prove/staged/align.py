@@ -8,7 +8,7 @@ Lineage of sources is taken from the plan, as everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -17,14 +17,17 @@ import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
-from trainverify.evaluate.run import random_inputs, run_logical, run_plan
+from trainverify.evaluate.compare import suspects
+from trainverify.evaluate.run import PlanValues, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
+from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place, moves_only
 from trainverify.prove.staged.signs import tensor_signs
 
 POINTS: Final = 8
+FEW: Final = 4  # are enough to say where a plan is wrong
 NOTHING: Final = -1  # the id of the constant 0
 CLOSE: Final = 1e-8  # relative to the element
 NOISE: Final = 1e-9  # relative to the largest element of the tensor
@@ -56,7 +59,7 @@ class Claim:
 class Alignment:
     """Ids of logical elements, and the claims about the plan's tensors."""
 
-    def __init__(self, graph: Graph, lineage: tuple[Layout, ...], seed: int = 0):
+    def __init__(self, graph: Graph, lineage: tuple[Layout, ...], wanted: Sequence[Obligation] = (), seed: int = 0):
         self.graph = graph
         self.small: Small = graph.small
         self.ids: dict[str, Array] = {}  # logical tensor → ids of its elements; a moved element keeps its id
@@ -69,12 +72,27 @@ class Alignment:
         self.extra: dict[int, Place] = {}  # id → a scalar of the plan that no logical scalar equals
         self._number_elements()
         self._read_lineage(lineage)
-        self.runs = []
+        self.runs: list[tuple[dict[str, Array], PlanValues]] = []
         for point in range(seed, seed + POINTS):
-            inputs = random_inputs(self.small, point)
+            if len(self.runs) == FEW and suspects(self.small, wanted, *self.runs[0])[0]:
+                break
+            inputs, logical = self._point(point)
             with np.errstate(all="ignore"):
-                self.runs.append((run_logical(self.small, inputs, NUMERIC), run_plan(self.small, lineage, inputs, NUMERIC)))
+                self.runs.append((logical, run_plan(self.small, lineage, inputs, NUMERIC)))
+        self.points = len(self.runs)
         self._align()
+
+    def _point(self, point: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Random inputs, larger on every second point if the logical program stands it: what saturates does not do so everywhere."""
+        program, small = self.small.logical, self.small
+        given = random_inputs(small, point)
+        for size in (3.0, 1.5, 1.0) if point % 2 else (1.0,):
+            inputs = {n: v * size if program.tensors[n].kind == "real" and n not in small.domains else v for n, v in given.items()}
+            with np.errstate(all="ignore"):
+                logical = run_logical(small, inputs, NUMERIC)
+            if all(logical[o.tensor].dtype.kind != "f" or np.isfinite(logical[o.tensor]).all() for o in program.outputs):
+                break
+        return inputs, logical
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
@@ -123,7 +141,7 @@ class Alignment:
 
     def _align(self) -> None:
         graph = self.graph
-        values = np.zeros((POINTS, self.count))
+        values = np.zeros((self.points, self.count))
         usable = np.zeros(self.count, dtype=bool)
         scale = np.zeros(self.count)
         for name, first in self.start.items():
@@ -191,12 +209,12 @@ class Alignment:
                     found.append((v[:, 0], number))
         self._extra_places = set(self.extra.values())
         self.factors: list[tuple[Array, Factor]] = []
-        shapes: list[Array] = [np.ones(POINTS)]
+        shapes: list[Array] = [np.ones(self.points)]
         for v, i in found:
             if i >= 0 and (v != 0).all() and not any(_near(v / v[0], s) or _near(1 / (v / v[0]), s) for s in shapes):
                 shapes.append(v / v[0])
                 self.factors += [(v, Factor(element=i)), (1 / v, Factor(element=i, power=-1))]
-        self.factors.insert(0, (np.ones(POINTS), Factor()))
+        self.factors.insert(0, (np.ones(self.points), Factor()))
         self.weights = np.stack([w for w, _ in self.factors], axis=1)
 
     def divides_by(self, place: Place) -> list[Place]:
@@ -327,8 +345,9 @@ class _Table:
         self.values = values
         self.tensor = tensor
         rng = np.random.default_rng(7)
-        self.weights = rng.uniform(1, 2, POINTS)
-        self.mix = rng.uniform(1, 2, POINTS) * rng.choice([-1, 1], POINTS)
+        points = len(values)
+        self.weights = rng.uniform(1, 2, points)
+        self.mix = rng.uniform(1, 2, points) * rng.choice([-1, 1], points)
         usable = usable & ~(values == values[:1]).all(axis=0)
         self.numbers = np.flatnonzero(usable & (np.abs(values).max(axis=0, initial=0.0) > NOISE * scale))
         self.listed = np.zeros(values.shape[1], dtype=bool)

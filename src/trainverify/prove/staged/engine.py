@@ -21,6 +21,7 @@ from trainverify.evaluate.run import NotComputed, elements
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
+from trainverify.primitives.node import topological
 from trainverify.prove.staged.align import Alignment, Contradiction
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
@@ -79,7 +80,7 @@ def prove(
     if elements(small) > MAX_ELEMENTS:
         return none("too large, even at reduced sizes")
     try:
-        alignment = Alignment(Graph(small), lineage)
+        alignment = Alignment(Graph(small), lineage, wanted)
     except NotComputed as error:
         return none(f"the plan could not be run: {error}")
     except Contradiction as error:
@@ -118,6 +119,9 @@ class Engine:
             else:  # nothing to prove
                 proof.failed[o] = "differs on random inputs at the sizes of the proof"
                 proof.violated[o] = self._first_violated(o.output.tensor)
+        if proof.violated:  # refuted, most likely: the rest is not worth the time
+            proof.failed |= {o: "not tried: another obligation differs" for o in self.wanted if o not in proof.failed}
+            return proof
         try:
             self._rounds()
         except KeyboardInterrupt:
@@ -196,15 +200,23 @@ class Engine:
                 needed.add(name)
                 call = a.graph.makers.get((LOGICAL, 0, name))
                 stack += [] if call is None else [i[2] for i in call.inputs if i is not None]
-        for name, first in a.start.items():
-            made = (LOGICAL, 0, name)
-            if name not in needed or made not in a.graph.makers or not a.table.known(first):
+        there: dict[str, bool] = {}
+        for name in a.start:
+            if name in self.small.logical.sources:
                 continue
-            if any(int(rays[i]) not in held for i in a.ids[name].reshape(-1).tolist() if a.table.known(i)):
-                call = a.graph.makers[made]
-                return f"stage {name} from {', '.join(i[2] for i in call.inputs if i is not None)}: {call.text}"
-        call = a.graph.makers[LOGICAL, 0, output]
-        return f"stage {output} from {', '.join(i[2] for i in call.inputs if i is not None)}: {call.text}"
+            known = [i for i in a.ids[name].reshape(-1).tolist() if a.table.known(i)]
+            if known:
+                there[name] = all(int(rays[i]) in held for i in known)
+        right: set[str] = set()  # tensors something right is made of: the plan goes another way
+        for step in reversed(self.small.logical_steps):
+            for o, node in zip(step.outputs, step.nodes, strict=True):
+                if there.get(o) or o in right:
+                    right.update(str(step.inputs[n.attrs[0]]) for n in topological([node]) if n.prim == "input")
+        wrong = next((n for n, whole in there.items() if not whole and n in needed and n not in right), output)
+        call = a.graph.makers.get((LOGICAL, 0, wrong))
+        if call is None:
+            return f"stage {wrong}"
+        return f"stage {wrong} from {', '.join(i[2] for i in call.inputs if i is not None)}: {call.text}"
 
     def _terms(self, lay: Layout, rank: int, part: Part) -> tuple[Term, ...]:
         small = self.small
@@ -248,7 +260,9 @@ class Engine:
                 if conditional and node not in self.with_facts and not (isinstance(node, tuple) and node[0] == FACT):
                     self.with_facts.add(node)
                     open_.add(node)
-                elif self.level.get(node, 0) < LEVELS and not (isinstance(node, tuple) and node[0] == FACT):
+                elif self.level.get(node, 0) < (LEVELS if isinstance(node, int) else 1) and not (
+                    isinstance(node, tuple) and node[0] == FACT
+                ):
                     self.level[node] = self.level.get(node, 0) + 1
                     open_.add(node)
                 elif isinstance(node, tuple) and node not in self.cutter.dropped:

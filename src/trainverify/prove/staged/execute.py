@@ -27,7 +27,7 @@ class Limits:
 
     seconds: float = 30.0
     terms: int = 100_000
-    solver_seconds: float = 5.0
+    solver_seconds: float = 3.0
     solver_megabytes: int = 2000
 
 

@@ -98,6 +98,7 @@ class Cutter:
         self.graph = alignment.graph
         self.with_facts = False
         self.dropped: set[Place] = set()  # claims that turned out to be unprovable
+        self._kinds: dict[str, Any] = {}
         self._extra_at = {p: i for i, p in alignment.extra.items()}
 
     def goal_of(self, claim: Claim) -> Goal:
@@ -326,6 +327,12 @@ class Cutter:
         if i >= a.count:
             return ("real", None)
         name = a.owner[i]
+        if name not in self._kinds:
+            self._kinds[name] = self._kind(name)
+        return self._kinds[name]
+
+    def _kind(self, name: str) -> Any:
+        a = self.alignment
         kind = a.small.logical.tensors[name].kind
         d = a.small.domains.get(name) if name in a.small.logical.sources else None
         if d is not None and d.kind in ("ids", "indicator"):
