@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
@@ -17,6 +18,7 @@ from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, close_look, decide, suspects, unsettled
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
+from trainverify.evaluate.sample import Kept, sampled
 from trainverify.evaluate.small import Small, shrink_system
 from trainverify.explain.locate import locate
 from trainverify.explain.place import Known
@@ -148,9 +150,14 @@ class _Evaluation:
     subject: str
     findings: tuple[Finding, ...]
 
+    @cached_property
+    def kept(self) -> Kept:
+        """The ranks of a large plan that are evaluated."""
+        return sampled(self.system)
+
     def report(self) -> Report:
         try:
-            small = shrink_system(self.system)
+            small = shrink_system(self.system, kept=self.kept)
         except NotABoundary as error:
             small = shrink_system(self.system, base=FULL)
             if elements(small) > MAX_ELEMENTS:
@@ -173,6 +180,8 @@ class _Evaluation:
                 if found is not None:
                     return found
         note = f"{compared} comparisons of {len(self.wanted)} obligations" + (" at reduced sizes" if small.reduced else " at full size")
+        if self.kept:
+            note += f", on {len(small.places)} of {self.plan.size} ranks"
         if not self.proof.failed:
             found = self._other_sizes() if self.proof.reduced else None
             if found is not None:
@@ -190,7 +199,7 @@ class _Evaluation:
     def _other_sizes(self) -> Report | None:
         """A proof at reduced sizes must not rest on them: one evaluation at larger ones, which may refute."""
         try:
-            small = shrink_system(self.system, base=3)
+            small = shrink_system(self.system, base=3, kept=self.kept)
         except NotABoundary:
             return None
         if elements(small) > MAX_ELEMENTS:
@@ -254,7 +263,7 @@ class _Evaluation:
     def _refuted(self, small: Small, wrong: list[Suspect], difference: Difference, inputs: Mapping[str, Array] | None = None) -> Report:
         if small.reduced and inputs is None:
             self.progress("trying the other reading of literals")
-            other = shrink_system(self.system, scale_literals=True)
+            other = shrink_system(self.system, scale_literals=True, kept=self.kept)
             still, _ = compare_at(other, self.plan, self.wanted, difference.seed)
             if not still and not self._close_look(other, difference.seed):
                 reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from trainverify.axes.structure import Axes, Axis
@@ -15,10 +16,19 @@ class Sizes:
     """Reduced sizes. Equal pieces stay equal and unequal ones unequal, in the same order.
 
     With `alternate`, free axes get `base` and `base + 1` in turn; without, all are as small as they can be.
+    `kept` lists the positions that are left of an axis that counts devices.
     """
 
-    def __init__(self, axes: Axes, used: Iterable[Axis], base: int = 2, alternate: bool = True):
+    def __init__(
+        self,
+        axes: Axes,
+        used: Iterable[Axis],
+        base: int = 2,
+        alternate: bool = True,
+        kept: Iterable[tuple[Axis, tuple[int, ...]]] = (),
+    ):
         self._axes = axes
+        self._kept = {id(a.root()): positions for a, positions in kept}
         self._size: dict[int, int] = {}
         self._atoms: dict[int, Axis] = {}
         self._done: dict[int, Axis] = {}
@@ -32,7 +42,9 @@ class Sizes:
         order = {head: {size: base + i for i, size in enumerate(sorted(set(sizes)))} for head, sizes in ranks.items()}
         turn = 0
         for key, a in self._atoms.items():
-            if a.fixed or a.frozen or a.size <= base:
+            if key in self._kept:
+                self._size[key] = len(self._kept[key])
+            elif a.fixed or a.frozen or a.size <= base:
                 self._size[key] = a.size
             elif key in self._family:
                 self._size[key] = min(a.size, order[self._head(key)][a.size])
@@ -108,4 +120,6 @@ class Sizes:
             fast = self._axes.product(digits[1:])
             slow, rest = divmod(at, fast.size)
             return self.position(digits[0], slow) * self(fast) + self.position(fast, rest)
+        if id(a) in self._kept:
+            return bisect_left(self._kept[id(a)], at)
         raise NotABoundary(f"position {at} of {a!r}")

@@ -9,7 +9,7 @@ aligned (`[6]` as `[2, 3]` and as `[3, 2]`) the axis is *frozen*: it keeps its s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 MAX_PIECES = 256
@@ -252,54 +252,108 @@ class Axes:
         """A sum of equally long pieces is a product: how many, times the piece."""
         changed = True
         while changed:  # identifying pieces can cut and split others
-            changed = self._uncut(axes)
-            seen: dict[int, Axis] = {}
-            stack = list(axes)
-            while stack:
-                a = stack.pop().root()
-                if id(a) in seen:
-                    continue
-                seen[id(a)] = a
+            seen = self._below(axes)
+            direct = {id(x.root()) for x in axes} | {id(f.root()) for a in seen.values() for f in a.factors or ()}
+            changed = self._flatten(seen, direct)
+            changed |= self._nest(seen, direct)
+            changed |= self._uncut(axes, direct)
+            for a in sorted(self._below(axes).values(), key=lambda x: x.size):
+                a = a.root()
                 if a.pieces is not None and not a.apart and len({p.size for p in a.pieces}) == 1:
                     for p in a.pieces[1:]:
                         self.same(a.pieces[0], p)
                     a = a.root()
                     if a.pieces is not None and a.size == len(a.pieces):  # pieces of one element
-                        a.pieces, a.fixed, changed = None, True, True
+                        if not self._waiting(a, direct):
+                            a.pieces, a.fixed, changed = None, True, True
                     elif a.pieces is not None and len({id(p.root()) for p in a.pieces}) == 1:
                         count = Axis(len(a.pieces), fixed=True)
                         count.frozen = a.frozen
                         a.factors = [count, a.pieces[0].root()]
                         a.pieces = None
                         changed = True
-                stack.extend(a.factors or a.pieces or ())
-            changed |= self._nest(seen)
 
-    def _nest(self, used: Mapping[int, Axis]) -> bool:
-        """Several pieces in a row that are a product by themselves, such as the shards of a slice, become one piece."""
+    @staticmethod
+    def _below(axes: Sequence[Axis]) -> dict[int, Axis]:
+        """Axes and all that they are made of."""
+        seen: dict[int, Axis] = {}
+        stack = list(axes)
+        while stack:
+            a = stack.pop().root()
+            if id(a) not in seen:
+                seen[id(a)] = a
+                stack.extend(a.factors or a.pieces or ())
+        return seen
+
+    @staticmethod
+    def _flatten(seen: Mapping[int, Axis], direct: Set[int]) -> bool:
+        """Sums of sums that nothing else is made of are one sum."""
         changed = False
+        for a in seen.values():
+            if a.pieces is not None and a.link is None:
+                flat: list[Axis] = []
+                stack = list(reversed(a.pieces))
+                while stack:
+                    q = stack.pop().root()
+                    if q.pieces is not None and id(q) not in direct and not q.apart:
+                        stack += reversed(q.pieces)
+                    else:
+                        flat.append(q)
+                if len(a.pieces) < len(flat) <= MAX_PIECES:
+                    a.pieces, changed = flat, True
+        return changed
+
+    def _stretched(self, direct: Set[int]) -> dict[int, list[tuple[Axis, int, Axis]]]:
+        """By sum: (sum, start, the axis of several of its pieces) for those that a tensor has."""
         by_sum: dict[int, list[tuple[Axis, int, Axis]]] = {}
         for total, start, part in self._stretches:
-            if id(part.root()) in used:
+            if id(part.root()) in direct and total.root().pieces is not None:
                 by_sum.setdefault(id(total.root()), []).append((total.root(), start, part.root()))
-        for known in by_sum.values():
+        return by_sum
+
+    def _waiting(self, a: Axis, direct: Set[int]) -> bool:
+        """Whether several pieces of a sum may still become one, once they are a product or an atom by themselves."""
+        known = self._stretched(direct).get(id(a), [])
+        return not a.frozen and any(self._rows(a, start, part, known) is not None for _, start, part in known)
+
+    def _rows(self, a: Axis, start: int, part: Axis, known: list[tuple[Axis, int, Axis]]) -> tuple[int, int] | None:
+        """Which pieces of a sum an axis of several of them covers; None if others overlap with it."""
+        end = start + part.size
+        if a.pieces is None or part.frozen or part.size >= a.size:
+            return None
+        if any(s < end and start < s + x.size and (s, x.size) != (start, part.size) for _, s, x in known):
+            return None
+        at = [0, *self.cuts(a), a.size]
+        if start not in at or end not in at:
+            return None
+        first, last = at.index(start), at.index(end)
+        return (first, last) if last - first > 1 else None
+
+    def _nest(self, seen: Mapping[int, Axis], direct: Set[int]) -> bool:
+        """Several pieces in a row that are a product by themselves, such as the shards of a slice, become one piece."""
+        changed = False
+        for key, known in self._stretched(direct).items():
+            if key not in seen:
+                continue
             a = known[0][0]
             for _, start, part in known:
-                end = start + part.size
-                if a.pieces is None or part.pieces is not None or a.frozen or part.frozen:
+                rows = None if a.frozen or a.link is not None else self._rows(a, start, part.root(), known)
+                if rows is None or a.pieces is None:
                     continue
-                if any(s < end and start < s + x.size and (s, x) != (start, part) for _, s, x in known):
-                    continue  # another stretch overlaps
-                at = [0, *self.cuts(a), a.size]
-                if start not in at or end not in at:
-                    continue
-                first, last = at.index(start), at.index(end)
-                if last - first > 1:
-                    a.pieces[first:last] = [part]
+                for _, s, x in known:
+                    if (s, x.size) == (start, part.size):
+                        self.same(x, part)
+                if (
+                    part.root().pieces is None
+                    and a.link is None
+                    and a.pieces is not None
+                    and self._rows(a, start, part.root(), known) == rows
+                ):
+                    a.pieces[rows[0] : rows[1]] = [part.root()]
                     changed = True
         return changed
 
-    def _uncut(self, axes: Sequence[Axis]) -> bool:
+    def _uncut(self, axes: Sequence[Axis], direct: Set[int]) -> bool:
         """Sums of counts (of blocks, of copies) of which no tensor has a piece of several are counts themselves."""
         used = {id(leaf) for leaf in self.leaves(axes)}
         changed = False
@@ -311,7 +365,12 @@ class Axes:
                 continue
             seen.add(id(a))
             parts = [p.root() for p in a.pieces or ()]
-            if parts and not a.apart and all(p.size == 1 or (p.fixed and self._atom(p) and id(p) not in used) for p in parts):
+            if (
+                parts
+                and not a.apart
+                and not self._waiting(a, direct)
+                and all(p.size == 1 or (p.fixed and self._atom(p) and id(p) not in used) for p in parts)
+            ):
                 a.pieces, a.fixed, changed = None, True, True
             stack.extend(a.factors or a.pieces or ())
         return changed

@@ -119,19 +119,22 @@ class System:
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def _sort(self, p: int, op: Op) -> Hashable:
-        """What an op is without names: ops of one sort do the same on ranks that stand alike. None for transfers between ranks."""
+        """What an op of a program is without names; None for transfers between ranks, and where ranks have variants of it.
+
+        Stages have sorts of their own: axes are joined one after the other, and those of two stages meet late.
+        """
         program = self.logical if p == 0 else self.unit_programs[p - 1]
         attrs: Hashable = op.attrs
-        ranks = 0
         if p:
             definition = self.table.definitions.get(op.name)
             if definition is not None and definition.point_to_point:
                 return None
-            ranks = len(self.talk.units[p - 1].ranks)
-            if (definition is not None and definition.collective) or any(has_ref(v) for _, v in op.attrs):
+            if any(has_ref(v) for k, v in op.attrs if k not in ("group", "root")):
+                return None
+            if definition is not None and definition.collective:
                 attrs = tuple((k, self._group_sort(p - 1, v) if k == "group" else self._column(p - 1, v)) for k, v in op.attrs)
         types = tuple([None if i is None else program.tensors[i] for i in op.inputs]), tuple([program.tensors[o] for o in op.outputs])
-        return (p > 0, ranks, op.name, attrs, types)
+        return (p, op.name, attrs, types)
 
     def _column(self, u: int, value: Value) -> Hashable:
         """A value on every rank of a unit."""

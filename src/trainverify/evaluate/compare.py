@@ -93,7 +93,7 @@ def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[s
         if want_all.dtype.kind == "f" and np.isnan(want_all).any():  # nothing could be learnt from agreeing with it
             raise NotComputed(f"{o} of the logical program has no value at this point")
         for h in o.holdings:
-            for rank in h.ranks:
+            for rank in (r for r in h.ranks if r in at):
                 local = plan.get(*at[rank], h.layout.local)
                 count += 1
                 if local is None:
@@ -128,7 +128,7 @@ def close_look(small: Small, lineage: tuple[Layout, ...], obligations: Sequence[
         at = places(small)
         for o in obligations:
             for h in o.holdings:
-                for rank in h.ranks:
+                for rank in (r for r in h.ranks if r in at):
                     if plan.get(*at[rank], h.layout.local) is None:
                         continue
                     parts = held(small, h.layout, rank, logical[o.output.tensor], plan)

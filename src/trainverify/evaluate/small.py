@@ -6,7 +6,7 @@ Nothing here looks at values. The result is a pair of `Small*` recipes that any 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -17,8 +17,9 @@ from trainverify.axes.shrink import shrink
 from trainverify.axes.structure import Clash
 from trainverify.axes.system import MeetingAxes, System
 from trainverify.domains.arrays import Array
+from trainverify.evaluate.sample import Kept, ranks
 from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pattern_dims, positions
-from trainverify.graph.program import Domain, Op, Program
+from trainverify.graph.program import EMPTY, Domain, Op, Program
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, rebuild, topological
 
@@ -87,15 +88,21 @@ class Small:
         return {r: (c, row) for c, k in enumerate(self.classes) for row, r in enumerate(k.ranks)}
 
 
-def shrink_system(system: System, base: int = 2, scale_literals: bool = False, alternate: bool = True) -> Small:
-    """Both programs at small sizes; `scale_literals` takes the other reading of literals."""
-    return _Shrinker(system, base, scale_literals, alternate).small()
+def shrink_system(
+    system: System, base: int = 2, scale_literals: bool = False, alternate: bool = True, kept: Mapping[str, tuple[int, ...]] = EMPTY
+) -> Small:
+    """Both programs at small sizes; `scale_literals` takes the other reading of literals, `kept` leaves some coordinates of a mesh axis."""
+    return _Shrinker(system, base, scale_literals, alternate, dict(kept)).small()
 
 
 class _Shrinker:
-    def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool):
+    def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool, kept: Kept):
         self.system = system
-        self.sizes = Sizes(system.inference.axes, system.inference.all, base, alternate)
+        axes, mesh = system.inference.axes, system.plan.mesh
+        left = [(axes.leaves([system.inference.mesh_axis(mesh, a)])[0], positions) for a, positions in kept.items()]
+        self.sizes = Sizes(axes, system.inference.all, base, alternate, left)
+        self.there = ranks(system, kept) if kept else frozenset(range(mesh.size))
+        self._classes = [tuple(r for r in k.ranks if r in self.there) for k in system.schedule.classes]
         self.scale_literals = scale_literals
         self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
 
@@ -117,10 +124,10 @@ class _Shrinker:
         units = [[(x, self.nodes(x.lowered, x.axes)) for x in found] for found in system.unit_ops]
         classes = []
         local_shapes = []
-        for k in system.schedule.classes:
+        for k, mine_all in zip(system.schedule.classes, self._classes, strict=True):
             program, unit = system.unit_programs[k.unit], system.talk.units[k.unit]
-            own = SmallClass(k.ranks, program)
-            row_of = {r: row for row, r in enumerate(k.ranks)}
+            own = SmallClass(mine_all, program)
+            row_of = {r: row for row, r in enumerate(mine_all)}
             for x, nodes in units[k.unit]:
                 mine = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
                 if mine:
@@ -132,11 +139,12 @@ class _Shrinker:
         shapes = {n: tuple(sizes(a) for a in dims) for n, dims in system.scope.dims.items()}
         domains = {n: self._domain(n, d) for n, d in system.logical.domains.items()}
         parts = {}
-        for lay, ranks in system.holdings():
+        for lay, holders in system.holdings():
+            held = [r for r in holders if r in self.there]
             full = system.logical.tensors[lay.logical].shape
             mesh, used = system.plan.mesh, _mesh_axes(lay)
             alike: dict[object, tuple[Part, ...]] = {}  # by unit and the coordinates that the layout looks at
-            for r in ranks:
+            for r in held:
                 u = system.talk.unit_of[r]
                 at = mesh.coordinates(r)
                 key = (u, r if used is None else tuple(at[a] for a in mesh.names if a in used))
@@ -164,23 +172,23 @@ class _Shrinker:
 
     def _meeting(self, meeting: MeetingAxes) -> Meeting:
         """Who gives and who takes, rank by rank."""
-        talk, classes = self.system.talk, self.system.schedule.classes
+        talk = self.system.talk
         ops = dict(meeting.ops)
-        place = {r: (c, row) for c in ops for row, r in enumerate(classes[c].ranks)}
+        place = {r: (c, row) for c in ops for row, r in enumerate(self._classes[c])}
         senders: list[tuple[tuple[int, int, str], ...]] = []
         receivers: list[tuple[tuple[int, int, str], ...]] = []
         if meeting.lowered is None or meeting.axes is None:
             (c, send), (d, recv) = sorted(meeting.ops, key=lambda m: m[1].name != "send")
-            for row, rank in enumerate(classes[c].ranks):
+            there = {r: i for i, r in enumerate(self._classes[d])}
+            for row, rank in enumerate(self._classes[c]):
                 peer = talk.value(rank, send.get("peer"))
                 assert isinstance(peer, int)
-                there = {r: i for i, r in enumerate(classes[d].ranks)}
                 senders.append(((c, row, str(send.inputs[0])),))
                 receivers.append(((d, there[peer], recv.outputs[0]),))
             return Meeting(send, tuple(senders), tuple(receivers), None)
-        groups = {str(talk.value(r, op.get("group"))): None for c, op in meeting.ops for r in classes[c].ranks}
+        groups = {str(talk.value(r, op.get("group"))): None for c, op in meeting.ops for r in self._classes[c]}
         for name in groups:
-            rows = [(*place[m], ops[place[m][0]]) for m in talk.groups[name]]
+            rows = [(*place[m], ops[place[m][0]]) for m in talk.groups[name] if m in self.there]
             senders.append(tuple((c, row, str(op.inputs[0])) for c, row, op in rows if op.inputs))
             receivers.append(tuple((c, row, op.outputs[0]) for c, row, op in rows if op.outputs))
         return Meeting(meeting.ops[0][1], tuple(senders), tuple(receivers), self.nodes(meeting.lowered, meeting.axes))

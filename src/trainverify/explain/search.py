@@ -72,7 +72,7 @@ class Search:
         self.small = small
         self.points = points
         self.graph = Graph(small)
-        self.wanted = [Suspect(o, h.layout, r, 0.0) for o in wanted for h in o.holdings for r in h.ranks]
+        self.wanted = [Suspect(o, h.layout, r, 0.0) for o in wanted for h in o.holdings for r in h.ranks if r in small.places]
         at = small.places
         self.doubtful = {self._node(s) for s in wrong}
         self.wrong = sorted(
