@@ -78,6 +78,7 @@ class Trace:
     looked: set[int] = field(default_factory=set)  # atoms that were opened, or found by what they are made of
     needs: list[Need] = field(default_factory=list)
     exps: list[tuple[object, str, bool]] = field(default_factory=list)
+    spoiled: bool = False  # something was used that holds for these constants and atoms only
 
 
 def tidy(c: Coef) -> Coef:
@@ -641,6 +642,8 @@ class Kernel:
                     if all(u < self.named for m in made for u, _, _ in m):
                         return made
         alias = self.only_block(plain) if self.only_block is not None and plain[0] >= self.named else None
+        if alias is not None and self.trace is not None:
+            self.trace.spoiled = True
         return self.monomial([alias or plain])
 
     def _open_sum(self, uid: int, idx: tuple[Index, ...], over: Mapping[Index, int]) -> Poly:
@@ -711,6 +714,8 @@ class Kernel:
                 bound.setdefault((n[0][0], weight), []).append(slot)
             else:
                 free.setdefault((n[0][0], -weight), []).append(slot)
+        if self.trace is not None:
+            self.trace.looked.add(uid)
         variables_ = [entries[-1 - s] for slots in bound.values() for s in slots]
         return len(set(variables_)) == len(variables_) and {k: len(v) for k, v in bound.items()} == {k: len(v) for k, v in free.items()}
 
@@ -1027,9 +1032,10 @@ class Kernel:
             return p
         groups: dict[Any, list[tuple[Mono, Coef]]] = {}
         for m, c in p.items():
-            shape = tuple((u, w, tuple(i if i < 0 else 0 for i in idx)) for u, idx, w in m)
-            if any(i >= 0 for _, idx, _ in m for i in idx):
-                groups.setdefault((c, tuple(sorted((u, w) for u, w, _ in shape))), []).append((m, c))
+            for _, idx, _ in m:
+                if idx and max(idx) >= 0:
+                    groups.setdefault((c, tuple([(u, w) for u, _, w in m])), []).append((m, c))
+                    break
         for same in groups.values():
             if len(same) > 1 and len(same) >= self._least(same[0][0]):
                 found = self._collapse_group(p, same)

@@ -100,6 +100,8 @@ class MaskedSums:
             changed = False
             for m, c in p.items():
                 for f in m:
+                    if f[0] < self.kernel.named:
+                        continue
                     made = self._joined(p, m, c, f)
                     if made is not None:
                         p, changed = made, True
@@ -122,6 +124,8 @@ class MaskedSums:
             terms = self.expanded(uid, idx, block)
             parts = k.times({tuple(rest): c}, terms)
             if all(p.get(n) == d for n, d in parts.items()):
+                if k.trace is not None:
+                    k.trace.spoiled = True
                 return k.add({n: d for n, d in p.items() if n not in parts}, k.monomial([*rest, (uid, idx, 1)], c))
         return None
 

@@ -158,8 +158,8 @@ class Memo:
             elif a.kind == "input":
                 domain = self.forms.domains.get(a.data)  # all but a range of integers is in the flags
                 known = uid if domain is not None and domain.kind == "ids" else ("input", flags)
-            elif a.kind == "fn":
-                known = ("fn", flags, a.data[0][:2])
+            elif a.kind == "fn":  # a number is what it is
+                known = uid if a.data[0][0] == "number" else ("fn", flags, a.data[0][:2])
             else:
                 known = (a.kind, flags)
             self._signatures[uid] = known
@@ -187,7 +187,7 @@ class Memo:
             made = run(generic)
         finally:
             kernel.trace = None
-        if made is None:
+        if made is None or trace.spoiled:
             return None
         looked: list[int] = []
         queue = [u for u in atoms if u in trace.looked]
