@@ -92,13 +92,16 @@ def _users(program: Program) -> dict[str, int]:
 
 
 def _sample(tokens: Sequence[list[int]]) -> list[list[int]]:
-    """Some programs, the first two and the last before all, up to a number of ops."""
+    """Some programs, the first two and the last before all; of long ones the two ends."""
     order = [*tokens[:2], *tokens[-1:], *tokens[2:-1]] if len(tokens) > 2 else list(tokens)
     found: list[list[int]] = []
+    left = _SAMPLE
     for mine in order:
-        if found and sum(map(len, found)) + len(mine) > _SAMPLE:
+        half = max(left, _SAMPLE // 4) // 2
+        found.append(mine if len(mine) <= 2 * half else [*mine[:half], -1, *mine[-half:]])
+        left -= len(found[-1])
+        if left <= 0:
             break
-        found.append(mine)
     return found
 
 
