@@ -37,7 +37,7 @@ from trainverify.prove.staged.align import inputs_of
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
 from trainverify.report import Report, Shown, Verdict
 
-MAX_ELEMENTS = 40_000_000  # of all tensors of all ranks together, in one evaluation
+MAX_ELEMENTS = 100_000_000  # of all tensors of all ranks together, in one evaluation
 FULL = 1 << 60  # nothing larger than this shrinks
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
 

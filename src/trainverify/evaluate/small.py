@@ -128,8 +128,11 @@ class _Shrinker:
             program, unit = system.unit_programs[k.unit], system.talk.units[k.unit]
             own = SmallClass(mine_all, program)
             row_of = {r: row for row, r in enumerate(mine_all)}
+            known: dict[int, tuple[int, ...]] = {}  # rows are shared by many ops
             for x, nodes in units[k.unit]:
-                mine = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
+                if id(x.rows) not in known:
+                    known[id(x.rows)] = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
+                mine = known[id(x.rows)]
                 if mine:
                     op = program.ops[x.index]
                     own.order.append(Step(op, x.index, mine, op.inputs, op.outputs, nodes))
