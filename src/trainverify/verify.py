@@ -19,7 +19,7 @@ from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, close_look, decide, suspects, unsettled
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import Kept, sampled
-from trainverify.evaluate.small import Small, shrink_system
+from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.explain.locate import locate
 from trainverify.explain.place import Known
 from trainverify.graph.communication import Communication, schedule
@@ -156,15 +156,17 @@ class _Evaluation:
         return sampled(self.system)
 
     def report(self) -> Report:
+        why = ""
         try:
-            small = shrink_system(self.system, kept=self.kept)
-        except NotABoundary as error:
-            small = shrink_system(self.system, base=FULL)
-            if elements(small) > MAX_ELEMENTS:
-                return self._open(f"no small sizes keep the structure of the plan: {error}", "not compared")
-        if elements(small) > MAX_ELEMENTS:
-            why = f": {small.clashes[0].text} ({small.clashes[0].where})" if small.clashes else ""
-            return self._open(f"too large to evaluate{why}", "not compared")
+            try:
+                small = shrink_system(self.system, kept=self.kept, most=MAX_ELEMENTS)
+            except NotABoundary as error:
+                why = f"no small sizes keep the structure of the plan: {error}"
+                small = shrink_system(self.system, base=FULL, most=MAX_ELEMENTS)
+        except TooMuch as error:
+            clashes = self.system.inference.axes.clashes
+            also = f": {clashes[0].text} ({clashes[0].where})" if clashes else f": {error}"
+            return self._open(why or f"too large to evaluate{also}", "not compared")
         compared = 0
         for point in range(self.seed, self.seed + self.points):
             self.progress(f"evaluating point {point - self.seed + 1} of {self.points}")

@@ -88,11 +88,23 @@ class Small:
         return {r: (c, row) for c, k in enumerate(self.classes) for row, r in enumerate(k.ranks)}
 
 
+class TooMuch(Exception):
+    """More elements than asked for."""
+
+
 def shrink_system(
-    system: System, base: int = 2, scale_literals: bool = False, alternate: bool = True, kept: Mapping[str, tuple[int, ...]] = EMPTY
+    system: System,
+    base: int = 2,
+    scale_literals: bool = False,
+    alternate: bool = True,
+    kept: Mapping[str, tuple[int, ...]] = EMPTY,
+    most: int | None = None,
 ) -> Small:
-    """Both programs at small sizes; `scale_literals` takes the other reading of literals, `kept` leaves some coordinates of a mesh axis."""
-    return _Shrinker(system, base, scale_literals, alternate, dict(kept)).small()
+    """Both programs at small sizes; `scale_literals` takes the other reading of literals, `kept` leaves some coordinates of a mesh axis.
+
+    With more than `most` elements of all tensors of all ranks it gives up early.
+    """
+    return _Shrinker(system, base, scale_literals, alternate, dict(kept)).small(most)
 
 
 class _Shrinker:
@@ -114,8 +126,10 @@ class _Shrinker:
             self._nodes[id(axes)] = known
         return known[1]
 
-    def small(self) -> Small:
+    def small(self, most: int | None) -> Small:
         system, sizes = self.system, self.sizes
+        if most is not None:
+            self._bounded(most)
         ops = system.logical.ops
         logical_steps = [
             Step(ops[x.index], x.index, (0,), ops[x.index].inputs, ops[x.index].outputs, self.nodes(x.lowered, x.axes))
@@ -172,6 +186,20 @@ class _Shrinker:
             largest,
             names,
         )
+
+    def _bounded(self, most: int) -> None:
+        known: dict[int, int] = {}  # elements by the axes of a tensor, which many share
+
+        def count(dims: Dims) -> int:
+            if id(dims) not in known:
+                known[id(dims)] = math.prod(self.sizes(a) for a in dims)
+            return known[id(dims)]
+
+        total = sum(map(count, self.system.scope.dims.values()))
+        for k, mine in zip(self.system.schedule.classes, self._classes, strict=True):
+            total += len(mine) * sum(map(count, self.system.unit_scopes[k.unit].dims.values()))
+        if total > most:
+            raise TooMuch(f"{total:,} elements on {len(self.there)} ranks")
 
     def _meeting(self, meeting: MeetingAxes) -> Meeting:
         """Who gives and who takes, rank by rank."""
