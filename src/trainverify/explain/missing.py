@@ -310,7 +310,7 @@ class _Locator:
         alone = np.asarray(self.plan.get(c, row, tensor), dtype=np.float64)
         at = places(self.small)
         for axes in (combo for n in (1, 2) for combo in itertools.combinations(self.mesh.names, n)):
-            group = self.mesh.group(rank, axes)
+            group = [r for r in self.mesh.group(rank, axes) if r in at]
             found = [self.plan.get(*at[r], tensor) for r in group]
             values = [np.asarray(v, dtype=np.float64) for v in found if v is not None]
             if len(group) < 2 or len(values) < len(group) or any(v.shape != alone.shape for v in values):
@@ -320,7 +320,7 @@ class _Locator:
                 continue  # the same everywhere: a factor, not a sum
             if any(known.holds(total * float(f)).all() for f in self.factors):
                 over = "+".join(axes)
-                return f"a partial sum: the logical value is its sum over {over} (ranks {list(group)}), rank {rank} has its own share only"
+                return f"a partial sum: the logical value is its sum over {over} (ranks {group}), rank {rank} has its own share only"
         return None
 
     def _output(self, failed: Suspect) -> Place:

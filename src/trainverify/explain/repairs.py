@@ -66,8 +66,12 @@ class Repairs:
     @cached_property
     def partitions(self) -> dict[str, Mapping[int, tuple[int, ...]]]:
         """Groups in which ranks could talk, by rank: along mesh axes, and as collectives of the plan do."""
-        ranks = range(self.mesh.size)
-        found: dict[str, Mapping[int, tuple[int, ...]]] = {"+".join(a): {r: self.mesh.group(r, a) for r in ranks} for a in self.axes}
+        ranks = self.graph.small.places  # of a large plan, some
+
+        def group(r: int, axes: tuple[str, ...]) -> tuple[int, ...]:
+            return tuple(m for m in self.mesh.group(r, axes) if m in ranks)
+
+        found: dict[str, Mapping[int, tuple[int, ...]]] = {"+".join(a): {r: group(r, a) for r in ranks} for a in self.axes}
         seen = {g for groups in found.values() for g in groups.values()}
         for m in self.graph.small.meetings:
             if m.nodes is None:

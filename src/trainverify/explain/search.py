@@ -185,7 +185,8 @@ class Search:
                         todo.append(n)
                         continue
                     found += 1
-                    if distance(np.asarray(replay.value(n)), np.asarray(replay.values[n[0]][n[1]])) > EQUAL:
+                    now, before = np.asarray(replay.value(n)), np.asarray(replay.values[n[0]][n[1]])
+                    if now.shape != before.shape or distance(now, before) > EQUAL:
                         return True
         return False
 
@@ -193,7 +194,8 @@ class Search:
         whole = point.logical[s.obligation.output.tensor]
         if plan.get(*self.small.places[s.rank], s.layout.local) is None:
             return False
-        return all(distance(got, want) <= EQUAL for got, want, _ in held(self.small, s.layout, s.rank, whole, plan))
+        pairs = held(self.small, s.layout, s.rank, whole, plan)
+        return all(got.shape == want.shape and distance(got, want) <= EQUAL for got, want, _ in pairs)
 
     def _node(self, s: Suspect) -> Node:
         return self.small.places[s.rank][0], s.layout.local
