@@ -28,11 +28,11 @@ from trainverify.limits import OutOfTime, limited
 from trainverify.verify import Disagreement
 
 DIFFERENT: Final = 1e-6
-EQUAL: Final = 1e-8
 AUTOGRAD: Final = 0.15  # share of plans whose backward is per-rank reverse mode
 FULL_SIZE: Final = 3  # points evaluated at full size behind a PROVED mistake
 
 # what a case can be; the ones that must never happen say so
+SAME: Final = 1e-14  # enclosures tell apart what float64 hardly does: an eps of 1e-8 with the wrong sign
 BAD: Final = ("crash", "disagreement", "wrong PROVED", "correct plan REFUTED", "correct plan INVALID", "REFUTED but equal", "generator")
 
 
@@ -152,9 +152,9 @@ def run(seed: int, mutant: bool, seconds: float = 10.0, oracle: float = 1.0) -> 
     if report.verdict == "PROVED" and gap > DIFFERENT:
         return outcome("PROVED", "wrong PROVED" if mutant else "generator", f"{name} differs by {gap:.2g} at full size")
     claim = report.difference is not None and report.difference.obligation.output.role == "declared"
-    if report.verdict == "REFUTED" and gap < EQUAL and not claim:  # the oracle looks at outputs, not at claims
+    if report.verdict == "REFUTED" and gap < SAME and not claim:  # the oracle looks at outputs, not at claims
         gap = max(worst(case.logical, case.plan, point)[0] for point in range(1, 1 + FULL_SIZE))
-        if gap < EQUAL:
+        if gap < SAME:
             return outcome("REFUTED", "REFUTED but equal", reason)
     return outcome(report.verdict, None, reason, "full size differs" if gap > DIFFERENT else "")
 

@@ -108,7 +108,6 @@ class Kernel:
     limits: Limits = field(default_factory=Limits)
     atoms: list[Atom] = field(default_factory=list)
     needs: set[Need] = field(default_factory=set)  # conditions used so far
-    used: set[str] = field(default_factory=set)  # names of the laws applied
     _table: dict[Any, int] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)  # atom of a prime under a root → the prime
     named: int = 0  # atoms below this are the logical program's; sums of others are opened when they are added to
