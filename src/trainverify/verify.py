@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from trainverify.axes.reduction import NotABoundary
@@ -39,7 +39,7 @@ from trainverify.report import Report, Shown, Verdict
 
 MAX_ELEMENTS = 100_000_000  # of all tensors of all ranks together, in one evaluation
 FULL = 1 << 60  # nothing larger than this shrinks
-ENCLOSED = 5_000_000  # elements up to which enclosures decide rounding noise on what is proved
+ENCLOSED = 40_000_000  # elements up to which enclosures decide rounding noise on what is proved
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
 
 Progress = Callable[[str], None]
@@ -68,6 +68,8 @@ def verify(
 ) -> Report:
     """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one."""
     began = time.perf_counter()
+    if points < 1:
+        raise ValueError("a proof without a random evaluation behind it is not reported: points must be 1 or more")
     if isinstance(plan, Program):
         plan = single(plan)
     subject = f"{plan.name} on {plan.mesh} against {logical.name}"
@@ -150,7 +152,6 @@ class _Evaluation:
     progress: Progress
     subject: str
     findings: tuple[Finding, ...]
-    remarks: list[str] = field(default_factory=list)
 
     @cached_property
     def kept(self) -> Kept:
@@ -190,7 +191,7 @@ class _Evaluation:
             found = self._other_sizes() if self.proof.reduced else None
             if found is not None:
                 return found
-            notes = (*self.proof.lint, *self.proof.notes, *self.remarks, note)
+            notes = (*self.proof.lint, *self.proof.notes, note)
             at = "full size" if not self.proof.reduced else "reduced sizes"
             reason = f"{len(self.wanted)} obligations at {at}; random evaluation agrees on {self.points} points"
             verdict: Verdict = "PROVED(reduced)" if self.proof.reduced else "PROVED"
@@ -234,12 +235,10 @@ class _Evaluation:
         """What looks different, settled with enclosures; None if it is the same after all."""
         special: dict[Obligation, str] = {}
         noise = [s for s in wrong if s.obligation in self.proof.proved and s.distance <= DIFFERENT]
-        if noise and elements(small) > ENCLOSED:  # proved; enclosures of so many elements would take hours
-            self.remarks.append(
-                f"{len({s.obligation for s in noise})} obligations agree to {max(s.distance for s in noise):.1e} only, in float64"
-            )
-            wrong = [s for s in wrong if s not in noise]
-        elif noise:  # proved, and off by rounding at most: of every such obligation the worst rank is decided
+        if noise and elements(small) > ENCLOSED:  # enclosures of so many elements would take hours
+            gap = max(s.distance for s in noise)
+            return self._open(f"undecided: float64 agrees to {gap:.1e} only, and the plan is too large for enclosures", "undecided")
+        if noise:  # proved, and off by rounding at most: of every such obligation the worst rank is decided
             worst = {s.obligation: s for s in sorted(noise, key=lambda s: s.distance)}
             wrong = [*worst.values(), *(s for s in wrong if s not in noise)]
         proved = [s for s in wrong if s.obligation in self.proof.proved]

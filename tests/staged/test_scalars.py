@@ -114,3 +114,12 @@ def test_a_model_says_where_it_fails() -> None:
     assert checked.how is None
     a, b = checked.model["x"], checked.model["y"]
     assert a * b != a * a
+
+
+def test_contradictory_conditions_show_nothing() -> None:
+    s = Scalars()
+    x, y = s.symbol("x"), s.symbol("y")
+    given = [("positive", frozenset(x.items())), ("positive", frozenset(s.scale(x, s.const(-1)[0]).items()))]
+    checked = equal(s, x, y, given, Z3(5))
+    assert checked.how is None
+    assert "contradict" in checked.reason

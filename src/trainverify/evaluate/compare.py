@@ -92,6 +92,7 @@ def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[s
         want_all = logical[o.output.tensor]
         if want_all.dtype.kind == "f" and np.isnan(want_all).any():  # nothing could be learnt from agreeing with it
             raise NotComputed(f"{o} of the logical program has no value at this point")
+        before = count
         for h in o.holdings:
             for rank in (r for r in h.ranks if r in at):
                 local = plan.get(*at[rank], h.layout.local)
@@ -102,6 +103,8 @@ def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[s
                 worst = max((distance(got, want) for got, want, _ in held(small, h.layout, rank, want_all, plan)), default=0.0)
                 if worst > EQUAL:
                     found.append(Suspect(o, h.layout, rank, worst))
+        if o.holdings and count == before:  # of a sample of ranks: what nobody in it holds was not compared
+            raise NotComputed(f"{o} is held by no rank that is evaluated")
     return found, count
 
 

@@ -188,6 +188,8 @@ class Memo:
         finally:
             kernel.trace = None
         if made is None or trace.spoiled:
+            for need in trace.needs:  # something of this run may stay in use: so do its conditions
+                kernel.need(*need)
             return None
         looked: list[int] = []
         queue = [u for u in atoms if u in trace.looked]

@@ -69,9 +69,14 @@ class _Query:
         try:
             for need in given:
                 self.solver.add(self.need(need))
-            self.solver.add(question(self))
+            asked = question(self)
+            self.solver.push()
+            self.solver.add(asked)
             result = self.solver.check()
             if result == z3.unsat:
+                self.solver.pop()
+                if self.solver.check() == z3.unsat:  # anything would follow
+                    return Answer("error", "solver: the conditions contradict each other")
                 return Answer("holds", "unsatisfiable")
             if result == z3.sat:
                 return Answer("fails", "satisfiable", self.model())
