@@ -9,9 +9,10 @@ from fractions import Fraction
 import pytest
 
 from trainverify.domains.ball import precision
-from trainverify.prove.algebra.kernel import Kernel, Limits, Poly, TooLarge, Unsupported, constant, scale
+from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, summed, triangle
 from trainverify.prove.algebra.masked import MaskedSums
+from trainverify.prove.algebra.terms import Limits, Poly, TooLarge, Unsupported, constant, scale
 
 POINTS = 40
 

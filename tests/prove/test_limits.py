@@ -13,7 +13,8 @@ from prove.meaning import system_of
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.prove.algebra.engine import Proof, prove
-from trainverify.prove.algebra.kernel import Kernel, Limits, TooLarge
+from trainverify.prove.algebra.kernel import Kernel
+from trainverify.prove.algebra.terms import Limits, TooLarge
 from trainverify.verify import single
 
 SECONDS = 30  # of processor time; a few are usual

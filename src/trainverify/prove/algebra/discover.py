@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from trainverify.prove.algebra.engine import Prover
-from trainverify.prove.algebra.kernel import Coef, Index, Mono, Poly, TooLarge, Unsupported, variables
+from trainverify.prove.algebra.terms import Coef, Index, Mono, Poly, TooLarge, Unsupported, variables
 
 _Known = dict[tuple[tuple[int, object], ...], list[tuple[str, Mono, Coef]]]  # atoms and powers → (logical tensor, form)
 

@@ -18,7 +18,7 @@ from flint import arb, fmpq
 
 from trainverify.axes.structure import Axes, Axis
 from trainverify.primitives.scalars import SCALARS, Undecided, hashed_uniform
-from trainverify.prove.algebra.kernel import Atom, Coef, Index, Poly, Power
+from trainverify.prove.algebra.terms import Atom, Coef, Index, Poly, Power
 
 Number = Any  # float or arb
 Place = tuple[tuple[int, ...], dict[Index, int]]  # the tags of a block, and the values of its position variables

@@ -19,7 +19,8 @@ from trainverify.graph.program import Domain
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
 from trainverify.prove.algebra.grids import Grid, Grids, Key, Offset, Spot, mixed_radix
-from trainverify.prove.algebra.kernel import Index, Kernel, Poly, Unsupported, as_constant, constant, scale
+from trainverify.prove.algebra.kernel import Kernel
+from trainverify.prove.algebra.terms import Index, Poly, Unsupported, as_constant, constant, scale
 
 Value = dict[Key, Poly]  # blocks by their tags
 Dims = Sequence[Axis]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainverify.axes.structure import Axes, Axis
-from trainverify.prove.algebra.kernel import Index, Unsupported
+from trainverify.prove.algebra.terms import Index, Unsupported
 
 Key = tuple[int, ...]  # the tags of a block, in order
 

@@ -22,85 +22,37 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any
 
-Index = int  # constant if ≥ 0, variable if < 0
-Power = int | Fraction
-Factor = tuple[int, tuple[Index, ...], Power]
-Mono = tuple[Factor, ...]
-Coef = int | Fraction
-Poly = dict[Mono, Coef]
-
-# ("nonzero" | "positive" | "finite" | "defined", atom, indices): for all values of the variables, numbered from -1 down
-Need = tuple[str, int, tuple[Index, ...]]
-
-ONE: Final[Mono] = ()
-_BOUND: Final = -(10**9)  # bound variables inside stored definitions count down from here
-
-
-class Unsupported(Exception):
-    """No law covers this; the prover gives up on the value, it never guesses."""
-
-
-class TooLarge(Exception):
-    """A resource limit; the prover gives up on the value."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    monomials: int = 20_000  # of one polynomial
-    factors: int = 400  # of one monomial
-    ties: int = 5_040  # orders tried to make a form canonical
-    slots: int = 256  # of one atom; forms that match nothing grow, those that do stay small
-    atoms: int = 5_000_000
-    bits: int = 100_000  # of a coefficient
-    depth: int = 100  # of sums within sums while one is normalised
-
-
-@dataclass(slots=True)
-class Atom:
-    uid: int
-    kind: str
-    data: Any
-    sizes: tuple[int, ...]  # of its slots
-    indicator: bool = False  # 0 or 1 everywhere
-    positive: bool = False
-    nonnegative: bool = False
-    pattern: tuple[int, ...] = ()  # of sum, max, fn, cut: the slot of each index occurrence, or -1 - c for a constant c
-    definition: Poly | None = None  # of a cut, over the variables -1, -2, … of its slots
-    content: tuple[Coef, Mono] = (1, ())  # of a cut: it is this times its form; over slots too
-
-
-@dataclass(slots=True)
-class Trace:
-    """What is used while a block is worked out: see `memo`."""
-
-    looked: set[int] = field(default_factory=set)  # atoms that were opened, or found by what they are made of
-    needs: list[Need] = field(default_factory=list)
-    exps: list[tuple[object, str, bool]] = field(default_factory=list)
-    spoiled: bool = False  # something was used that holds for these constants and atoms only
-
-
-def tidy(c: Coef) -> Coef:
-    return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
-
-
-def scale(p: Poly, c: Coef) -> Poly:
-    return {} if c == 0 else p if c == 1 else {m: tidy(k * c) for m, k in p.items()}
-
-
-def constant(c: Coef) -> Poly:
-    return {ONE: tidy(c)} if c else {}
-
-
-def as_constant(p: Poly) -> Coef | None:
-    if not p:
-        return 0
-    return p[ONE] if len(p) == 1 and ONE in p else None
-
-
-def variables(p: Poly) -> set[Index]:
-    return {i for m in p for _, idx, _ in m for i in idx if i < 0}
+from trainverify.prove.algebra.terms import (
+    BOUND,
+    ONE,
+    Atom,
+    Coef,
+    Factor,
+    Index,
+    Limits,
+    Mono,
+    Need,
+    Poly,
+    Power,
+    TooLarge,
+    Trace,
+    Unsupported,
+    as_constant,
+    body_key,
+    connected,
+    constant,
+    family,
+    instance,
+    primes,
+    scale,
+    sort_coef,
+    tidy,
+    variables,
+    with_constant,
+    within,
+)
 
 
 @dataclass
@@ -115,7 +67,7 @@ class Kernel:
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
     _infinite: dict[int, bool] = field(default_factory=dict)
     _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
-    _fresh: int = _BOUND
+    _fresh: int = BOUND
     _depth: int = 0
     trace: Trace | None = None
     _opening: bool = False
@@ -228,14 +180,7 @@ class Kernel:
     def _implied(self, factors: list[Factor]) -> list[Factor]:
         """[x·y > 0]·x·y = x·y for x, y ≥ 0: where the condition does not hold the product is zero anyway."""
         there = {(u, idx) for u, idx, w in factors if w > 0 and self.atoms[u].nonnegative}
-        return [f for f in factors if not (self.name(f[0]) == "gt0" and self._within(self.argument(f[0], f[1]), there))]
-
-    @staticmethod
-    def _within(argument: Poly, there: set[tuple[int, tuple[Index, ...]]]) -> bool:
-        if len(argument) != 1:
-            return False
-        ((m, c),) = argument.items()
-        return c > 0 and all(w > 0 and (u, idx) in there for u, idx, w in m)
+        return [f for f in factors if not (self.name(f[0]) == "gt0" and within(self.argument(f[0], f[1]), there))]
 
     def _condition(self, p: Poly) -> tuple[int, tuple[Index, ...]] | None:
         """A 0/1 condition that some term has as a factor."""
@@ -304,7 +249,7 @@ class Kernel:
         if conditions & self._conditions(p):
             return True
         arguments = [self.argument(*c) for c in conditions if self.name(c[0]) == "gt0"]
-        return any(self._within(a, {(u, idx) for u, idx, w in m if w > 0 and self.atoms[u].nonnegative}) for a in arguments for m in p)
+        return any(within(a, {(u, idx) for u, idx, w in m if w > 0 and self.atoms[u].nonnegative}) for a in arguments for m in p)
 
     def substitute(self, p: Poly, to: Mapping[Index, Index]) -> Poly:
         """Variables replaced, all at once."""
@@ -357,7 +302,7 @@ class Kernel:
 
     def ordered(self, p: Poly) -> list[tuple[Mono, Coef]]:
         """Terms in an order that does not depend on the names of variables, as far as atoms and powers tell them apart."""
-        return sorted(p.items(), key=lambda item: ([(u, w) for u, _, w in item[0]], _sort_coef(item[1]), item[0]))
+        return sorted(p.items(), key=lambda item: ([(u, w) for u, _, w in item[0]], sort_coef(item[1]), item[0]))
 
     def encode(self, p: Poly) -> tuple[Any, tuple[Index, ...]]:
         """A polynomial as a form without indices, and its indices in the order of the form."""
@@ -547,7 +492,7 @@ class Kernel:
         present = {i for f in inside for i in f[1] if i in over}
         factor: Coef = math.prod(s for v, s in over.items() if v not in present)  # Σ_v 1 = size of v
         result = self.monomial(outside, factor)
-        for part, bound in _connected(inside, present):
+        for part, bound in connected(inside, present):
             self._depth += 1
             try:
                 if self._depth > self.limits.depth:
@@ -684,7 +629,7 @@ class Kernel:
                         slots.append(i)
                 body.append((u, w, tuple(entries)))
             key = (tuple(body), tuple(slots), tuple(sizes))
-            if best is None or _body_key(key) < _body_key(best):
+            if best is None or body_key(key) < body_key(best):
                 best = key
         assert best is not None
         body_, slots_, sizes_ = best
@@ -831,7 +776,7 @@ class Kernel:
         what, uid, idx = need
         if what in ("nonzero", "positive") and self.atoms[uid].positive:
             return True
-        return any(w == what and u == uid and _instance(idx, general) for w, u, general in known)
+        return any(w == what and u == uid and instance(idx, general) for w, u, general in known)
 
     def log(self, p: Poly) -> Poly:
         """log(exp(m)^p·X) = p·m + log X; log of a product of positive factors is the sum of logs."""
@@ -931,7 +876,7 @@ class Kernel:
         q = Fraction(c)
         rational = Fraction(1)
         factors: list[Factor] = []
-        for prime, k in sorted({**_primes(q.numerator), **{b: -n for b, n in _primes(q.denominator).items()}}.items()):
+        for prime, k in sorted({**primes(q.numerator), **{b: -n for b, n in primes(q.denominator).items()}}.items()):
             whole, part = divmod(Fraction(k) * e, 1)
             rational *= Fraction(prime) ** int(whole)
             if part:
@@ -973,8 +918,8 @@ class Kernel:
             ((m, c),) = p.items()
             if c == 1 and len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "max":
                 inner, fresh = self._open_max(m[0])
-                return self._max_atom(inner, {**fresh, **present})
-        return self._max_atom(p, present)
+                return self.row("max", inner, {**fresh, **present})
+        return self.row("max", p, present)
 
     def _open_max(self, f: Factor) -> tuple[Poly, dict[Index, int]]:
         if self.trace is not None:
@@ -988,9 +933,6 @@ class Kernel:
             parts = [(u, tuple(names[e] if e >= 0 else next(slots) for e in entries), w) for u, w, entries in factors]
             out = self.add(out, self.monomial(parts, c))
         return out, fresh
-
-    def _max_atom(self, p: Poly, over: Mapping[Index, int]) -> Poly:
-        return self.row("max", p, over)
 
     def row(self, kind: str, p: Poly, over: Mapping[Index, int], at: Sequence[Index] = (), at_sizes: Sequence[int] = ()) -> Poly:
         """A function of all values of p along variables, and of the indices `at` in its result. Nothing is known about it."""
@@ -1036,105 +978,19 @@ class Kernel:
                     groups.setdefault((c, tuple([(u, w) for u, _, w in m])), []).append((m, c))
                     break
         for same in groups.values():
-            if len(same) > 1 and len(same) >= self._least(same[0][0]):
-                found = self._collapse_group(p, same)
-                if found is not None:
-                    return self.collapse(found)
+            found = family(self.atoms, p, same)
+            if found is not None:
+                members, base, differ, n, coef = found
+                rest = {m: c for m, c in p.items() if m not in members}
+                return self.collapse(self.add(rest, self._collapsed(base, differ, n, coef)))
         return p
-
-    def _least(self, m: Mono) -> int:
-        """How many terms a family with this one has at least."""
-        return min(s for u, idx, _ in m for i, s in zip(idx, self.atoms[u].sizes, strict=True) if i >= 0)
-
-    def _collapse_group(self, p: Poly, same: list[tuple[Mono, Coef]]) -> Poly | None:
-        present = {m for m, _ in same}
-        for base, coef in same:
-            places = [(k, j) for k, (_, idx, _) in enumerate(base) for j, i in enumerate(idx) if i == 0]
-            for other, _ in same:
-                differ = _differences(base, other)
-                if differ is None or not differ or any((k, j) not in places for k, j in differ):
-                    continue
-                if any(other[k][1][j] != 1 for k, j in differ):
-                    continue
-                n = self.atoms[base[differ[0][0]][0]].sizes[differ[0][1]]
-                if len(same) < n or any(self.atoms[base[k][0]].sizes[j] != n for k, j in differ):
-                    continue
-                family = [tuple(sorted(_with_constant(base, differ, c))) for c in range(n)]
-                if all(m in present and p.get(m) == coef for m in family) and len(set(family)) == n:
-                    rest = {m: c for m, c in p.items() if m not in set(family)}
-                    return self.add(rest, self._collapsed(base, differ, n, coef))
-        return None
 
     def _collapsed(self, base: Mono, differ: list[tuple[int, int]], n: int, coef: Coef) -> Poly:
         for k, j in differ:  # Σ_c δ(v,c)·f(c) = f(v)
             u, idx, _ = base[k]
             if self.atoms[u].kind == "delta" and idx[1 - j] < 0:
                 v = idx[1 - j]
-                rest = [f for i, f in enumerate(_with_constant(base, differ, v)) if i != k]
+                rest = [f for i, f in enumerate(with_constant(base, differ, v)) if i != k]
                 return self.monomial(rest, coef)
         v = self.bound()
-        return scale(self.sum(self.monomial(_with_constant(base, differ, v)), {v: n}), coef)
-
-
-def _connected(factors: list[Factor], bound: set[Index]) -> list[tuple[list[Factor], set[Index]]]:
-    """Factors grouped by the bound variables that they share."""
-    parts: list[tuple[list[Factor], set[Index]]] = []
-    for f in factors:
-        mine = {i for i in f[1] if i in bound}
-        joined, rest = [f], []
-        for fs, vs in parts:
-            if vs & mine:
-                joined += fs
-                mine |= vs
-            else:
-                rest.append((fs, vs))
-        parts = [*rest, (joined, mine)]
-    return parts
-
-
-def _body_key(best: tuple[Any, tuple[Index, ...], tuple[int, ...]]) -> Any:
-    body, slots, sizes = best
-    return tuple(entries for _, _, entries in body), sizes, slots
-
-
-def _sort_coef(c: Coef) -> tuple[float, Coef]:
-    try:
-        return float(c), c
-    except OverflowError:
-        return math.inf if c > 0 else -math.inf, c
-
-
-def _instance(idx: tuple[Index, ...], general: tuple[Index, ...]) -> bool:
-    """Whether indices come from more general ones by giving their variables values."""
-    names: dict[Index, Index] = {}
-    return all(i == g if g >= 0 else names.setdefault(g, i) == i for i, g in zip(idx, general, strict=True))
-
-
-def _differences(a: Mono, b: Mono) -> list[tuple[int, int]] | None:
-    """Places where two products with the same atoms and powers have different indices."""
-    if len(a) != len(b):
-        return None
-    found = []
-    for k, ((u, i, w), (v, j, x)) in enumerate(zip(a, b, strict=True)):
-        if u != v or w != x:
-            return None
-        found += [(k, n) for n, (p, q) in enumerate(zip(i, j, strict=True)) if p != q]
-    return found
-
-
-def _with_constant(base: Mono, places: list[tuple[int, int]], c: Index) -> list[Factor]:
-    spots = set(places)
-    return [(u, tuple(c if (k, j) in spots else i for j, i in enumerate(idx)), w) for k, (u, idx, w) in enumerate(base)]
-
-
-def _primes(n: int) -> dict[int, int]:
-    found: dict[int, int] = {}
-    d = 2
-    while d * d <= n and d < 100_000:
-        while n % d == 0:
-            found[d] = found.get(d, 0) + 1
-            n //= d
-        d += 1
-    if n > 1:
-        found[n] = found.get(n, 0) + 1
-    return found
+        return scale(self.sum(self.monomial(with_constant(base, differ, v)), {v: n}), coef)

@@ -14,8 +14,9 @@ from fractions import Fraction
 from typing import Final
 
 from trainverify.prove.algebra.evaluate_forms import Balls, Evaluator, Number
-from trainverify.prove.algebra.kernel import Index, Kernel, Poly, constant, scale, tidy
+from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.masked import MaskedSums
+from trainverify.prove.algebra.terms import Index, Poly, constant, scale, tidy
 
 P, Q = -1, -2  # the free variables of an instance
 SIZES: Final[dict[Index, int]] = {P: 2, Q: 3}

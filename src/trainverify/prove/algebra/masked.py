@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainverify.prove.algebra.kernel import ONE, Coef, Factor, Index, Kernel, Mono, Poly, constant, scale
+from trainverify.prove.algebra.kernel import Kernel
+from trainverify.prove.algebra.terms import ONE, Coef, Factor, Index, Mono, Poly, constant, scale
 
 Entry = tuple[str, int]  # ("bound", number) or ("index", a constant, a variable or a slot)
 

@@ -8,12 +8,13 @@ only by constant indices (a micro-batch), those are made variables. Whatever doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainverify.prove.algebra.forms import Forms, Value
-from trainverify.prove.algebra.kernel import Atom, Index, Kernel, Mono, Poly, Trace
+from trainverify.prove.algebra.kernel import Kernel
+from trainverify.prove.algebra.terms import Atom, Index, Mono, Poly, Trace
 
 _PARAMETER: Final = -(2 * 10**6)  # constant indices of inputs, as variables, count down from here
 _ENTRIES: Final = 12  # outcomes kept for inputs that look alike
@@ -447,27 +448,3 @@ def _ordered(names: Names) -> bool:
             return False
         before = v
     return True
-
-
-class Values(dict[str, "Value | Exception"]):
-    """Forms of tensors by name, some of which are made when somebody asks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.later: dict[str, tuple[Outcome, int]] = {}
-
-    def get(self, name: str, default: Any = None) -> Any:
-        found = super().get(name)
-        if found is None and name in self.later:
-            outcome, n = self.later.pop(name)
-            value = outcome.value(n)
-            if value is None:
-                return default
-            self[name] = found = value
-        return default if found is None else found
-
-    def all_items(self) -> Iterator[tuple[str, Value | Exception]]:
-        """Every tensor, also those that nobody has asked for."""
-        for name in list(self.later):
-            self.get(name)
-        yield from self.items()

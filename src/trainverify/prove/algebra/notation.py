@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from trainverify.prove.algebra.kernel import Coef, Index, Kernel, Poly
+from trainverify.prove.algebra.kernel import Kernel
+from trainverify.prove.algebra.terms import Coef, Index, Poly
 
 _NAMES = "ijklmnopqrstuvwabcdefgh"
 

@@ -1,0 +1,185 @@
+"""The vocabulary of the kernel: polynomials, atoms, limits, and pure functions of them. Trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final
+
+Index = int  # constant if ≥ 0, variable if < 0
+Power = int | Fraction
+Factor = tuple[int, tuple[Index, ...], Power]
+Mono = tuple[Factor, ...]
+Coef = int | Fraction
+Poly = dict[Mono, Coef]
+
+# ("nonzero" | "positive" | "finite" | "defined", atom, indices): for all values of the variables, numbered from -1 down
+Need = tuple[str, int, tuple[Index, ...]]
+
+ONE: Final[Mono] = ()
+BOUND: Final = -(10**9)  # bound variables inside stored definitions count down from here
+
+
+class Unsupported(Exception):
+    """No law covers this; the prover gives up on the value, it never guesses."""
+
+
+class TooLarge(Exception):
+    """A resource limit; the prover gives up on the value."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    monomials: int = 20_000  # of one polynomial
+    factors: int = 400  # of one monomial
+    ties: int = 5_040  # orders tried to make a form canonical
+    slots: int = 256  # of one atom; forms that match nothing grow, those that do stay small
+    atoms: int = 5_000_000
+    bits: int = 100_000  # of a coefficient
+    depth: int = 100  # of sums within sums while one is normalised
+
+
+@dataclass(slots=True)
+class Atom:
+    uid: int
+    kind: str
+    data: Any
+    sizes: tuple[int, ...]  # of its slots
+    indicator: bool = False  # 0 or 1 everywhere
+    positive: bool = False
+    nonnegative: bool = False
+    pattern: tuple[int, ...] = ()  # of sum, max, fn, cut: the slot of each index occurrence, or -1 - c for a constant c
+    definition: Poly | None = None  # of a cut, over the variables -1, -2, … of its slots
+    content: tuple[Coef, Mono] = (1, ())  # of a cut: it is this times its form; over slots too
+
+
+@dataclass(slots=True)
+class Trace:
+    """What is used while a block is worked out: see `memo`."""
+
+    looked: set[int] = field(default_factory=set)  # atoms that were opened, or found by what they are made of
+    needs: list[Need] = field(default_factory=list)
+    exps: list[tuple[object, str, bool]] = field(default_factory=list)
+    spoiled: bool = False  # something was used that holds for these constants and atoms only
+
+
+def tidy(c: Coef) -> Coef:
+    return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
+
+
+def scale(p: Poly, c: Coef) -> Poly:
+    return {} if c == 0 else p if c == 1 else {m: tidy(k * c) for m, k in p.items()}
+
+
+def constant(c: Coef) -> Poly:
+    return {ONE: tidy(c)} if c else {}
+
+
+def as_constant(p: Poly) -> Coef | None:
+    if not p:
+        return 0
+    return p[ONE] if len(p) == 1 and ONE in p else None
+
+
+def variables(p: Poly) -> set[Index]:
+    return {i for m in p for _, idx, _ in m for i in idx if i < 0}
+
+
+def connected(factors: list[Factor], bound: set[Index]) -> list[tuple[list[Factor], set[Index]]]:
+    """Factors grouped by the bound variables that they share."""
+    parts: list[tuple[list[Factor], set[Index]]] = []
+    for f in factors:
+        mine = {i for i in f[1] if i in bound}
+        joined, rest = [f], []
+        for fs, vs in parts:
+            if vs & mine:
+                joined += fs
+                mine |= vs
+            else:
+                rest.append((fs, vs))
+        parts = [*rest, (joined, mine)]
+    return parts
+
+
+def body_key(best: tuple[Any, tuple[Index, ...], tuple[int, ...]]) -> Any:
+    body, slots, sizes = best
+    return tuple(entries for _, _, entries in body), sizes, slots
+
+
+def sort_coef(c: Coef) -> tuple[float, Coef]:
+    try:
+        return float(c), c
+    except OverflowError:
+        return math.inf if c > 0 else -math.inf, c
+
+
+def instance(idx: tuple[Index, ...], general: tuple[Index, ...]) -> bool:
+    """Whether indices come from more general ones by giving their variables values."""
+    names: dict[Index, Index] = {}
+    return all(i == g if g >= 0 else names.setdefault(g, i) == i for i, g in zip(idx, general, strict=True))
+
+
+def differences(a: Mono, b: Mono) -> list[tuple[int, int]] | None:
+    """Places where two products with the same atoms and powers have different indices."""
+    if len(a) != len(b):
+        return None
+    found = []
+    for k, ((u, i, w), (v, j, x)) in enumerate(zip(a, b, strict=True)):
+        if u != v or w != x:
+            return None
+        found += [(k, n) for n, (p, q) in enumerate(zip(i, j, strict=True)) if p != q]
+    return found
+
+
+Family = tuple[set[Mono], Mono, list[tuple[int, int]], int, Coef]  # its terms, the first, the places that differ, how many, coefficient
+
+
+def family(atoms: Sequence[Atom], p: Poly, same: list[tuple[Mono, Coef]]) -> Family | None:
+    """n terms among some of p, alike but for the constants 0 … n−1 in the same places of size n."""
+    least = min(s for u, idx, _ in same[0][0] for i, s in zip(idx, atoms[u].sizes, strict=True) if i >= 0)
+    if len(same) < max(least, 2):
+        return None
+    present = {m for m, _ in same}
+    for base, coef in same:
+        places = [(k, j) for k, (_, idx, _) in enumerate(base) for j, i in enumerate(idx) if i == 0]
+        for other, _ in same:
+            differ = differences(base, other)
+            if differ is None or not differ or any((k, j) not in places for k, j in differ):
+                continue
+            if any(other[k][1][j] != 1 for k, j in differ):
+                continue
+            n = atoms[base[differ[0][0]][0]].sizes[differ[0][1]]
+            if len(same) < n or any(atoms[base[k][0]].sizes[j] != n for k, j in differ):
+                continue
+            members = [tuple(sorted(with_constant(base, differ, c))) for c in range(n)]
+            if all(m in present and p.get(m) == coef for m in members) and len(set(members)) == n:
+                return set(members), base, differ, n, coef
+    return None
+
+
+def with_constant(base: Mono, places: list[tuple[int, int]], c: Index) -> list[Factor]:
+    spots = set(places)
+    return [(u, tuple(c if (k, j) in spots else i for j, i in enumerate(idx)), w) for k, (u, idx, w) in enumerate(base)]
+
+
+def primes(n: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    d = 2
+    while d * d <= n and d < 100_000:
+        while n % d == 0:
+            found[d] = found.get(d, 0) + 1
+            n //= d
+        d += 1
+    if n > 1:
+        found[n] = found.get(n, 0) + 1
+    return found
+
+
+def within(argument: Poly, there: set[tuple[int, tuple[Index, ...]]]) -> bool:
+    """Whether a polynomial is a positive multiple of a product of these."""
+    if len(argument) != 1:
+        return False
+    ((m, c),) = argument.items()
+    return c > 0 and all(w > 0 and (u, idx) in there for u, idx, w in m)

@@ -1,0 +1,51 @@
+"""Forms of tensors by name, and why some have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from trainverify.prove.algebra.forms import Value
+
+
+class Missing(Exception):
+    """A tensor without a form, because an op before it has none."""
+
+
+class Later(Protocol):
+    """Values that are made when somebody asks."""
+
+    def value(self, n: int) -> Value | None: ...
+
+
+class Values(dict[str, "Value | Exception"]):
+    """Forms of tensors by name, some of which are made when somebody asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later: dict[str, tuple[Later, int]] = {}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = super().get(name)
+        if found is None and name in self.later:
+            outcome, n = self.later.pop(name)
+            value = outcome.value(n)
+            if value is None:
+                return default
+            self[name] = found = value
+        return default if found is None else found
+
+    def all_items(self) -> Iterator[tuple[str, Value | Exception]]:
+        """Every tensor, also those that nobody has asked for."""
+        for name in list(self.later):
+            self.get(name)
+        yield from self.items()
+
+
+def get(env: Mapping[str, Value | Exception], name: str) -> Value:
+    value = env.get(name)
+    if value is None:
+        raise Missing(f"{name} is never computed")
+    if isinstance(value, Exception):
+        raise value if isinstance(value, Missing) else Missing(str(value))
+    return value
