@@ -35,6 +35,9 @@ REAL = {
     "236b dp4 ep2 tp2 sp pp2": ("236b", replace(ONE, dp=4, ep=2, tp=2, sp=True, pp=2, microbatches=2)),
     "671b tp2 sp": ("671b", replace(ONE, tp=2, sp=True, microbatches=2)),
     "671b dp8 ep4 tp4 pp2": ("671b", replace(ONE, dp=8, ep=4, tp=4, pp=2, microbatches=2)),
+    "16b zero1 dp16 ep4 tp4 pp2": ("16b", replace(ONE, dp=16, ep=4, tp=4, pp=2, zero=1, microbatches=2)),
+    "236b zero2 dp4 ep4": ("236b", replace(ONE, dp=4, ep=4, zero=2, microbatches=2)),
+    "671b zero3 dp4 ep2 tp2 sp": ("671b", replace(ONE, dp=4, ep=2, tp=2, sp=True, zero=3)),
 }
 
 

@@ -25,7 +25,7 @@ AT, MLP = "mb0/layers.0.", "layers.0.mlp."
 
 @cache
 def base(kind: str) -> tuple[Program, Plan]:
-    how = replace(HOW, sp=True) if kind == "sp" else HOW
+    how = replace(HOW, sp=kind == "sp", zero=1 if kind == "zero1" else 0)
     return deepseek_step(CONFIG), deepseek_plan(CONFIG, how)
 
 
@@ -95,6 +95,24 @@ BUGS: dict[str, tuple[str, str, tuple[str, ...], Change]] = {
         (AT + "attention.k.",),
         skipped("pp0", AT + "attention.k.turning.grad"),
     ),
+    "norm without the other ranks' shards of experts": (
+        "zero1",
+        "REFUTED",
+        ("squares.edp+ep+tp",),
+        attrs("pp0", "squares.edp+ep+tp", group=Ref("group.tp")),
+    ),
+    "experts' shards from ranks of other experts": (
+        "zero1",
+        "REFUTED",
+        (MLP + "experts.up_proj.grad.shard",),
+        attrs("pp0", MLP + "experts.up_proj.grad.shard", group=Ref("group.ep")),
+    ),
+    "new experts gathered from ranks of other experts": (
+        "zero1",
+        "REFUTED",
+        (MLP + "experts.down_proj.new",),
+        attrs("pp0", MLP + "experts.down_proj.new", group=Ref("group.ep")),
+    ),
     "norm counts experts of one rank": (
         "tp",
         "REFUTED",
@@ -121,7 +139,7 @@ def test_tokens_beyond_the_capacity_are_missed() -> None:
     assert report.verdict == "REFUTED", report.reason
 
 
-@pytest.mark.parametrize("kind", ["tp", "sp"])
+@pytest.mark.parametrize("kind", ["tp", "sp", "zero1"])
 def test_what_the_bugs_are_planted_into_agrees(kind: str) -> None:
     report = evaluated(*base(kind))
     assert {o.status for o in report.obligations} == {"agreed"}, report.reason

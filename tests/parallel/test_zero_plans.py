@@ -31,6 +31,8 @@ PLANS: dict[str, tuple[llama.Config | gpt.Config, Degrees]] = {
     "gpt zero1 dp2 tp2": (GPT2, Degrees(dp=2, tp=2, zero=1)),
     "gpt zero2 dp2 pp2 mb2, tied": (replace(GPT2, layers=2), Degrees(dp=2, pp=2, zero=2, microbatches=2)),
     "gpt zero3 dp2 tp2 sp pp2 mb2, tied": (replace(GPT2, layers=2), Degrees(dp=2, tp=2, sp=True, pp=2, zero=3, microbatches=2)),
+    "zero1 dp512": (replace(REAL, layers=1), Degrees(dp=512, zero=1)),
+    "zero1 dp256 tp2": (replace(REAL, layers=1), Degrees(dp=256, tp=2, zero=1)),
     "small zero1 dp3": (SMALL, Degrees(dp=3, zero=1)),
     "small zero2 dp3 mb2": (SMALL, Degrees(dp=3, zero=2, microbatches=2)),
     "small gpt zero3 dp3": (GPT, Degrees(dp=3, zero=3)),

@@ -122,6 +122,16 @@ BUGS: dict[str, tuple[str, str, set[str], Change]] = {
     ),
     "stale parameter: the old one is gathered": ("zero1", "REFUTED", {f"{Q}.new"}, in_program("pp0", late_gather)),
     "shard boundary off by one row": ("zero1", "REFUTED", {f"{Q}.shard.new", f"{Q}.new", f"{Q}.shard"}, shifted("pp0", f"{Q}.shard", 1)),
+    "shards taken from the other end": (
+        "zero1",
+        "REFUTED",
+        {f"{Q}.shard"},
+        together(
+            column("pp0", "back.low", lambda r: (1 - r) * 12),
+            column("pp0", "back.high", lambda r: (2 - r) * 12),
+            attrs("pp0", f"{Q}.shard", start=Ref("back.low"), stop=Ref("back.high")),
+        ),
+    ),
     "norm of own shards only": ("zero1", "REFUTED", {"squares.dp", "grad_norm"}, skipped("pp0", "squares.dp")),
     "norm counts tensor-parallel copies": (
         "zero2",

@@ -53,6 +53,7 @@ class Inference:
         self._lines: list[Line] = []
         self._later: list[tuple[Line, int, Axis, str]] = []  # one-hots of integers whose line is not known yet
         self.mesh: dict[str, Axis] = {}  # one axis per mesh axis, however often it is used
+        self.even = False  # whether ranks take all equal slices of what the op at hand slices, one each
 
     def mesh_axis(self, mesh: Mesh, name: str) -> Axis:
         if name not in self.mesh:
@@ -198,6 +199,10 @@ class Inference:
 
     def _sliced(self, axis: Axis, start: int, step: int, size: int) -> Axis:
         axes = self.axes
+        if step == 1 and self.even and size < axis.size and all(a.pieces is None for a in axes.leaves([axis])):
+            count, piece = Axis(axis.size // size, fixed=True), Axis(size)
+            axes.align([axis], [count, piece])
+            return piece
         if step == 1:
             return axes.piece(axis, start, size)
         if step > 1 and axis.size % step == 0 and start // step + size <= axis.size // step:

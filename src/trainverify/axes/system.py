@@ -188,9 +188,12 @@ class System:
             yield LoweredOp(index, (0,), lowered, self._apply(scope, op, lowered))
         elif not is_communication(op, self.table):
             names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)})
-            for values, rows in self._variants(u, tuple(names)).items():
-                lowered = self._lower(op, scope.program, dict(zip(names, values, strict=True)))
-                yield LoweredOp(index, rows, lowered, self._apply(scope, op, lowered))
+            variants = self._variants(u, tuple(names))
+            found = {rows: self._lower(op, scope.program, dict(zip(names, values, strict=True))) for values, rows in variants.items()}
+            self.inference.even = op.name == "slice" and _all_slices(list(found.values()))
+            for rows, x in found.items():
+                yield LoweredOp(index, rows, x, self._apply(scope, op, x))
+            self.inference.even = False
 
     def _variants(self, u: int, names: tuple[str, ...]) -> dict[tuple[object, ...], tuple[int, ...]]:
         """Rows of a unit by the values of some references."""
@@ -312,6 +315,18 @@ class System:
                 joined = self.inference.same_line(self.scope.lines.get(lay.logical), scope.lines.get(lay.local))
                 if joined is not None:
                     self.scope.lines[lay.logical] = scope.lines[lay.local] = joined
+
+
+def _all_slices(variants: Sequence[Lowered]) -> bool:
+    """Whether the variants of a slice are all the equal pieces of a dimension."""
+    nodes = [x.outputs[0] for x in variants]
+    if len(nodes) < 2 or any(n.prim != "slice" or n.args[0].prim != "input" for n in nodes):
+        return False
+    d, _, step = nodes[0].attrs
+    size, whole = nodes[0].shape[d], nodes[0].args[0].shape[d]
+    if any((n.attrs[0], n.attrs[2], n.shape[d]) != (d, step, size) for n in nodes) or size == 0:
+        return False
+    return step == 1 and sorted(n.attrs[1] for n in nodes) == list(range(0, whole, size)) and whole % size == 0
 
 
 def _later(outlined: Sequence[Sequence[Block]]) -> list[set[str]]:

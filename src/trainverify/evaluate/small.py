@@ -135,7 +135,11 @@ class _Shrinker:
             Step(ops[x.index], x.index, (0,), ops[x.index].inputs, ops[x.index].outputs, self.nodes(x.lowered, x.axes))
             for x in system.logical_ops
         ]
-        units = [[(x, self.nodes(x.lowered, x.axes)) for x in found] for found in system.unit_ops]
+        here = [frozenset(row for row, r in enumerate(u.ranks) if r in self.there) for u in system.talk.units]
+        units = [
+            [(x, self.nodes(x.lowered, x.axes)) for x in found if not rows.isdisjoint(x.rows)]
+            for found, rows in zip(system.unit_ops, here, strict=True)
+        ]
         classes = []
         local_shapes = []
         for k, mine_all in zip(system.schedule.classes, self._classes, strict=True):

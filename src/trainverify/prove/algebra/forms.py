@@ -333,6 +333,8 @@ class Forms:
             if not inside:
                 out[key] = {}
                 continue
+            if any(o not in source for o in old.tags):
+                raise Unsupported("axes that could not be aligned")
             result = k.substitute(value[tuple(source[o] for o in old.tags)], names)
             for n, s in enumerate(spots):
                 if s.kind == "fixed" and not new.leaves[n].tag:

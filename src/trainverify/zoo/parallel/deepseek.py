@@ -24,7 +24,7 @@ from trainverify.zoo.language import join_heads, split_heads, swiglu
 from trainverify.zoo.parallel.degrees import Axes, Degrees, axes_for, divided
 from trainverify.zoo.parallel.experts import Experts
 from trainverify.zoo.parallel.llama import ADAMW
-from trainverify.zoo.parallel.model import Model, run
+from trainverify.zoo.parallel.model import Model, gradients, run
 from trainverify.zoo.parallel.stage import Stage
 
 AUXILIARY = Fraction(1, 1000)  # weight of the balance in what is differentiated
@@ -40,16 +40,17 @@ def deepseek_plan(
     config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False
 ) -> Plan:
     """The same step on dp·tp·pp ranks; `how.ep` of the data-parallel ones divide the experts among them."""
-    how.only("DeepSeek", "ep", "chunks")
+    how.only("DeepSeek", "ep", "chunks", "zero", "shards")
     if config.loss != "per_token" or config.balance != "sequence":
         raise BuildError("plans of DeepSeek have a loss per token, and balance the experts of every sequence")
     if how.normalise != "loss":
         raise BuildError('plans of DeepSeek divide the loss before its backward pass: normalise="loss"')
     axes = expert_axes(how, config.heads)
     p = plan("deepseek", axes.mesh)
+    named = gradients(forward(config)) if how.zero in (1, 2) else {}
     for index, layers in enumerate(how.layers(config.layers)):
         with p.ranks(pp=index) as r:
-            run(DeepSeekModel(Stage(r, how, axes, index), config, layers), optimizer, clip, master)
+            run(DeepSeekModel(Stage(r, how, axes, index, named), config, layers), optimizer, clip, master)
     return p.build()
 
 
@@ -96,20 +97,20 @@ class DeepSeekModel(Model):
     def whole(self, name: str, rows: int, width: int) -> None:
         """A weight that every rank has, applied between the regions."""
         s = self.stage
-        s.weight(name, (rows, width), "o k", summed=s.axes.tensor if s.how.sp else ())
+        s.weight(name, (rows, width), "o k", summed=s.axes.tensor if s.how.sp else (), blocks=(1,))
 
     def declare_attention(self, at: str) -> None:
         s, c = self.stage, self.config
-        size = c.head + c.rotary
+        size, heads = c.head + c.rotary, (s.how.share(c.heads, "heads"),)
         if c.q_rank is None:
-            s.column(at + "q_proj", c.heads * size, c.hidden)
+            s.column(at + "q_proj", c.heads * size, c.hidden, blocks=heads)
         else:
             self.whole(at + "q_a_proj", c.q_rank, c.hidden)
             s.vector(at + "q_a_layernorm", c.q_rank)
-            s.column(at + "q_b_proj", c.heads * size, c.q_rank)
+            s.column(at + "q_b_proj", c.heads * size, c.q_rank, blocks=heads)
         self.whole(at + "kv_a_proj_with_mqa", c.kv_rank + c.rotary, c.hidden)
         s.vector(at + "kv_a_layernorm", c.kv_rank)
-        s.column(at + "kv_b_proj", c.heads * (c.head + c.value), c.kv_rank)
+        s.column(at + "kv_b_proj", c.heads * (c.head + c.value), c.kv_rank, blocks=heads)
         s.row(at + "o_proj", c.hidden, c.heads * c.value)
 
     def declare_dense(self, at: str, width: int) -> None:

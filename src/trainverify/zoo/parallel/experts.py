@@ -31,13 +31,13 @@ class Experts:
         s, c = self.stage, self.config
         e, h, w = c.gate.experts, c.hidden, c.expert_ffn
         local, width = divided(e, s.how.ep, "experts"), s.how.share(w, "columns of experts")
-        s.weight(self.at + "gate.weight", (e, h), "e h", summed=s.axes.tensor if s.how.sp else ())
+        s.weight(self.at + "gate.weight", (e, h), "e h", summed=s.axes.tensor if s.how.sp else (), blocks=(1,))
         place, tp = "(ep e)" if s.how.ep > 1 else "e", s.axes.text
         rows = tuple(a for a in s.axes.data if a != "ep")
         split = (*(("ep",) if s.how.ep > 1 else ()), *s.axes.tensor)
         for n in ("gate", "up"):
-            s.weight(f"{self.at}experts.{n}_proj", (local, h, width), f"{place} h ({tp} w)", split=split, data=rows)
-        s.weight(f"{self.at}experts.down_proj", (local, width, h), f"{place} ({tp} w) h", split=split, data=rows)
+            s.weight(f"{self.at}experts.{n}_proj", (local, h, width), f"{place} h ({tp} w)", split=split, data=rows, blocks=(1,))
+        s.weight(f"{self.at}experts.down_proj", (local, width, h), f"{place} ({tp} w) h", split=split, data=rows, blocks=(1,))
 
     def state(self) -> None:
         if self.config.gate.bias:

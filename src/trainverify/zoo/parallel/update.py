@@ -60,7 +60,7 @@ def _norm(stage: Stage, grads: dict[str, Tensor]) -> Tensor:
     kinds: dict[tuple[str, ...], list[Tensor]] = {}
     for b in stage.buckets:
         if b.first.counted:
-            axes = b.first.split + (stage.axes.data if b.zero else ())
+            axes = b.first.split + (b.axes if b.zero else ())
             along = tuple(a for a in mesh.names if a in axes and mesh.length(a) > 1)
             kinds.setdefault(along, []).append(grads[b.name])
     sums = []

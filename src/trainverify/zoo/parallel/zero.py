@@ -52,7 +52,7 @@ def buckets(stage: Stage) -> list[Bucket]:
     for w in weights:
         layer = re.match(r"(.*?\.\d+)\.", w.name)
         unit = layer.group(1) if layer else "ends"
-        found.setdefault((unit, w.split, w.summed, w.tied, w.counted, len(w.shape) > 1), []).append(w)
+        found.setdefault((unit, w.split, w.summed, w.tied, w.counted, w.data, len(w.shape) > 1), []).append(w)
     names: dict[str, int] = {}
     made = []
     for (unit, *_), members in found.items():
@@ -74,7 +74,8 @@ class Bucket:
         self.weights = tuple(weights)
         self.flat = flat
         self.first = self.weights[0]
-        self.count = stage.axes.size(stage.axes.data) if stage.how.zero else 1
+        self.axes = stage.axes.data if self.first.data is None else self.first.data
+        self.count = stage.axes.size(self.axes) if stage.how.zero else 1
         self.sizes = [math.prod(w.shape) for w in self.weights]
         shape = (sum(self.sizes),) if flat else self.first.shape
         self.dim = 0 if flat or stage.how.shards != "parameter" else self._dim()
@@ -92,12 +93,18 @@ class Bucket:
         return (*shape[: self.dim], size, *shape[self.dim + 1 :])
 
     def _dim(self) -> int:
-        """The first dimension that divides; where there is none the weight stays whole."""
-        for d, size in enumerate(self.first.shape):
-            if size % self.count == 0 and (d > 0 or self._fits()) and self._inserted(d) is not None:
-                return d
+        """The first dimension that divides, into whole blocks if there is such a one; where there is none the weight stays whole."""
+        able = [d for d, size in enumerate(self.first.shape) if size % self.count == 0 and self._inserted(d) is not None]
+        for fits in (self._whole_blocks, self._fits):
+            for d in able:
+                if d > 0 or fits():
+                    return d
         self.count = 1
         return 0
+
+    def _whole_blocks(self) -> bool:
+        """Whether shards of rows are whole blocks."""
+        return self._fits() and math.prod(self.first.blocks) % self.count == 0 if self.first.blocks else True
 
     def _fits(self) -> bool:
         """Whether shards of rows are whole blocks, or blocks whole shards."""
@@ -116,7 +123,7 @@ class Bucket:
         *before, local = dims[dim]
         if any(n not in self.stage.axes.mesh.names for n in before):
             return None
-        dims[dim] = [*before, *self.stage.axes.data, local]
+        dims[dim] = [*before, *self.axes, local]
         return " ".join(f"({' '.join(names)})" if len(names) > 1 else names[0] for names in dims)
 
     # -- lineage ------------------------------------------------------------------------------------------------------
@@ -163,7 +170,7 @@ class Bucket:
     def position(self, at: dict[str, int]) -> int:
         """Which shard the rank at these coordinates has."""
         mesh, found = self.stage.axes.mesh, 0
-        for a in self.stage.axes.data if self.count > 1 else ():
+        for a in self.axes if self.count > 1 else ():
             found = found * mesh.length(a) + at[a]
         return found
 
@@ -197,14 +204,14 @@ class Bucket:
     def scattered(self, tensors: Sequence[Tensor], name: str) -> Tensor:
         """Own shard of the sum over data-parallel ranks."""
         whole = self.joined(tensors, name)
-        return whole if self.count == 1 else self.r.reduce_scatter(whole, group=self.stage.axes.data, dim=self.dim, name=name)
+        return whole if self.count == 1 else self.r.reduce_scatter(whole, group=self.axes, dim=self.dim, name=name)
 
     def own(self, tensors: Sequence[Tensor], name: str) -> Tensor:
         """Own shard of what every rank has."""
         whole = self.joined(tensors, name)
         if self.count == 1:
             return whole
-        start, stop = (self.stage.offset(self.chunk, ends, self.stage.axes.data) for ends in (0, 1))
+        start, stop = (self.stage.offset(self.chunk, ends, self.axes) for ends in (0, 1))
         return self.r.slice(whole, dim=self.dim, start=start, stop=stop, name=name)
 
     def gathered(self, shard: Tensor, name: str, names: Sequence[str]) -> list[Tensor]:
@@ -213,7 +220,7 @@ class Bucket:
         if self.count > 1:
             plain = not self.flat and not self.padding
             label = names[0] if plain else name
-            whole = self.r.all_gather(shard, group=self.stage.axes.data, dim=self.dim, backward="reduce_scatter", name=label)
+            whole = self.r.all_gather(shard, group=self.axes, dim=self.dim, backward="reduce_scatter", name=label)
         return self.divided(whole, names)
 
 
