@@ -67,9 +67,15 @@ class Report:
             "seconds": round(self.seconds, 3),
         }
 
+    def causes(self) -> list[str]:
+        """What a front end knows about the cause, in its own terms."""
+        return []
+
     def print(self, console: Console) -> None:
         colour = _COLOURS[self.verdict]
         console.print(f"[bold {colour}]{self.verdict}[/] {escape(self.subject)}: {escape(self.reason)}", highlight=False)
+        for line in self.causes():
+            console.print(f"  [bold]{escape(line)}[/]", highlight=False)
         for f in self.findings:
             text = str(f).replace("\n", "\n  ")
             console.print(f"  [{'yellow' if f.severity == 'warning' else 'red'}]{escape(text)}[/]", highlight=False)

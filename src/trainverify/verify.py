@@ -21,7 +21,7 @@ from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_l
 from trainverify.evaluate.sample import Kept, sampled
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.explain.locate import locate
-from trainverify.explain.place import Known
+from trainverify.explain.place import Known, Place
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.lineage import Layout, Placements
 from trainverify.graph.mesh import Mesh
@@ -43,6 +43,7 @@ ENCLOSED = 40_000_000  # elements up to which enclosures decide rounding noise o
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
 
 Progress = Callable[[str], None]
+Locator = Callable[..., Place]  # the arguments of `locate`
 
 
 def _silent(text: str) -> None:
@@ -65,15 +66,19 @@ def verify(
     engine: Engine = "algebra",
     workers: int = 0,
     accept_reduced: bool = False,
+    locator: Locator = locate,
 ) -> Report:
-    """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one."""
+    """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one.
+
+    `locator` finds the first wrong tensor of a refuted plan.
+    """
     began = time.perf_counter()
     if points < 1:
         raise ValueError("a proof without a random evaluation behind it is not reported: points must be 1 or more")
     if isinstance(plan, Program):
         plan = single(plan)
     subject = f"{plan.name} on {plan.mesh} against {logical.name}"
-    report = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers)
+    report = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers, locator)
     assumed = assumptions(logical, plan) + report.assumptions
     return replace(report, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
 
@@ -83,7 +88,16 @@ class Disagreement(Exception):
 
 
 def _verify(
-    logical: Program, plan: Plan, ops: OpTable, points: int, seed: int, progress: Progress, subject: str, engine: Engine, workers: int
+    logical: Program,
+    plan: Plan,
+    ops: OpTable,
+    points: int,
+    seed: int,
+    progress: Progress,
+    subject: str,
+    engine: Engine,
+    workers: int,
+    locator: Locator,
 ) -> Report:
     progress("checking the plan")
     findings = tuple(validate(logical, plan, ops))
@@ -102,7 +116,7 @@ def _verify(
     system = related(logical, plan, ops, parts, wanted)
     progress("proving")
     proof = attempt(engine, prove, system, wanted, plan.lineage, workers, progress)
-    return _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings).report()
+    return _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings, locator).report()
 
 
 def related(logical: Program, plan: Plan, ops: OpTable, parts: Sequence[Template], wanted: Sequence[Obligation]) -> System:
@@ -152,6 +166,7 @@ class _Evaluation:
     progress: Progress
     subject: str
     findings: tuple[Finding, ...]
+    locator: Locator
 
     @cached_property
     def kept(self) -> Kept:
@@ -280,7 +295,7 @@ class _Evaluation:
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
-        place = locate(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
+        place = self.locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         where = f"random inputs of seed {difference.seed}" if inputs is None else "the solver's model"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainverify.nnscaler import Trainer, judge, parse
+from trainverify.nnscaler.judge import Judged
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.report import Report
@@ -34,11 +35,11 @@ def logical_of(name: str) -> str:
     return name.split("_dp")[0] + "_single"
 
 
-def verdict(plan: Tree, logical: Tree, trainer: Trainer | None = None, ops: OpTable = OPS) -> Report:
+def verdict(plan: Tree, logical: Tree, trainer: Trainer | None = None, ops: OpTable = OPS) -> Judged:
     return judge(parse(logical, "logical"), parse(plan, "plan"), ops, trainer or Trainer())
 
 
-def judged(name: str, plan: Tree | None = None, trainer: Trainer | None = None) -> Report:
+def judged(name: str, plan: Tree | None = None, trainer: Trainer | None = None) -> Judged:
     """The verdict on a stored plan, or on a changed copy of it."""
     return verdict(plan or tree(name), tree(logical_of(name)), trainer)
 

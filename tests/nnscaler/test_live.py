@@ -180,11 +180,17 @@ def test_stored_conversions_are_current(name: str, tmp_path: Path) -> None:
 def test_table_of_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listed = tmp_path / "verdicts.txt"
     listed.write_text(
-        "mlp2l_v03_dp2pp2tp2nm2 mlp2l_v03_single PROVED\nmlp2l_v03_dp2pp2tp2nm2 mlp2l_v03_single REFUTED,INVALID mean  # ×4\n"
+        "mlp2l_v03_dp2pp2tp2nm2 mlp2l_v03_single PROVED\n"
+        "mlp2l_v03_dp2pp2tp2nm2 mlp2l_v03_single REFUTED,INVALID mean the-trainer@0,1,2,3/0,1  # ÷4\n"
     )
     assert main([str(DATA), "--verdicts", str(listed)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 as expected"
     listed.write_text("mlp2l_v03_dp2pp2tp2nm2 mlp2l_v03_single REFUTED\n")
     assert main([str(DATA), "--verdicts", str(listed)]) == 1
-    listed.write_text("mlp2l_v03_dp2pp2tp2nm2 PROVED\n")
-    assert main([str(DATA), "--verdicts", str(listed)]) == 2
+    listed.write_text("mlp2l_v03_dp2pp2tp2nm2 mlp2l_v03_single REFUTED mean 7@0/0\n")
+    capsys.readouterr()
+    assert main([str(DATA), "--verdicts", str(listed)]) == 1
+    assert "      named the-trainer@0,1,2,3/0,1, expected 7@0/0" in capsys.readouterr().out.splitlines()
+    for bad in ("mlp2l_v03_dp2pp2tp2nm2 PROVED\n", "mlp2l_v03_dp2pp2tp2nm2 mlp2l_v03_single REFUTED 7\n"):
+        listed.write_text(bad)
+        assert main([str(DATA), "--verdicts", str(listed)]) == 2

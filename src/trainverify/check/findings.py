@@ -50,7 +50,6 @@ CODES: Final[dict[str, str]] = {
     "TV404": "gradient that stays within a replica",
     "TV405": "gradients listed in another order, or twice",
     "TV406": "devices of one stage that differ",
-    "TV407": "constant that the single-device plan does not have",
 }
 
 

@@ -24,8 +24,8 @@ _PLAIN = {
 
 
 @dataclass(frozen=True)
-class _Use:
-    """A prim on one device: what it does to what."""
+class Use:
+    """A prim on one device: what it does to what. `at` is its place in the adapter's list."""
 
     device: int
     cell: Cell
@@ -35,23 +35,35 @@ class _Use:
     dims: tuple[int, ...]
     source: Slice | None
     target: Slice | None
+    at: int = 0
 
     def where(self) -> str:
         side = "forward" if self.cell.isfw else "backward"
         return f"{side} adapter {self.cell.cid} ({self.kind}) on device {self.device}"
 
 
+@dataclass(frozen=True)
+class Problem:
+    """A prim whose result is not what the plan says, or whose partners are missing."""
+
+    use: Use
+    code: str
+    text: str
+
+
 def claims(dump: Dump) -> Iterator[Finding]:
     """Adapters whose results are not what the plan says they are."""
-    together: dict[object, dict[int, _Use]] = {}
+    for p in problems(dump):
+        yield Finding(p.code, f"{p.use.where()}: {p.text}", p.use.device, None, None, None, "warning")
+
+
+def problems(dump: Dump) -> Iterator[Problem]:
+    """Prims that do not do what the plan says of their tensors."""
+    together: dict[object, dict[int, Use]] = {}
     for device in dump.devices:
-        seen: set[int] = set()
-        for cell in _adapters(dump, device):
-            if id(cell) in seen:
-                continue
-            seen.add(id(cell))
+        for cell in adapters(dump, device):
             counts: dict[object, int] = {}
-            for use in _uses(cell, device):
+            for use in uses(cell, device):
                 key: object = (cell.cid, use.kind, use.what, use.group)
                 counts[key] = counts.get(key, -1) + 1
                 together.setdefault((key, counts[key]), {})[device] = use
@@ -59,22 +71,23 @@ def claims(dump: Dump) -> Iterator[Finding]:
         for use in members.values():
             absent = [d for d in use.group if d not in members] if use.what not in ("chunk", "identity", "move") else []
             if absent:
-                message = f"{use.where()}: device {absent[0]} is in its group {list(use.group)} and has no such prim in this adapter"
-                yield Finding("TV203", message, use.device, None, None, None, "warning")
+                text = f"device {absent[0]} is in its group {list(use.group)} and has no such prim in this adapter"
+                yield Problem(use, "TV203", text)
             problem = _problem(use, members)
             if problem is not None:
-                yield Finding("TV402", f"{use.where()}: {problem}", use.device, None, None, None, "warning")
+                yield Problem(use, "TV402", problem)
 
 
-def _adapters(dump: Dump, device: int) -> Iterator[Cell]:
-    for step in dump.sequences[device]:
-        if step.cell.kind == "IRAdapter":
-            yield step.cell
-        yield from (n for n in step.cell.nodes if n.kind == "IRAdapter")
+def adapters(dump: Dump, device: int) -> Iterator[Cell]:
+    """The adapters of a device, each once."""
+    for cell in {id(s.cell): s.cell for s in dump.sequences[device]}.values():
+        if cell.kind == "IRAdapter":
+            yield cell
+        yield from (n for n in cell.nodes if n.kind == "IRAdapter")
 
 
-def _uses(cell: Cell, device: int) -> Iterator[_Use]:
-    for p in cell.prims:
+def uses(cell: Cell, device: int) -> Iterator[Use]:
+    for at, p in enumerate(cell.prims):
         ranks = p.kwargs.get("ranks")
         group = positions(ranks) if isinstance(ranks, tuple) else ()
         dims = tuple(p.kwargs[k] for k in ("dim", "idim", "odim") if k in p.kwargs)
@@ -82,25 +95,25 @@ def _uses(cell: Cell, device: int) -> Iterator[_Use]:
             sources, targets = cell.tensors(), cell.results()
             if sources and targets:
                 what = direction(p.kind, cell.isfw)
-                yield _Use(device, cell, p.kind, what, group, dims if cell.isfw else dims[::-1], sources[0], targets[0])
+                yield Use(device, cell, p.kind, what, group, dims if cell.isfw else dims[::-1], sources[0], targets[0], at)
             continue
         source, target = (ts[0] if ts else None for ts in (p.inputs, p.outputs))
         if p.kind == "MovePrim":
-            yield _Use(device, cell, p.kind, "move", (p.kwargs["src"], p.kwargs["dst"]), (), source, target)
+            yield Use(device, cell, p.kind, "move", (p.kwargs["src"], p.kwargs["dst"]), (), source, target, at)
         elif p.kind == "BroadcastPrim":
-            yield _Use(device, cell, p.kind, "broadcast", (p.kwargs["src"], *group), (), source, target)
+            yield Use(device, cell, p.kind, "broadcast", (p.kwargs["src"], *group), (), source, target, at)
         elif p.kind in _PLAIN:
-            yield _Use(device, cell, p.kind, _PLAIN[p.kind], group, dims, source, target)
+            yield Use(device, cell, p.kind, _PLAIN[p.kind], group, dims, source, target, at)
 
 
-def _problem(use: _Use, members: Mapping[int, _Use]) -> str | None:
+def _problem(use: Use, members: Mapping[int, Use]) -> str | None:
     if use.target is None:
         return None
     if use.what in ("move", "broadcast"):
         sender = members.get(use.group[0])
         if sender is None or sender.source is None or sender.device == use.device:
             return None
-        expected: tuple[Region, tuple[int, int]] | None = (sender.source.indmap, sender.source.valmap)
+        made: tuple[Region, tuple[int, int]] | None = (sender.source.indmap, sender.source.valmap)
     else:
         sources = [members[d].source for d in use.group if d in members] if use.what not in ("chunk", "identity") else []
         if (
@@ -109,12 +122,11 @@ def _problem(use: _Use, members: Mapping[int, _Use]) -> str | None:
             or len(sources) not in (0, len(use.group))
         ):
             return None
-        expected = _expected(use, use.source, [s for s in sources if s is not None])
-    if expected is None:
+        made = expected(use, use.source, [s for s in sources if s is not None])
+    if made is None:
         return "the pieces that it joins do not follow each other in the order of the group, or are no summands of one tensor"
-    made = Slice(0, use.target.full, expected[0], expected[1])
-    if (use.target.indmap, use.target.valmap) != expected:
-        return f"the plan says that it makes {_text(use.target)}, it makes {_text(made)}"
+    if (use.target.indmap, use.target.valmap) != made:
+        return f"the plan says that it makes {_text(use.target)}, it makes {_text(Slice(0, use.target.full, made[0], made[1]))}"
     return None
 
 
@@ -123,7 +135,7 @@ def _text(t: Slice) -> str:
     return f"{t.full.name}[{region}]" + ("" if t.valmap == (0, 1) else f" part {t.valmap[0]} of {t.valmap[1]}")
 
 
-def _expected(use: _Use, own: Slice, sources: list[Slice]) -> tuple[Region, tuple[int, int]] | None:
+def expected(use: Use, own: Slice, sources: list[Slice]) -> tuple[Region, tuple[int, int]] | None:
     """Region and part that a prim makes from those that it is said to take; None if they do not go together."""
     region, part = own.indmap, own.valmap
     at = use.group.index(use.device) if use.device in use.group else 0

@@ -23,12 +23,26 @@ from trainverify.ops.table import GRAD, OpError, OpTable
 Group = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where in a plan something is made: the cell, its device, the micro-batch; in words too."""
+
+    text: str
+    cell: Cell | None
+    device: int
+    micro: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class Broken(Exception):
     """A plan that cannot run, or that we do not understand: the finding says why."""
 
-    def __init__(self, finding: Finding):
+    def __init__(self, finding: Finding, origin: Origin):
         super().__init__(finding.message)
         self.finding = finding
+        self.origin = origin
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,8 @@ class Device:
         self.domains: dict[str, list[Domain]] = {}  # batch tensor of the model → what its uses need
         self.state_domains: dict[str, Domain] = {}
         self.groups: dict[str, tuple[Group, ...]] = {}  # name used in ops → the ranks in every replica
-        self.origin: dict[str, str] = {}  # tensor → where in the plan it is made
+        self.origin: dict[str, Origin] = {}  # tensor → where in the plan it is made
+        self.passed: dict[tuple[int, int, int], str] = {}  # (device, adapter, micro-batch) → its result
         self.warnings: list[Finding] = []
         self.phase: Phase = "forward"
         self.prefix = ""
@@ -101,21 +116,16 @@ class Device:
         cell = cell or self.cell
         if cell is None:
             return f"device {self.device}"
-        what = "backward of cell" if cell.kind == "IRBpOperation" else "cell"
-        number = cell.mirror if cell.kind == "IRBpOperation" else cell.cid
-        name = "" if cell.kind == "IRBpOperation" else f" ({cell.signature or cell.name})"
-        if cell.kind == "IRAdapter":
-            kinds = ", ".join(p.kind for p in cell.prims) or "no prims"
-            what, name = f"{'forward' if cell.isfw else 'backward'} adapter", f" ({kinds})"
         micro = f", micro-batch {self.micro}" if self.dump.microbatches > 1 else ""
         module = f", {cell.module}" if cell.module else ""
-        return f"{what} {number}{name} on device {self.device}{micro}{module}"
+        return f"{title(cell)} on device {self.device}{micro}{module}"
 
     def broken(self, code: str, message: str, cell: Cell | None = None, unsupported: bool = False) -> Broken:
         cell = cell or self.cell
         source = None if cell is None else source_of(cell)
         severity = "unsupported" if unsupported else "error"
-        return Broken(Finding(code, f"{self.where(cell)}: {message}", self.device, None, source, None, severity))  # type: ignore[arg-type]
+        finding = Finding(code, f"{self.where(cell)}: {message}", self.device, None, source, None, severity)  # type: ignore[arg-type]
+        return Broken(finding, Origin(self.where(cell), cell, self.device, self.micro))
 
     def warn(self, code: str, message: str, cell: Cell | None = None) -> None:
         cell = cell or self.cell
@@ -141,9 +151,9 @@ class Device:
         name = self.fresh(base)
         self.types[name] = kind
         if self.cell is not None:
-            self.origin[name] = self.where()
+            self.origin[name] = Origin(self.where(), self.cell, self.device, self.micro)
         elif self.phase in ("metric", "optimizer"):
-            self.origin[name] = f"the trainer, after the last cell on device {self.device}"
+            self.origin[name] = Origin(f"the trainer, after the last cell on device {self.device}", None, self.device, 0)
         return name
 
     def emit(
@@ -448,6 +458,7 @@ class Device:
         for t in cell.results():
             if t.tid not in scope.values:
                 raise self.broken("TV101", f"its prims do not make {t} (tensor {t.tid})", cell)
+            self.passed.setdefault((self.device, cell.cid, self.micro), scope.values[t.tid])
 
     def reducer(self, cell: Cell) -> None:
         """Gradients of weights summed over the reducer's ranks."""
@@ -473,7 +484,7 @@ class Device:
             if any(len(members) > 1 for members in groups):
                 (gradient,) = self.emit("all_reduce", (gradient,), [f"{weight}.reduced"], {"group": self.groups_of(groups), **how})
                 self._gradients[weight] = gradient
-                self.origin[gradient] += f" of {t.full.name}"
+                self.origin[gradient] = replace(self.origin[gradient], text=f"{self.origin[gradient]} of {t.full.name}")
             if all(rank in members for members in groups for rank in own):
                 self._reduced.add(weight)
 
@@ -516,6 +527,16 @@ class Device:
             {},
             {n: domains[logical[n]] for n in self.inputs if n in used and logical[n] in domains} | self.state_domains,
         )
+
+
+def title(cell: Cell) -> str:
+    """A cell in nnScaler's terms."""
+    if cell.kind == "IRBpOperation":
+        return f"backward of cell {cell.mirror}"
+    if cell.kind == "IRAdapter":
+        kinds = ", ".join(p.kind for p in cell.prims) or "no prims"
+        return f"{'forward' if cell.isfw else 'backward'} adapter {cell.cid} ({kinds})"
+    return f"cell {cell.cid} ({cell.signature or cell.name})"
 
 
 def source_of(cell: Cell) -> Source | None:

@@ -16,7 +16,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Domain, Op, Output, Program, Ref, Value
 from trainverify.nnscaler.claims import claims
-from trainverify.nnscaler.device import Device, Held, group_name
+from trainverify.nnscaler.device import Device, Held, Origin, group_name
 from trainverify.nnscaler.dump import COMPLEX, Dump
 from trainverify.nnscaler.finish import finish
 from trainverify.ops.table import OpTable
@@ -46,8 +46,9 @@ class Translated:
 
     plan: Plan
     warnings: tuple[Finding, ...]
-    origins: Mapping[int, Mapping[str, str]]  # device → tensor → cell
+    origins: Mapping[int, Mapping[str, Origin]]  # device → tensor → cell
     devices: int
+    passed: Mapping[tuple[int, int, int], str]  # (device, adapter, micro-batch) → the tensor that is its result
     rows: Mapping[str, int]  # batch tensor → rows that all ranks and micro-batches read together
 
     def origin(self, rank: int, tensor: str) -> str | None:
@@ -101,7 +102,8 @@ def plan(dump: Dump, table: OpTable, trainer: Trainer = PLAIN) -> Translated:
     result = Plan(dump.name, mesh, tuple(templates), groups, lineage)
     each = {h.logical: h.slice.shape[0] for d in devices for h in d.held if h.sample is not None and h.slice.shape}
     rows = {name: n * dump.replicas * dump.microbatches for name, n in each.items()}
-    return Translated(result, warnings, {d.device: d.origin for d in devices}, len(devices), rows)
+    passed = {place: tensor for d in devices for place, tensor in d.passed.items()}
+    return Translated(result, warnings, {d.device: d.origin for d in devices}, len(devices), passed, rows)
 
 
 def _unlike(devices: Sequence[Device], programs: Sequence[Program], width: int) -> Iterator[Finding]:

@@ -52,7 +52,15 @@ def apply(d: Device, what: str, x: str, name: str, kwargs: Any, dims: Any = (Non
         case "all_to_all":
             return d.emit("all_to_all", (x,), [name], {"group": named, "split_dim": dims[0], "concat_dim": dims[1]})[0]
         case _:
-            return d.emit(what, (x,), [name], {"group": named, "dim": kwargs["dim"]})[0]
+            (joined,) = d.emit(what, (x,), [name], {"group": named, "dim": kwargs["dim"]})
+            return ordered(d, joined, name, kwargs["dim"], kwargs["order"]) if "order" in kwargs else joined
+
+
+def ordered(d: Device, x: str, name: str, dim: int, order: tuple[int, ...]) -> str:
+    """Equal pieces in another order; no prim of nnScaler does that, a mended plan may."""
+    size = d.types[x].shape[dim] // len(order)
+    pieces = [d.emit("slice", (x,), [name], {"dim": dim, "start": i * size, "stop": (i + 1) * size})[0] for i in order]
+    return d.emit("concat", pieces, [name], {"dim": dim})[0]
 
 
 def chunk(d: Device, x: str, name: str, dim: int, group: tuple[int, ...]) -> str:

@@ -1,7 +1,7 @@
 """Verdicts on a folder of dumps: `python -m trainverify.nnscaler.table FOLDER [--only TEXT]`.
 
-FOLDER/verdicts.txt has one line for each plan: PLAN LOGICAL VERDICT[,VERDICT] [mean], names without `.json.gz`. Prints a row for
-each; exit code 1 if one is not as expected.
+FOLDER/verdicts.txt has one line for each plan: PLAN LOGICAL VERDICT[,VERDICT] [mean] [FAULT …], names without `.json.gz`. A fault is
+CELLS@DEVICES/MICROBATCHES, as in `855@2,3/0,1`. Prints a row for each; exit code 1 if one is not as expected.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Expected:
     logical: str
     verdicts: tuple[str, ...]
     mean: bool = False
+    faults: tuple[str, ...] = ()
 
 
 def expected(path: Path) -> Iterator[Expected]:
@@ -34,9 +35,11 @@ def expected(path: Path) -> Iterator[Expected]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        if len(words) not in (3, 4) or (len(words) == 4 and words[3] != "mean"):
-            raise FileError(path, f"line {number}", "expected PLAN LOGICAL VERDICT[,VERDICT] [mean]")
-        yield Expected(words[0], words[1], tuple(words[2].split(",")), len(words) == 4)
+        mean = words[3:4] == ["mean"]
+        faults = tuple(words[4 if mean else 3 :])
+        if len(words) < 3 or any("@" not in f or "/" not in f for f in faults):
+            raise FileError(path, f"line {number}", "expected PLAN LOGICAL VERDICT[,VERDICT] [mean] [CELLS@DEVICES/MICROBATCHES …]")
+        yield Expected(words[0], words[1], tuple(words[2].split(",")), mean, faults)
 
 
 def main(arguments: list[str]) -> int:
@@ -52,13 +55,16 @@ def main(arguments: list[str]) -> int:
             began = time.perf_counter()
             files = [given.folder / f"{name}.json.gz" for name in (row.logical, row.plan)]
             report = judge(read(files[0]), read(files[1]), trainer=Trainer("mean" if row.mean else "none"))
-            good = report.verdict in row.verdicts
+            named = tuple(f.key for f in report.at_fault)
+            good = report.verdict in row.verdicts and named == row.faults
             wrong += not good
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             took = time.perf_counter() - began
             mark = "ok   " if good else "WRONG"
             name = row.plan + (" (mean)" if row.mean else "")
             print(f"{mark} {name:48} {report.verdict:8} {took:6.2f} s  {peak:5} MB  {report.reason}", flush=True)
+            if named != row.faults:
+                print(f"      named {' '.join(named) or 'nothing'}, expected {' '.join(row.faults) or 'nothing'}", flush=True)
     except (FileError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
