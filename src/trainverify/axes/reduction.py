@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from trainverify.axes.structure import Axes, Axis
 
@@ -32,6 +33,7 @@ class Sizes:
         self._size: dict[int, int] = {}
         self._atoms: dict[int, Axis] = {}
         self._done: dict[int, Axis] = {}
+        self._known: dict[int, tuple[Axis, int]] = {}
         self._family: dict[int, int] = {}  # atom of a sum → another of the same family; sizes are ranked within one
         for axis in used:
             self._collect(axis, None)
@@ -89,16 +91,17 @@ class Sizes:
 
     def __call__(self, axis: Axis) -> int:
         a = axis.root()
+        known = self._known.get(id(a))
+        if known is None:
+            known = self._known[id(a)] = a, self._sized(a)
+        return known[1]
+
+    def _sized(self, a: Axis) -> int:
         if a.factors is not None:
-            n = 1
-            for f in a.factors:
-                n *= self(f)
-            return n
+            return math.prod(self(f) for f in a.factors)
         if a.pieces is not None:
             return sum(self(p) for p in a.pieces)
-        if id(a) not in self._size:  # an axis made after the count: size 0 or 1, or fixed
-            return a.size
-        return self._size[id(a)]
+        return self._size.get(id(a), a.size)  # an axis made after the count: size 0 or 1, or fixed
 
     def position(self, axis: Axis, at: int) -> int:
         """Where a boundary of the full axis is on the reduced one."""
@@ -116,10 +119,22 @@ class Sizes:
                     return low + self.position(p, at - start)
                 start, low = start + p.size, low + self(p)
         if a.factors is not None:
-            digits = self._axes.leaves([a])
-            fast = self._axes.product(digits[1:])
-            slow, rest = divmod(at, fast.size)
-            return self.position(digits[0], slow) * self(fast) + self.position(fast, rest)
+            return self._in_digits(self._axes.leaves([a]), at)
         if id(a) in self._kept:
             return bisect_left(self._kept[id(a)], at)
         raise NotABoundary(f"position {at} of {a!r}")
+
+    def _in_digits(self, digits: Sequence[Axis], at: int) -> int:
+        """A position, digit by digit."""
+        full, small = math.prod(d.size for d in digits), math.prod(self(d) for d in digits)
+        found = 0
+        for d in digits:
+            full, small = full // d.size, small // max(self(d), 1)
+            slow, at = divmod(at, full)
+            kept = self._kept.get(id(d))
+            if kept is not None and slow not in kept:  # inside of what was left out
+                return found + bisect_left(kept, slow) * small
+            found += self.position(d, slow) * small
+            if not at:
+                break
+        return found

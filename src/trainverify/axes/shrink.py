@@ -7,8 +7,21 @@ from collections.abc import Sequence
 
 from trainverify.axes.inference import Line, NodeAxes, literal
 from trainverify.axes.reduction import NotABoundary, Sizes
+from trainverify.axes.structure import Axis
+from trainverify.ops.table import Lowered
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node, rebuild
+
+
+def alike(lowered: Lowered, axes: NodeAxes) -> object:
+    """Lowered ops with equal keys shrink alike."""
+    dims = tuple([id(a.root()) for dims in axes.dims.values() for a in dims])
+    return id(lowered), dims, tuple([id(_counted(line)) for line in axes.lines.values()])
+
+
+def _counted(line: Line | None) -> Axis | None:
+    axis = None if line is None else line.root().axis
+    return None if axis is None else axis.root()
 
 
 def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:

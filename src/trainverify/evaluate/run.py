@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,16 +11,14 @@ import numpy as np
 
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, balls
-from trainverify.domains.numeric import NUMERIC
+from trainverify.domains.numeric import NUMERIC, Extended
+from trainverify.evaluate.flow import Flow, Task, Tensor, tasks_of
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.program import Domain
 
 MAGNITUDES: Final = (1.0, 0.125, 0.015625)
 _FILL: Any = {"real": 0.0, "int": 0, "bool": False}
-
-
-_NONE: Final[frozenset[int]] = frozenset()
 
 
 class NotComputed(Exception):
@@ -74,109 +71,84 @@ def sample(rng: np.random.Generator, kind: str, shape: tuple[int, ...], domain: 
 
 
 def run_logical(small: Small, inputs: Mapping[str, Array], domain: ArrayDomain) -> dict[str, Array]:
-    values = {n: _in_domain(v, domain) for n, v in inputs.items()}
-    for step in small.logical_steps:
-        args = [None if i is None else values[i] for i in step.inputs]
-        values.update(zip(step.outputs, domain.run(step.nodes, args), strict=True))
-    return values
+    return run_logicals(small, [inputs], domain)[0]
+
+
+def run_logicals(
+    small: Small, points: Sequence[Mapping[str, Array]], domain: ArrayDomain, keep: Collection[str] | None = None
+) -> list[dict[str, Array]]:
+    """The logical program on several points at once; with `keep`, other tensors are dropped once they are used."""
+    key = ("logical", len(points), None if keep is None else frozenset(keep))
+    if key not in small.flows:
+        tasks = (Task(s, 0, tuple((0, i) for i in s.inputs if i is not None), tuple((0, o) for o in s.outputs)) for s in small.logical_steps)
+        small.flows[key] = Flow(tasks, [1], len(points), None if keep is None else {(0, n) for n in keep})
+    values = {n: _in_domain(np.stack([p[n] for p in points]), domain) for n in points[0]}
+    small.flows[key].run([values], domain)
+    return [{n: v[i, ...] for n, v in values.items()} for i in range(len(points))]
 
 
 def _in_domain(value: Array, domain: ArrayDomain) -> Array:
+    if isinstance(domain, Extended) and value.dtype.kind == "f":
+        return value.astype(np.longdouble)
     return balls(value) if isinstance(domain, Ball) else value
 
 
 @dataclass
 class PlanValues:
-    """values[class][tensor] has one row per rank of the class; rows not computed are marked in `done`."""
+    """values[class][tensor] has one row per rank of the class; rows that are there are in `done`."""
 
     values: list[dict[str, Array]] = field(default_factory=list)
-    done: list[dict[str, set[int]]] = field(default_factory=list)
+    done: list[dict[str, Collection[int]]] = field(default_factory=list)
 
     def get(self, c: int, row: int, tensor: str) -> Array | None:
         return self.values[c][tensor][row, ...] if row in self.done[c].get(tensor, ()) else None
 
-    def put(self, c: int, rows: tuple[int, ...], tensor: str, value: Array, ranks: int) -> None:
-        store = self.values[c]
-        if len(rows) == ranks and tensor not in store:
-            store[tensor] = value
-        else:
-            if tensor not in store:
-                store[tensor] = np.empty((ranks, *value.shape[1:]), dtype=value.dtype)
-            elif not store[tensor].flags.writeable:
-                store[tensor] = store[tensor].copy()
-            store[tensor][list(rows)] = value
-        self.done[c].setdefault(tensor, set()).update(rows)
-
 
 def run_plan(small: Small, lineage: tuple[Layout, ...], inputs: Mapping[str, Array], domain: ArrayDomain) -> PlanValues:
     """All ranks of the plan from the same inputs as the logical program, cut by lineage."""
-    out = PlanValues([{} for _ in small.classes], [{} for _ in small.classes])
+    return run_plans(small, lineage, [inputs], domain)[0]
+
+
+def run_plans(
+    small: Small,
+    lineage: tuple[Layout, ...],
+    points: Sequence[Mapping[str, Array]],
+    domain: ArrayDomain,
+    keep: Collection[Tensor] | None = None,
+) -> list[PlanValues]:
+    """The plan on several points at once; with `keep`, other tensors are dropped once they are used."""
+    ranks = [len(k.ranks) for k in small.classes]
+    key = ("plan", len(points), None if keep is None else frozenset(keep))
+    if key not in small.flows:
+        small.flows[key] = Flow(tasks_of(small), ranks, len(points), keep)
+    values = _sources(small, lineage, points, domain)
+    partly = small.flows[key].run(values, domain)
+    everybody = [range(n) for n in ranks]
+    done = [{n: partly[c].get(n, everybody[c]) for n in tensors} for c, tensors in enumerate(values)]
+    cut = []
+    for i in range(len(points)):
+        own = [{n: v[i * ranks[c] : (i + 1) * ranks[c]] for n, v in tensors.items()} for c, tensors in enumerate(values)]
+        cut.append(PlanValues(own, done))
+    return cut
+
+
+def _sources(
+    small: Small, lineage: tuple[Layout, ...], points: Sequence[Mapping[str, Array]], domain: ArrayDomain
+) -> list[dict[str, Array]]:
+    """What every rank starts from, by class; points one after the other."""
     known = set(lineage)
     holders: dict[tuple[int, str], list[Layout]] = {}
     for lay, rank in small.parts:
         if lay in known:
             holders.setdefault((rank, lay.local), []).append(lay)
+    values: list[dict[str, Array]] = []
     for c, k in enumerate(small.classes):
+        values.append({})
         for n in k.program.sources:
             shape, kind = small.local_shapes[c][n], k.program.tensors[n].kind
-            rows = [local_value(small, holders.get((r, n), []), r, shape, inputs, kind) for r in k.ranks]
-            out.put(c, tuple(range(len(rows))), n, _in_domain(np.stack(rows), domain), len(rows))
-    users: list[dict[str, list[int]]] = [{} for _ in small.classes]
-    ready: list[list[int]] = [list(range(len(k.order))) for k in small.classes]  # to look at, the first in the program first
-    started: list[set[int]] = [set() for _ in small.classes]
-    for c, k in enumerate(small.classes):
-        for at, step in enumerate(k.order):
-            for i in step.inputs:
-                if i is not None:
-                    users[c].setdefault(i, []).append(at)
-
-    def arrived(c: int, tensor: str) -> None:
-        for n in users[c].get(tensor, ()):
-            if n not in started[c]:
-                heapq.heappush(ready[c], n)
-
-    def advance(c: int) -> None:
-        """Run every local step whose inputs are there."""
-        k = small.classes[c]
-        while ready[c]:
-            n = heapq.heappop(ready[c])
-            step = k.order[n]
-            if n in started[c] or not all(i is None or out.done[c].get(i, _NONE).issuperset(step.rows) for i in step.inputs):
-                continue
-            started[c].add(n)
-            full = len(step.rows) == len(k.ranks)
-            args = [None if i is None else out.values[c][i] if full else out.values[c][i][list(step.rows)] for i in step.inputs]
-            for name, value in zip(step.outputs, domain.run(step.nodes, args, (len(step.rows),)), strict=True):
-                out.put(c, step.rows, name, np.asarray(value), len(k.ranks))
-                arrived(c, name)
-
-    for c in range(len(small.classes)):
-        advance(c)
-    for meeting in small.meetings:
-        _meet(small, meeting, out, domain)
-        got = {(c, tensor) for group in meeting.receivers for c, _, tensor in group}
-        for c, tensor in got:
-            arrived(c, tensor)
-        for c in {c for c, _ in got}:
-            advance(c)
-    return out
-
-
-def _meet(small: Small, meeting: Any, out: PlanValues, domain: ArrayDomain) -> None:
-    stacks = []
-    for group in meeting.senders:
-        members = []
-        for c, row, tensor in group:
-            value = out.get(c, row, tensor)
-            if value is None:
-                raise NotComputed(f"{tensor} on rank {small.classes[c].ranks[row]}")
-            members.append(np.asarray(value))
-        stacks.append(np.stack(members))
-    given = np.stack(stacks)
-    result = given if meeting.nodes is None else domain.run(meeting.nodes, [given], (len(stacks),))[0]
-    for g, group in enumerate(meeting.receivers):
-        for i, (c, row, tensor) in enumerate(group):
-            out.put(c, (row,), tensor, result[g, i, ...][None], len(small.classes[c].ranks))
+            rows = [local_value(small, holders.get((r, n), []), r, shape, p, kind) for p in points for r in k.ranks]
+            values[c][n] = _in_domain(np.stack(rows), domain)
+    return values
 
 
 def local_value(small: Small, layouts: list[Layout], rank: int, shape: tuple[int, ...], inputs: Mapping[str, Array], kind: str) -> Array:

@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 from trainverify.axes.inference import Dims, NodeAxes
 from trainverify.axes.reduction import NotABoundary, Sizes
-from trainverify.axes.shrink import shrink
+from trainverify.axes.shrink import alike, shrink
 from trainverify.axes.structure import Clash
 from trainverify.axes.system import MeetingAxes, System
 from trainverify.domains.arrays import Array
-from trainverify.evaluate.sample import Kept, ranks
+from trainverify.evaluate.sample import Kept, coordinates, ranks
 from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pattern_dims, positions
 from trainverify.graph.program import EMPTY, Domain, Op, Program
 from trainverify.ops.table import Lowered
@@ -36,14 +37,36 @@ class Step:
     nodes: tuple[Node, ...]
 
 
-@dataclass(frozen=True)
+Groups = tuple[tuple[tuple[int, int], ...], ...]  # (class, row) in group order, one list per group
+Members = tuple[tuple[tuple[int, int, str], ...], ...]  # with the tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """Who gives and who takes; many rendezvous share one."""
+
+    senders: Groups
+    receivers: Groups
+
+
+@dataclass(frozen=True, eq=False)
 class Meeting:
-    """One rendezvous. `senders` and `receivers` list (class, row, tensor) in group order, one list per group."""
+    """One rendezvous. `given` and `taken` are the tensors by class."""
 
     op: Op
-    senders: tuple[tuple[tuple[int, int, str], ...], ...]
-    receivers: tuple[tuple[tuple[int, int, str], ...], ...]
+    wiring: Wiring
+    given: Mapping[int, str]
+    taken: Mapping[int, str]
     nodes: tuple[Node, ...] | None  # None: point to point, the value itself
+
+    @cached_property
+    def senders(self) -> Members:
+        """(class, row, tensor) in group order, one list per group."""
+        return tuple(tuple((c, row, self.given[c]) for c, row in group) for group in self.wiring.senders)
+
+    @cached_property
+    def receivers(self) -> Members:
+        return tuple(tuple((c, row, self.taken[c]) for c, row in group) for group in self.wiring.receivers)
 
 
 @dataclass
@@ -70,6 +93,7 @@ class Small:
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
     points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
+    flows: dict[object, Any] = field(default_factory=dict)  # in which order it runs, once known
 
     @cached_property
     def _positions(self) -> dict[tuple[Part, tuple[int, ...]], Array]:
@@ -97,10 +121,10 @@ def shrink_system(
     base: int = 2,
     scale_literals: bool = False,
     alternate: bool = True,
-    kept: Mapping[str, tuple[int, ...]] = EMPTY,
+    kept: Kept | Mapping[str, Any] = EMPTY,
     most: int | None = None,
 ) -> Small:
-    """Both programs at small sizes; `scale_literals` takes the other reading of literals, `kept` leaves some coordinates of a mesh axis.
+    """Both programs at small sizes; `scale_literals` takes the other reading of literals, `kept` leaves some digits of mesh axes.
 
     With more than `most` elements of all tensors of all ranks it gives up early.
     """
@@ -111,19 +135,31 @@ class _Shrinker:
     def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool, kept: Kept):
         self.system = system
         axes, mesh = system.inference.axes, system.plan.mesh
-        left = [(axes.leaves([system.inference.mesh_axis(mesh, a)])[0], positions) for a, positions in kept.items()]
+        left = [
+            (leaf, positions)
+            for a, digits in kept.items()
+            for leaf, positions in zip(axes.leaves([system.inference.mesh_axis(mesh, a)]), digits, strict=True)
+            if len(positions) < leaf.size
+        ]
         self.sizes = Sizes(axes, system.inference.all, base, alternate, left)
-        self.there = ranks(system, kept) if kept else frozenset(range(mesh.size))
+        self.there = ranks(system, coordinates(system, kept)) if kept else frozenset(range(mesh.size))
         self._classes = [tuple(r for r in k.ranks if r in self.there) for k in system.schedule.classes]
         self.scale_literals = scale_literals
         self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
+        self._shrunk: dict[object, tuple[Node, ...]] = {}
+        self._held: dict[object, Part] = {}
+        self._alike: dict[object, tuple[Node, ...]] = {}  # ops that are equal at small sizes have the same nodes
+        self._wirings: dict[object, Wiring] = {}
 
     def nodes(self, lowered: Lowered, axes: NodeAxes) -> tuple[Node, ...]:
         known = self._nodes.get(id(axes))
         if known is None:
-            made = tuple(shrink(lowered.outputs, axes, self.sizes))
-            known = axes, tuple(scaled(lowered.outputs, made, axes, self.sizes)) if self.scale_literals else made
-            self._nodes[id(axes)] = known
+            key = alike(lowered, axes)
+            if key not in self._shrunk:
+                made = tuple(shrink(lowered.outputs, axes, self.sizes))
+                made = tuple(scaled(lowered.outputs, made, axes, self.sizes)) if self.scale_literals else made
+                self._shrunk[key] = self._alike.setdefault(_signature(made), made)
+            known = self._nodes[id(axes)] = axes, self._shrunk[key]
         return known[1]
 
     def small(self, most: int | None) -> Small:
@@ -135,11 +171,6 @@ class _Shrinker:
             Step(ops[x.index], x.index, (0,), ops[x.index].inputs, ops[x.index].outputs, self.nodes(x.lowered, x.axes))
             for x in system.logical_ops
         ]
-        here = [frozenset(row for row, r in enumerate(u.ranks) if r in self.there) for u in system.talk.units]
-        units = [
-            [(x, self.nodes(x.lowered, x.axes)) for x in found if not rows.isdisjoint(x.rows)]
-            for found, rows in zip(system.unit_ops, here, strict=True)
-        ]
         classes = []
         local_shapes = []
         for k, mine_all in zip(system.schedule.classes, self._classes, strict=True):
@@ -147,13 +178,13 @@ class _Shrinker:
             own = SmallClass(mine_all, program)
             row_of = {r: row for row, r in enumerate(mine_all)}
             known: dict[int, tuple[int, ...]] = {}  # rows are shared by many ops
-            for x, nodes in units[k.unit]:
+            for x in system.unit_ops[k.unit]:
                 if id(x.rows) not in known:
                     known[id(x.rows)] = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
                 mine = known[id(x.rows)]
                 if mine:
                     op = program.ops[x.index]
-                    own.order.append(Step(op, x.index, mine, op.inputs, op.outputs, nodes))
+                    own.order.append(Step(op, x.index, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes)))
             classes.append(own)
             scope = system.unit_scopes[k.unit]
             local_shapes.append({n: tuple(sizes(a) for a in dims) for n, dims in scope.dims.items()})
@@ -164,15 +195,15 @@ class _Shrinker:
             held = [r for r in holders if r in self.there]
             full = system.logical.tensors[lay.logical].shape
             mesh, used = system.plan.mesh, _mesh_axes(lay)
-            alike: dict[object, tuple[Part, ...]] = {}  # by unit and the coordinates that the layout looks at
+            same: dict[object, tuple[Part, ...]] = {}  # by unit and the coordinates that the layout looks at
             for r in held:
                 u = system.talk.unit_of[r]
                 at = mesh.coordinates(r)
                 key = (u, r if used is None else tuple(at[a] for a in mesh.names if a in used))
-                if key not in alike:
+                if key not in same:
                     local = system.unit_scopes[u].dims[lay.local]
-                    alike[key] = tuple(self._part(p, system.scope.dims[lay.logical], local) for p in lay.parts(mesh, r, full))
-                parts[lay, r] = alike[key]
+                    same[key] = tuple(self._part(p, system.scope.dims[lay.logical], local) for p in lay.parts(mesh, r, full))
+                parts[lay, r] = same[key]
         reduced = any(shapes[n] != t.shape for n, t in system.logical.tensors.items())
         largest = max((math.prod(s) for group in [shapes, *local_shapes] for s in group.values()), default=0)
         names = {n: tuple(id(a.root()) for a in dims) for n, dims in system.scope.dims.items()}
@@ -206,27 +237,40 @@ class _Shrinker:
             raise TooMuch(f"{total:,} elements on {len(self.there)} ranks")
 
     def _meeting(self, meeting: MeetingAxes) -> Meeting:
-        """Who gives and who takes, rank by rank."""
-        talk = self.system.talk
-        ops = dict(meeting.ops)
-        place = {r: (c, row) for c in ops for row, r in enumerate(self._classes[c])}
-        senders: list[tuple[tuple[int, int, str], ...]] = []
-        receivers: list[tuple[tuple[int, int, str], ...]] = []
+        ops = meeting.ops
         if meeting.lowered is None or meeting.axes is None:
-            (c, send), (d, recv) = sorted(meeting.ops, key=lambda m: m[1].name != "send")
-            there = {r: i for i, r in enumerate(self._classes[d])}
-            for row, rank in enumerate(self._classes[c]):
-                peer = talk.value(rank, send.get("peer"))
-                assert isinstance(peer, int)
-                senders.append(((c, row, str(send.inputs[0])),))
-                receivers.append(((d, there[peer], recv.outputs[0]),))
-            return Meeting(send, tuple(senders), tuple(receivers), None)
-        groups = {str(talk.value(r, op.get("group"))): None for c, op in meeting.ops for r in self._classes[c]}
-        for name in groups:
-            rows = [(*place[m], ops[place[m][0]]) for m in talk.groups[name] if m in self.there]
-            senders.append(tuple((c, row, str(op.inputs[0])) for c, row, op in rows if op.inputs))
-            receivers.append(tuple((c, row, op.outputs[0]) for c, row, op in rows if op.outputs))
-        return Meeting(meeting.ops[0][1], tuple(senders), tuple(receivers), self.nodes(meeting.lowered, meeting.axes))
+            ops = tuple(sorted(ops, key=lambda m: m[1].name != "send"))
+            nodes = None
+        else:
+            nodes = self.nodes(meeting.lowered, meeting.axes)
+        whom = "peer" if nodes is None else "group"
+        key = (nodes is None, *((c, op.get(whom), bool(op.inputs), bool(op.outputs)) for c, op in ops))
+        if key not in self._wirings:
+            self._wirings[key] = self._messages(ops) if nodes is None else self._groups(ops)
+        given = {c: str(op.inputs[0]) for c, op in ops if op.inputs}
+        taken = {c: op.outputs[0] for c, op in ops if op.outputs}
+        return Meeting(ops[0][1], self._wirings[key], given, taken, nodes)
+
+    def _messages(self, ops: Sequence[tuple[int, Op]]) -> Wiring:
+        (c, send), (d, _) = ops
+        there = {r: i for i, r in enumerate(self._classes[d])}
+        senders: list[tuple[tuple[int, int], ...]] = []
+        receivers: list[tuple[tuple[int, int], ...]] = []
+        for row, rank in enumerate(self._classes[c]):
+            peer = self.system.talk.value(rank, send.get("peer"))
+            assert isinstance(peer, int)
+            senders.append(((c, row),))
+            receivers.append(((d, there[peer]),))
+        return Wiring(tuple(senders), tuple(receivers))
+
+    def _groups(self, ops: Sequence[tuple[int, Op]]) -> Wiring:
+        talk = self.system.talk
+        by_class = dict(ops)
+        place = {r: (c, row) for c in by_class for row, r in enumerate(self._classes[c])}
+        groups = {str(talk.value(r, op.get("group"))): None for c, op in ops for r in self._classes[c]}
+        rows = [[place[m] for m in talk.groups[name] if m in self.there] for name in groups]
+        senders = tuple(tuple((c, row) for c, row in group if by_class[c].inputs) for group in rows)
+        return Wiring(senders, tuple(tuple((c, row) for c, row in group if by_class[c].outputs) for group in rows))
 
     def _domain(self, name: str, domain: Domain) -> Domain:
         line = self.system.scope.lines.get(name)
@@ -234,9 +278,15 @@ class _Shrinker:
         return replace(domain, size=self.sizes(root.axis)) if root is not None and root.axis is not None else domain
 
     def _part(self, part: Part, whole: Dims, local: Dims) -> Part:
-        sizes = self.sizes
         if part.padding:
             return part
+        key = (part, tuple([id(a.root()) for a in whole]), tuple([id(a.root()) for a in local]))
+        if key not in self._held:
+            self._held[key] = self._smaller(part, whole, local)
+        return self._held[key]
+
+    def _smaller(self, part: Part, whole: Dims, local: Dims) -> Part:
+        sizes = self.sizes
         product = self.system.inference.axes.product
         if part.flat:
             whole, local = [product(whole)], [product(local)]
@@ -254,6 +304,16 @@ class _Shrinker:
             if sizes.position(b, at + run.size) - starts[-1] != runs[-1].size:  # two ways to cut an axis that shrank differently
                 raise NotABoundary(f"{part}: {runs[-1].size} positions held in {sizes.position(b, at + run.size) - starts[-1]}")
         return replace(part, local=tuple(starts), logical=tuple(runs))
+
+
+def _signature(outputs: Sequence[Node]) -> object:
+    """What nodes compute. `repr` tells a float literal, which may be widened, from the fraction that it is equal to."""
+    number: dict[int, int] = {}
+    found: list[object] = []
+    for node in topological(outputs):
+        number[id(node)] = len(number)
+        found.append((node.prim, repr(node.attrs), node.shape, node.kind, tuple(number[id(a)] for a in node.args)))
+    return tuple(found), tuple(number[id(o)] for o in outputs)
 
 
 def _mesh_axes(lay: Layout) -> set[str] | None:
