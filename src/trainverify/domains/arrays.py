@@ -43,10 +43,12 @@ class ArrayDomain:
     def indicator(self, hits: Array) -> Array:
         raise TypeError("abstract")
 
-    def run(self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = ()) -> list[Array]:
-        """Values of `outputs`; `inputs[i]` has shape lead + the shape of input node i."""
+    def run(
+        self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = (), order: Sequence[Node] | None = None
+    ) -> list[Array]:
+        """Values of `outputs`; `inputs[i]` has shape lead + the shape of input node i. `order` are all nodes, arguments first, if known."""
         values: dict[int, Array] = {}
-        for node in topological(outputs):
+        for node in topological(outputs) if order is None else order:
             values[id(node)] = self._node(node, [values[id(a)] for a in node.args], inputs, lead)
         return [values[id(o)] for o in outputs]
 

@@ -9,16 +9,29 @@ from typing import Any, Literal
 import numpy as np
 from flint import arb
 
-from trainverify.domains.arrays import Array
+from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, precision
-from trainverify.evaluate.run import NotComputed, PlanValues, run_logical, run_plan
+from trainverify.domains.numeric import EXTENDED, NUMERIC
+from trainverify.evaluate.run import (
+    NotComputed,
+    PlanValues,
+    elements,
+    random_inputs,
+    random_points,
+    run_logical,
+    run_logicals,
+    run_plan,
+    run_plans,
+)
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
-from trainverify.graph.obligations import Obligation
+from trainverify.graph.obligations import Holding, Obligation
 from trainverify.primitives.scalars import Undecided
 
 EQUAL, DIFFERENT = 1e-9, 1e-6  # relative to the largest entry of the tensor
 PRECISIONS = (96, 192, 384, 768)
+CALMED = 64  # times smaller is rounding noise with eleven more bits
+TOGETHER = 60_000_000  # elements up to which points are run together
 
 
 @dataclass(frozen=True)
@@ -83,41 +96,98 @@ def places(small: Small) -> dict[int, tuple[int, int]]:
     return small.places
 
 
+def compare(
+    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], seeds: Sequence[int]
+) -> list[tuple[list[Suspect], int]]:
+    """Both programs on random points: for each what is not clearly equal, and the number of comparisons made."""
+    if len(seeds) > 1 and len(seeds) * elements(small) > TOGETHER:
+        return [found for s in seeds for found in compare(small, lineage, wanted, [s])]
+    names = {o.output.tensor for o in wanted} | {o.tensor for o in small.logical.outputs}
+    logical = random_points(small, seeds, names)
+    return [suspects(small, wanted, *both) for both in zip(logical, _outputs(small, lineage, wanted, seeds, NUMERIC), strict=True)]
+
+
+def _outputs(
+    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], seeds: Sequence[int], domain: ArrayDomain
+) -> list[PlanValues]:
+    """What the ranks hold that is compared."""
+    keep = frozenset((c, h.layout.local) for c in range(len(small.classes)) for o in wanted for h in o.holdings)
+    return run_plans(small, lineage, [random_inputs(small, s) for s in seeds], domain, keep)
+
+
 def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[str, Array], plan: PlanValues) -> tuple[list[Suspect], int]:
     """Everything that is not clearly equal, and the number of comparisons made."""
     found: list[Suspect] = []
     count = 0
-    at = places(small)
     for o in obligations:
         want_all = logical[o.output.tensor]
         if want_all.dtype.kind == "f" and np.isnan(want_all).any():  # nothing could be learnt from agreeing with it
             raise NotComputed(f"{o} of the logical program has no value at this point")
         before = count
         for h in o.holdings:
-            for rank in (r for r in h.ranks if r in at):
-                local = plan.get(*at[rank], h.layout.local)
-                count += 1
-                if local is None:
-                    found.append(Suspect(o, h.layout, rank, float("inf")))
-                    continue
-                worst = max((distance(got, want) for got, want, _ in held(small, h.layout, rank, want_all, plan)), default=0.0)
-                if worst > EQUAL:
-                    found.append(Suspect(o, h.layout, rank, worst))
+            gaps = _gaps(small, h, want_all, plan)
+            count += len(gaps)
+            found += [Suspect(o, h.layout, rank, gap) for rank, gap in gaps if gap > EQUAL]
         if o.holdings and count == before:  # of a sample of ranks: what nobody in it holds was not compared
             raise NotComputed(f"{o} is held by no rank that is evaluated")
     return found, count
 
 
+def _gaps(small: Small, holding: Holding, whole: Array, plan: PlanValues) -> list[tuple[int, float]]:
+    """How far every rank is off that holds a tensor; whole classes at once where each rank holds one region."""
+    at, layout = places(small), holding.layout
+    by_class: dict[int, list[int]] = {}
+    for rank in holding.ranks:
+        if rank in at:
+            by_class.setdefault(at[rank][0], []).append(rank)
+    found: list[tuple[int, float]] = []
+    for c, ranks in by_class.items():
+        index = small.index(c, layout, tuple(ranks))
+        rows = [at[r][1] for r in ranks]
+        done = plan.done[c].get(layout.local, ())
+        if index is not None and all(row in done for row in rows):
+            got = plan.values[c][layout.local]
+            got = got if rows == list(range(len(got))) else got[rows]
+            found += zip(ranks, distances(got, whole.reshape(-1)[index]), strict=True)
+            continue
+        for rank, row in zip(ranks, rows, strict=True):
+            gap = float("inf")
+            if row in done:
+                gap = max((distance(got, want) for got, want, _ in held(small, layout, rank, whole, plan)), default=0.0)
+            found.append((rank, gap))
+    return found
+
+
 def distance(got: Array, want: Array) -> float:
+    return distances(got[None], want[None])[0]
+
+
+def distances(got: Array, want: Array) -> list[float]:
+    """Row by row, relative to the largest entry of what should be there."""
+    count = len(got)
     if not got.size:
-        return 0.0
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    scale = max(float(np.abs(want).max()), 1e-300)
+        return [0.0] * count
+    got, want = _real(got).reshape(count, -1), _real(want).reshape(count, -1)
+    scale = np.maximum(np.abs(want).max(1), 1e-300)
     with np.errstate(all="ignore"):
         gap = np.abs(got - want)
     gap = np.where(got == want, 0.0, gap)  # equal infinities
-    worst = float(np.where(np.isnan(gap), np.inf, gap).max())
-    return worst / scale if np.isfinite(worst) else float("inf")
+    worst = np.where(np.isnan(gap), np.inf, gap).max(1)
+    with np.errstate(all="ignore"):
+        return [float(x) for x in np.where(np.isfinite(worst), worst / scale, np.inf)]
+
+
+def _real(values: Array) -> Array:
+    return values if values.dtype.kind == "f" else values.astype(np.float64)
+
+
+def calm(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: int) -> list[Suspect]:
+    """Suspects that are as far off when both programs are run with more digits: rounding noise would be smaller."""
+    wanted = list(dict.fromkeys(s.obligation for s in wrong))
+    (plan,) = _outputs(small, lineage, wanted, [seed], EXTENDED)
+    (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {o.output.tensor for o in wanted})
+    now = {(s.obligation, s.layout, s.rank): s.distance for s in suspects(small, wanted, logical, plan)[0]}
+    return [s for s in wrong if now.get((s.obligation, s.layout, s.rank), 0.0) * CALMED > s.distance]
 
 
 def close_look(small: Small, lineage: tuple[Layout, ...], obligations: Sequence[Obligation], inputs: Mapping[str, Array]) -> list[Suspect]:

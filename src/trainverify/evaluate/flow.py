@@ -13,7 +13,7 @@ import numpy as np
 
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.evaluate.small import Meeting, Small, Step, Wiring
-from trainverify.primitives.node import Node
+from trainverify.primitives.node import Node, topological
 
 Tensor = tuple[int, str]  # class and name
 
@@ -83,6 +83,7 @@ class Flow:
         self.points = points
         self.levels = levels(list(tasks))
         self._rows: dict[tuple[int, tuple[int, ...]], Array | None] = {}
+        self._orders: dict[int, tuple[tuple[Node, ...], list[Node]]] = {}
         self._wired: dict[int, tuple[Wiring, _Wired]] = {}
         self._drop: list[list[Tensor]] = [[] for _ in self.levels]
         if keep is not None:
@@ -124,7 +125,7 @@ class Flow:
         if not steps:
             return
         counts = [len(step.rows) * self.points for step, _, _ in steps]
-        args = []
+        args: list[Array | None] = []
         for i, name in enumerate(steps[0][0].inputs):
             if name is None:
                 args.append(None)
@@ -134,7 +135,8 @@ class Flow:
                 value = values[c][step.inputs[i]]  # type: ignore[index]
                 parts.append(value if rows is None else value[rows])
             args.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
-        made = domain.run(steps[0][0].nodes, args, (sum(counts),))
+        nodes = steps[0][0].nodes
+        made = domain.run(nodes, args, (sum(counts),), self._order(nodes))
         for i, result in enumerate(made):
             whole = np.asarray(result)
             at = 0
@@ -169,7 +171,7 @@ class Flow:
         for several in alike.values():
             given = parts[several[0]] if len(several) == 1 else np.concatenate([parts[n] for n in several])
             nodes = met[several[0]][0].nodes
-            result = given if nodes is None else np.asarray(domain.run(nodes, [given], (len(given),))[0])
+            result = given if nodes is None else np.asarray(domain.run(nodes, [given], (len(given),), self._order(nodes))[0])
             at = 0
             for n in several:
                 m, wired = met[n]
@@ -177,6 +179,12 @@ class Flow:
                 at += len(parts[n])
                 for c, group, place in wired.receivers:
                     values[c][m.taken[c]] = own[group, place]
+
+    def _order(self, nodes: tuple[Node, ...]) -> list[Node]:
+        known = self._orders.get(id(nodes))
+        if known is None:
+            known = self._orders[id(nodes)] = nodes, topological(nodes)
+        return known[1]
 
     def _wire(self, wiring: Wiring) -> _Wired:
         known = self._wired.get(id(wiring))
@@ -211,5 +219,3 @@ class _Wired:
             both = np.asarray([found[row] for row in range(ranks[c] * points)])
             receivers.append((c, both[:, 0], both[:, 1]))
         return _Wired(giving, np.asarray(senders), tuple(receivers))
-
-

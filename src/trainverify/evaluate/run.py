@@ -11,13 +11,15 @@ import numpy as np
 
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, balls
-from trainverify.domains.numeric import NUMERIC, Extended
+from trainverify.domains.numeric import EXTENDED, NUMERIC, Extended
 from trainverify.evaluate.flow import Flow, Task, Tensor, tasks_of
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.program import Domain
 
 MAGNITUDES: Final = (1.0, 0.125, 0.015625)
+NOISE: Final = 1e-11  # relative, of a value that float64 computes well enough
+LOOKED_AT: Final = 20_000_000  # elements up to which it is looked for
 _FILL: Any = {"real": 0.0, "int": 0, "bool": False}
 
 
@@ -26,20 +28,46 @@ class NotComputed(Exception):
 
 
 def random_inputs(small: Small, seed: int) -> dict[str, Array]:
-    """Values for everything the logical program starts from: small numbers, repeated ids, uneven masks.
-
-    A mean over 4096 still divides by 4096 at size 2, so that norms make large numbers of small ones: where the logical
-    program overflows, inputs are smaller.
-    """
+    """Values for everything the logical program starts from: small numbers, repeated ids, uneven masks."""
     if seed not in small.points:
-        for magnitude in MAGNITUDES:
-            small.points[seed] = inputs = _random_inputs(small, seed, magnitude)
-            with np.errstate(all="ignore"):
-                values = run_logical(small, inputs, NUMERIC)
-            made = [values[o.tensor] for o in small.logical.outputs]
-            if all(v.dtype.kind != "f" or bool(np.isfinite(v).all()) for v in made):
-                break
+        random_points(small, [seed])
     return small.points[seed]
+
+
+def random_points(small: Small, seeds: Sequence[int], keep: Collection[str] | None = None) -> list[dict[str, Array]]:
+    """Random inputs for several points, and the values of the logical program there.
+
+    A mean over 4096 still divides by 4096 at size 2, so that norms make large numbers of small ones: the logical program may
+    overflow, or a softmax saturate. Of some magnitudes the first is taken at which float64 keeps its digits.
+    """
+    best: tuple[int, list[dict[str, Array]], list[dict[str, Array]]] | None = None
+    for magnitude in MAGNITUDES:
+        points = [small.points[s] if s in small.points else _random_inputs(small, s, magnitude) for s in seeds]
+        with np.errstate(all="ignore"):
+            values = run_logicals(small, points, NUMERIC, keep)
+        noisy = _noisy(small, points, values)
+        if best is None or noisy < best[0]:
+            best = noisy, points, values
+        if not noisy or all(s in small.points for s in seeds):
+            break
+    assert best is not None
+    small.points.update(zip(seeds, best[1], strict=True))
+    return best[2]
+
+
+def _noisy(small: Small, points: Sequence[Mapping[str, Array]], values: Sequence[Mapping[str, Array]]) -> int:
+    """How many outputs have no value, or lose digits to rounding."""
+    made = [o.tensor for o in small.logical.outputs if values[0][o.tensor].dtype.kind == "f"]
+    infinite = sum(not np.isfinite(v[n]).all() for v in values for n in made)
+    if infinite or len(points) * sum(math.prod(s) for s in small.shapes.values()) > LOOKED_AT:
+        return infinite * len(made)
+    with np.errstate(all="ignore"):
+        better = run_logicals(small, points, EXTENDED, made)
+        return sum(
+            bool(np.abs(v[n] - b[n]).max(initial=0) > NOISE * np.abs(b[n]).max(initial=0))
+            for v, b in zip(values, better, strict=True)
+            for n in made
+        )
 
 
 def _random_inputs(small: Small, seed: int, magnitude: float) -> dict[str, Array]:
@@ -80,7 +108,9 @@ def run_logicals(
     """The logical program on several points at once; with `keep`, other tensors are dropped once they are used."""
     key = ("logical", len(points), None if keep is None else frozenset(keep))
     if key not in small.flows:
-        tasks = (Task(s, 0, tuple((0, i) for i in s.inputs if i is not None), tuple((0, o) for o in s.outputs)) for s in small.logical_steps)
+        tasks = (
+            Task(s, 0, tuple((0, i) for i in s.inputs if i is not None), tuple((0, o) for o in s.outputs)) for s in small.logical_steps
+        )
         small.flows[key] = Flow(tasks, [1], len(points), None if keep is None else {(0, n) for n in keep})
     values = {n: _in_domain(np.stack([p[n] for p in points]), domain) for n in points[0]}
     small.flows[key].run([values], domain)
@@ -145,6 +175,13 @@ def _sources(
     for c, k in enumerate(small.classes):
         values.append({})
         for n in k.program.sources:
+            one = holders.get((k.ranks[0], n), []) if k.ranks else []
+            if len(one) == 1 and all(holders.get((r, n)) == one for r in k.ranks):
+                index = small.index(c, one[0], k.ranks)
+                if index is not None:
+                    flat = np.stack([p[one[0].logical].reshape(-1) for p in points])
+                    values[c][n] = _in_domain(flat[:, index].reshape(-1, *index.shape[1:]), domain)
+                    continue
             shape, kind = small.local_shapes[c][n], k.program.tensors[n].kind
             rows = [local_value(small, holders.get((r, n), []), r, shape, p, kind) for p in points for r in k.ranks]
             values[c][n] = _in_domain(np.stack(rows), domain)

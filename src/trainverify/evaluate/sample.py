@@ -107,9 +107,9 @@ def _free(system: System, axis: str, digits: Digits, leaf: Axis) -> bool:
     for u, found in enumerate(system.unit_ops):
         here = frozenset(row for row, r in enumerate(system.talk.units[u].ranks) if r in there)
         ops.update({id(x.axes): x for x in found if not here.isdisjoint(x.rows)})
-    ops = {alike(x.lowered, x.axes): x for x in ops.values()}
+    distinct = {alike(x.lowered, x.axes): x for x in ops.values()}
     try:
-        for x in ops.values():
+        for x in distinct.values():
             shrink(x.lowered.outputs, x.axes, sizes)
     except NotABoundary:
         return False

@@ -12,6 +12,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from trainverify.axes.inference import Dims, NodeAxes
 from trainverify.axes.reduction import NotABoundary, Sizes
 from trainverify.axes.shrink import alike, shrink
@@ -93,7 +95,6 @@ class Small:
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
     points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
-    flows: dict[object, Any] = field(default_factory=dict)  # in which order it runs, once known
 
     @cached_property
     def _positions(self) -> dict[tuple[Part, tuple[int, ...]], Array]:
@@ -107,9 +108,37 @@ class Small:
         return self._positions[key]
 
     @cached_property
+    def flows(self) -> dict[object, Any]:
+        """In which order it runs, once known; a changed copy has its own."""
+        return {}
+
+    @cached_property
+    def _indices(self) -> dict[object, Array]:
+        return {}
+
+    def index(self, c: int, layout: Layout, ranks: tuple[int, ...]) -> Array | None:
+        """Flat positions of a logical tensor that ranks of a class hold, in the shape of their tensors; None if it is not one region."""
+        shape = self.local_shapes[c].get(layout.local)
+        found = tuple([self.parts.get((layout, r), ()) for r in ranks])
+        if shape is None or not all(len(parts) == 1 and _covers(parts[0], shape) for parts in found):
+            return None
+        key = (found, self.shapes[layout.logical])
+        if key not in self._indices:
+            rows = [self.positions(parts[0], layout.logical).reshape(shape) for parts in found]
+            self._indices[key] = np.stack(rows)
+        return self._indices[key]
+
+    @cached_property
     def places(self) -> dict[int, tuple[int, int]]:
         """Class and row of every rank."""
         return {r: (c, row) for c, k in enumerate(self.classes) for row, r in enumerate(k.ranks)}
+
+
+def _covers(part: Part, shape: tuple[int, ...]) -> bool:
+    """Whether a part is a whole local tensor."""
+    if part.padding or part.partial is not None or any(part.local):
+        return False
+    return part.logical[0].size == math.prod(shape) if part.flat else tuple(r.size for r in part.logical) == shape
 
 
 class TooMuch(Exception):
