@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import select
@@ -16,6 +17,7 @@ from typing import Final
 
 GRACE: Final = 2.0  # seconds after the time limit until a process that does not stop by itself is ended
 
+_SELDOM: Final = (200_000, 20, 20)  # new objects until a collection, and how many of these until older ones are looked at
 _OVER: Final = b"\xff"  # no exit code
 
 
@@ -29,6 +31,19 @@ class Ended:
 
     signal: int | None  # that ended it
     overtime: bool  # it did not stop at its time limit
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Millions of expressions that live to the end, and few cycles: the garbage collector need not look at them again and again."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*_SELDOM)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import Holding, Obligation, obligations
 from trainverify.graph.plan import Plan, Template, units
 from trainverify.graph.program import Output, Program
+from trainverify.limits import seldom_collected
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.discover import Found, covered, discover
@@ -78,7 +79,8 @@ def verify(
     if isinstance(plan, Program):
         plan = single(plan)
     subject = f"{plan.name} on {plan.mesh} against {logical.name}"
-    report = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers, locator)
+    with seldom_collected():
+        report = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers, locator)
     assumed = assumptions(logical, plan) + report.assumptions
     return replace(report, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
 

@@ -72,8 +72,11 @@ class Inference:
         return made
 
     def same_dims(self, a: Dims, b: Dims) -> None:
+        if a is b:
+            return
         for x, y in zip(a, b, strict=True):
-            self.axes.same(x, y)
+            if x is not y and (x.link or x) is not (y.link or y):
+                self.axes.same(x, y)
 
     def same_line(self, a: Line | None, b: Line | None) -> Line | None:
         if a is None or b is None:

@@ -16,7 +16,8 @@ from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.outline import Block, outline, singles
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import Op, Program, Ref, Value, has_ref, inline, resolve
+from trainverify.graph.program import Op, Program, Ref, Value, has_ref, inline, refers, resolve
+from trainverify.graph.types import TensorType
 from trainverify.ops.table import Lowered, OpTable
 
 
@@ -75,6 +76,11 @@ class System:
         self.unit_programs = flat
         self._along: dict[tuple[int, ...], tuple[str, ...] | None] = {}
         self._group_sorts: dict[tuple[int, Value], Hashable] = {}
+        self._applied: dict[
+            Hashable, tuple[NodeAxes, object]
+        ] = {}  # ids of (op at types, axes of inputs) → axes of nodes, what has the ids
+        self._types: dict[TensorType, int] = {}
+        self._type_of: dict[int, int] = {}
         programs = [self.logical, *flat]
         outlined = outline(programs, self._sort) if blocks else [singles(p) for p in programs]
         self.logical_blocks, self.unit_blocks = outlined[0], outlined[1:]
@@ -110,7 +116,15 @@ class System:
     def _apply(self, scope: Scope, op: Op, lowered: Lowered) -> NodeAxes:
         self.inference.axes.where = str(op)
         dims, lines = scope.args(op)
-        found = self.inference.op(lowered, dims, lines)
+        roots = [None if d is None else [a.root() for a in d] for d in dims]
+        key = (id(lowered), self.inference.even, tuple([None if d is None else tuple(map(id, d)) for d in roots]))
+        known = None if any(lines) else self._applied.get(key)
+        if known is None:
+            found = self.inference.op(lowered, dims, lines)
+            if not any(lines):
+                self._applied[key] = found, (lowered, roots)
+        else:
+            found = known[0]
         for name, node in zip(op.outputs, lowered.outputs, strict=True):
             self.inference.same_dims(scope.dims[name], found.dims[id(node)])
             scope.lines[name] = self.inference.same_line(scope.lines.get(name), found.lines[id(node)])
@@ -129,12 +143,24 @@ class System:
             definition = self.table.definitions.get(op.name)
             if definition is not None and definition.point_to_point:
                 return None
-            if any(has_ref(v) for k, v in op.attrs if k not in ("group", "root")):
+            if refers(op) and any(has_ref(v) for k, v in op.attrs if k not in ("group", "root")):
                 return None
             if definition is not None and definition.collective:
                 attrs = tuple((k, self._group_sort(p - 1, v) if k == "group" else self._column(p - 1, v)) for k, v in op.attrs)
-        types = tuple([None if i is None else program.tensors[i] for i in op.inputs]), tuple([program.tensors[o] for o in op.outputs])
-        return (p, op.name, attrs, types)
+        types, number = program.tensors, self._type_number
+        return (
+            p,
+            op.name,
+            attrs,
+            tuple([None if i is None else number(types[i]) for i in op.inputs]),
+            tuple([number(types[o]) for o in op.outputs]),
+        )
+
+    def _type_number(self, kind: TensorType) -> int:
+        found = self._type_of.get(id(kind))  # the programs keep their types
+        if found is None:
+            found = self._type_of[id(kind)] = self._types.setdefault(kind, len(self._types))
+        return found
 
     def _column(self, u: int, value: Value) -> Hashable:
         """A value on every rank of a unit."""
@@ -187,7 +213,7 @@ class System:
             lowered = self._lower(op, scope.program, {})
             yield LoweredOp(index, (0,), lowered, self._apply(scope, op, lowered))
         elif not is_communication(op, self.table):
-            names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)})
+            names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)}) if refers(op) else []
             variants = self._variants(u, tuple(names))
             found = {rows: self._lower(op, scope.program, dict(zip(names, values, strict=True))) for values, rows in variants.items()}
             self.inference.even = op.name == "slice" and _all_slices(list(found.values()))

@@ -19,6 +19,7 @@ from trainverify.evaluate.small import shrink_system
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
+from trainverify.limits import seldom_collected
 from trainverify.ops import OPS
 from trainverify.prove.algebra.engine import Prover
 from trainverify.verify import MAX_ELEMENTS, compare_at
@@ -126,6 +127,11 @@ class Measurement:
 def once(case: Case, evaluate: bool = True) -> tuple[Measurement, Clock]:
     """All phases of one case, one time."""
     gc.collect()
+    with seldom_collected():
+        return _once(case, evaluate)
+
+
+def _once(case: Case, evaluate: bool) -> tuple[Measurement, Clock]:
     clock = Clock()
     with clock.phase("build"):
         logical, plan = llama_step(case.config), llama_plan(case.config, case.how)

@@ -24,7 +24,7 @@ from trainverify.graph.program import (
     Source,
     Value,
     call_bindings,
-    has_ref,
+    refers,
     resolve,
 )
 from trainverify.graph.types import TensorType
@@ -75,6 +75,9 @@ class Bodies:
         self.groups = groups
         self._done: set[Any] = set()
         self._kept: list[Any] = []  # keeps checked objects alive: their ids are keys
+        self._fine: set[Any] = set()  # ops without names that nothing is wrong with
+        self._numbers: dict[TensorType, int] = {}
+        self._number_of: dict[int, int] = {}  # of a type that is well-formed, by its id
 
     # -- once per body ------------------------------------------------------------------------------------------------
 
@@ -88,6 +91,10 @@ class Bodies:
         body = Body.of(item)
         types = self._definitions(body)
         for op in body.ops:
+            like = self._like(op, types)
+            if like is not None and like in self._fine:
+                continue
+            count = self.report.count
             name: object = op.name
             if not isinstance(name, str):
                 self.report.add("TV104", f"{body.label}: {op.name!r} is not the name of an operator", source=where(op))
@@ -99,14 +106,38 @@ class Bodies:
                 self.report.add("TV106", f"{body.label}: {op}: an attribute is given twice", source=where(op))
             if op.phase not in PHASES:
                 self.report.add("TV106", f"{body.label}: {op}: no phase {op.phase!r} ({', '.join(PHASES)})", source=where(op))
+            if like is not None and self.report.count == count:
+                self._fine.add(like)
         self._backward(body)
+
+    def _like(self, op: Op, types: Mapping[str, TensorType]) -> Any:
+        """What an op is without names; None for a call, or if a tensor has no type. Attributes as text: 1 is not True."""
+        if op.name == CALL:
+            return None
+        number = self._number_of
+        try:
+            given = tuple([None if i is None else number[id(types[i])] for i in op.inputs])
+            made = tuple([number[id(types[o])] for o in op.outputs])
+        except KeyError:
+            return None
+        return op.name, repr(op.attrs) if op.attrs else "", given, made, op.phase
+
+    def well_formed(self, kind: TensorType) -> str | None:
+        """What is wrong with a type, if anything."""
+        if id(kind) in self._number_of:
+            return None
+        bad = malformed(kind)
+        if bad is None:
+            self._number_of[id(kind)] = self._numbers.setdefault(kind, len(self._numbers))
+            self._kept.append(kind)
+        return bad
 
     def _definitions(self, body: Body) -> dict[str, TensorType]:
         """Single assignment in order; returns the tensors that have a type to go on with."""
         report, label = self.report, body.label
         types = {}
         for name, kind in body.tensors.items():
-            bad = malformed(kind)
+            bad = self.well_formed(kind)
             if bad is None:
                 types[name] = kind
             else:
@@ -167,7 +198,7 @@ class Bodies:
         if self.groups is None and (definition.collective or definition.point_to_point):
             self.report.add("TV112", f"{body.label}: {op}", source=where(op), hint="a logical program runs on one device")
             return
-        if not any(has_ref(v) for _, v in op.attrs):
+        if not refers(op):
             self.types(body, op, op.attributes, types, None)
 
     def types(self, body: Body, op: Op, attrs: Mapping[str, Value], types: Mapping[str, TensorType], rank: int | None) -> None:
@@ -308,9 +339,9 @@ class _References:
     def outline(self, name: str | None) -> _Outline:
         if name not in self._outlines:
             body = Body.of(self.program if name is None else self.functions[name])
-            types = {n: t for n, t in body.tensors.items() if malformed(t) is None}
+            types = {n: t for n, t in body.tensors.items() if self.bodies.well_formed(t) is None}
             calls = tuple(op for op in body.ops if op.name == CALL and op.get("function") in self.functions)
-            ops = tuple(op for op in body.ops if op.name != CALL and any(has_ref(v) for _, v in op.attrs))
+            ops = tuple([op for op in body.ops if refers(op) and op.name != CALL])
             free = {n for op in ops for n in op_references(op)}
             for call in calls:
                 bound = call_bindings(call)

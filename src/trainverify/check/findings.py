@@ -79,6 +79,7 @@ class Report:
         self._found: list[Finding] = []
         self._seen: set[tuple[str, str, str | None]] = set()
         self._counts: dict[tuple[str, Severity], int] = {}
+        self.count = 0  # of all findings, also those made again
 
     def add(
         self,
@@ -91,6 +92,7 @@ class Report:
         hint: str | None = None,
         severity: Severity = "error",
     ) -> None:
+        self.count += 1
         key = (code, message, None if source is None else str(source))
         if key in self._seen:
             return

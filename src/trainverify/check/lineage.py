@@ -31,6 +31,7 @@ class _Lineage:
         self.report = report
         self.layouts = Layouts(plan.mesh)
         self.unit_of = {r: i for i, u in enumerate(units) for r in u.ranks}
+        self._by_unit: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}  # some ranks, by unit
         self.kinds = {n: kind for kind, ns in _kinds(logical) for n in ns}
         self.local_kinds = [{n: kind for kind, ns in _kinds(u.program) for n in ns} for u in units]
         self.types = {n: t for n, t in logical.tensors.items() if malformed(t) is None}
@@ -333,13 +334,15 @@ class _Lineage:
         if problem is not None:
             self.report.add("TV303", f"{output}: {self.shown(lay)}: {problem}", rank=ranks[0], tensor=lay.local)
             return
-        by_unit: dict[int, list[int]] = {}
-        for r in ranks:
-            by_unit.setdefault(self.unit_of[r], []).append(r)
-        for u, rs in by_unit.items():
+        if ranks not in self._by_unit:
+            by_unit: dict[int, list[int]] = {}
+            for r in ranks:
+                by_unit.setdefault(self.unit_of[r], []).append(r)
+            self._by_unit[ranks] = {u: tuple(rs) for u, rs in by_unit.items()}
+        for u, rs in self._by_unit[ranks].items():
             local = self.units[u].program.tensors.get(lay.local)
             if local is not None and malformed(local) is None:
-                self._shape(lay, kind, u, tuple(rs))
+                self._shape(lay, kind, u, rs)
 
     def _something(self) -> None:
         """The logical program says enough to be verified."""

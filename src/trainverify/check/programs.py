@@ -33,7 +33,8 @@ def check_program(program: Program, functions: Mapping[str, Function], bodies: B
 
 def _outputs(program: Program, report: Report, logical: bool) -> None:
     made = {*program.sources, *(o for op in program.ops for o in op.outputs)}
-    types = {n: t for n, t in program.tensors.items() if malformed(t) is None}
+    wanted = {n for o in program.outputs for n in (o.tensor, o.of)}
+    types = {n: t for n, t in program.tensors.items() if n in wanted and malformed(t) is None}
     homes = {"gradient": program.parameters, "parameter": program.parameters, "state": program.state}
     seen: set[tuple[str, str | None]] = set()
     for output in program.outputs:

@@ -40,6 +40,15 @@ class Mesh:
             rank = rank * size + coordinates[name]
         return rank
 
+    def step(self, axis: str) -> tuple[int, int]:
+        """(how far apart in rank neighbours along an axis are, how many there are)."""
+        return next((stride, size) for name, stride, size in self._strides if name == axis)
+
+    def moved(self, rank: int, axis: str, to: int) -> int:
+        """The rank with another coordinate along one axis."""
+        stride, size = self.step(axis)
+        return rank + (to - rank // stride % size) * stride
+
     def ranks(self, **fixed: int) -> tuple[int, ...]:
         """All ranks with the given coordinates, in order."""
         for name, index in fixed.items():

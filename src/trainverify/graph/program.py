@@ -197,13 +197,23 @@ def resolve(value: Value, bindings: Mapping[str, Value]) -> Value:
 
 
 def bind(op: Op, bindings: Mapping[str, Value]) -> Op:
-    if not bindings or not any(has_ref(v) for _, v in op.attrs):
+    if not bindings or not refers(op):
         return op
     return replace(op, attrs=tuple((k, resolve(v, bindings)) for k, v in op.attrs))
 
 
 def has_ref(value: Value) -> bool:
-    return isinstance(value, Ref) or (isinstance(value, tuple) and any(has_ref(v) for v in value))
+    if isinstance(value, tuple):
+        for v in value:  # noqa: SIM110 (on the way of every op)
+            if isinstance(v, Ref) or (isinstance(v, tuple) and has_ref(v)):
+                return True
+        return False
+    return isinstance(value, Ref)
+
+
+def refers(op: Op) -> bool:
+    """Whether some attribute of an op has a reference."""
+    return bool(op.attrs) and has_ref(op.attrs)
 
 
 def refs(value: Value) -> list[Ref]:

@@ -83,6 +83,12 @@ class Lowered:
     outputs: tuple[Node, ...]
     types: tuple[TensorType, ...]
 
+    @property
+    def adds(self) -> bool:
+        """Whether it is the sum of its inputs, and nothing else."""
+        node = self.outputs[0]
+        return node.prim == "map" and node.attrs[0] == "add" and len(self.outputs) == 1 and node.args == self.inputs
+
 
 def op(name: str, family: str, **flags: Any) -> Callable[[Callable[..., Any]], OpDef]:
     """Declare an operator. The function's signature is its interface, its docstring its description."""

@@ -47,6 +47,25 @@ class Proof:
     prover: Prover | None = None  # with all forms, for explanations
 
 
+@dataclass(frozen=True)
+class _Sum:
+    """A tensor that only an addition takes in: summands, added up when somebody asks for it."""
+
+    parts: tuple[Value | _Sum, ...]
+    total: Callable[[list[Value]], Value | Exception]
+
+    def value(self, _: int) -> Value | Exception:
+        found: list[Value] = []
+        left: list[Value | _Sum] = [self]
+        while left:
+            x = left.pop()
+            if isinstance(x, _Sum):
+                left += reversed(x.parts)
+            else:
+                found.append(x)
+        return self.total(found)
+
+
 class _Pending:
     """Blocks and ops of an instance that have not run; those whose inputs are all there are ready, the first in the program first."""
 
@@ -210,6 +229,8 @@ class Prover:
     def _apply(self, x: LoweredOp, op: Op, env: Values, offsets: Mapping[int, Offset], loose: set[str], scope: Scope) -> None:
         self.forms.where = f"{op.name}{f' ({op.source})' if op.source else ''}"
         try:
+            if op.outputs[0] in loose and x.lowered.adds:
+                return self._later(x, op, env, scope)
             inputs = [None if i is None else get(env, i) for i in op.inputs]
             made = self.forms.op(x.lowered, x.axes, inputs, offsets)
             for name, node in zip(op.outputs, x.lowered.outputs, strict=True):
@@ -219,6 +240,25 @@ class Prover:
         except (Unsupported, TooLarge, Missing, RecursionError) as error:
             for name in op.outputs:
                 env[name] = error if isinstance(error, Missing) else Missing(f"{op.name} ({op.source}): {error}")
+
+    def _later(self, x: LoweredOp, op: Op, env: Values, scope: Scope) -> None:
+        """A sum of two tensors that another sum will take in: many micro-batches are added up once, not one by one."""
+        (made,) = x.lowered.outputs
+        dims = x.axes.dims[id(made)]
+        parts: list[Value | _Sum] = []
+        for i, node in zip(op.inputs, made.args, strict=True):
+            self.forms.aligned(x.axes.dims[id(node)], dims)
+            waiting, _ = env.later.get(str(i), (None, 0))
+            parts.append(waiting if isinstance(waiting, _Sum) else get(env, str(i)))
+        self.forms.aligned(dims, scope.dims[op.outputs[0]])
+
+        def total(values: list[Value]) -> Value | Exception:
+            try:
+                return {key: self._kept(self.forms.added([v[key] for v in values]), True) for key in self.forms.grid(dims).blocks()}
+            except (Unsupported, TooLarge, RecursionError) as error:
+                return Missing(f"{op.name} ({op.source}): {error}")
+
+        env.later[op.outputs[0]] = _Sum(tuple(parts), total), 0
 
     def _kept(self, p: Poly, loose: bool) -> Poly:
         """How a tensor is kept: sums under a short name, unless one addition alone will take them in."""

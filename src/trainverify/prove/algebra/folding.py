@@ -35,7 +35,7 @@ def fold(system: System, enumerate_all: bool = False) -> list[Instance]:
     mesh = system.plan.mesh
     classes = system.schedule.classes
     where = {r: mesh.coordinates(r) for k in classes for r in k.ranks}
-    folded = [set() if enumerate_all else _closed(mesh, k.ranks, where) for k in classes]
+    folded = [set() if enumerate_all else _closed(mesh, k.ranks) for k in classes]
     class_of = {r: i for i, k in enumerate(classes) for r in k.ranks}
     uneven = _uneven_axes(system)
     for c, k in enumerate(classes):
@@ -43,7 +43,7 @@ def fold(system: System, enumerate_all: bool = False) -> list[Instance]:
     for ranks in {ranks for _, ranks in system.holdings()}:  # what a rank holds, all ranks of its instance hold
         held = set(ranks)
         for c, k in enumerate(classes):
-            folded[c] -= {a for a in folded[c] if any((r in held) != (_moved(mesh, r, a, 0) in held) for r in k.ranks)}
+            folded[c] -= {a for a in folded[c] if any((r in held) != (mesh.moved(r, a, 0) in held) for r in k.ranks)}
     changed = True
     while changed:  # whoever meets must fold the same axes
         changed = False
@@ -85,16 +85,12 @@ def _event(system: System, step: tuple[tuple[int, int], ...], c: int) -> Event:
     return system.talk.events[system.schedule.classes[c].unit][index]
 
 
-def _moved(mesh: Mesh, rank: int, axis: str, to: int) -> int:
-    return mesh.rank({**mesh.coordinates(rank), axis: to})
-
-
 def _translated(system: System, step: tuple[tuple[int, int], ...], c: int, rank: int, axis: str) -> bool:
     """Whether the group of a rank is that of the rank at coordinate 0, moved along the axis."""
     mesh, event = system.plan.mesh, _event(system, step, c)
     there = mesh.coordinates(rank)[axis]
-    start = system.talk.members(_moved(mesh, rank, axis, 0), event)
-    return system.talk.members(rank, event) == tuple(_moved(mesh, m, axis, there) for m in start)
+    start = system.talk.members(mesh.moved(rank, axis, 0), event)
+    return system.talk.members(rank, event) == tuple(mesh.moved(m, axis, there) for m in start)
 
 
 def _uneven_axes(system: System) -> set[str]:
@@ -107,7 +103,7 @@ def _uneven_axes(system: System) -> set[str]:
             by_rank = dict(lay.form.by_rank)
             for r, parts in by_rank.items():
                 for a in mesh.names:
-                    zero = mesh.rank({**mesh.coordinates(r), a: 0})
+                    zero = mesh.moved(r, a, 0)
                     if by_rank.get(zero) != parts:
                         found.add(a)
         elif isinstance(lay.form, Placements) and not system.inference.evenly_placed(lay.form, mesh, shape):
@@ -115,12 +111,12 @@ def _uneven_axes(system: System) -> set[str]:
     return found
 
 
-def _closed(mesh: Mesh, ranks: tuple[int, ...], where: Mapping[int, Mapping[str, int]]) -> set[str]:
+def _closed(mesh: Mesh, ranks: tuple[int, ...]) -> set[str]:
     """Axes along which a set of ranks is complete."""
     found = set()
-    for name, size in mesh.axes:
-        others = {tuple(i for a, i in where[r].items() if a != name) for r in ranks}
-        if len(others) * size == len(ranks):
+    for name in mesh.names:
+        apart, size = mesh.step(name)
+        if len({r - r // apart % size * apart for r in ranks}) * size == len(ranks):
             found.add(name)
     return found
 
@@ -147,34 +143,29 @@ def _irregular(system: System, c: int, ranks: tuple[int, ...], folded: set[str],
                     there = system.plan.mesh.coordinates(v)
                     bad |= {a for a in folded if there[a] != where[r][a]}
         else:
-            bad |= _nonlinear(values, folded - bad, where)
+            bad |= _nonlinear(values, folded - bad, system.plan.mesh)
     return bad
 
 
-def strides(values: Mapping[int, Value], folded: set[str], where: Mapping[int, Mapping[str, int]]) -> dict[str, int] | None:
+def strides(values: Mapping[int, Value], folded: set[str], mesh: Mesh) -> dict[str, int] | None:
     """How integers grow per coordinate, if they do so evenly; None otherwise (also where they are no integers)."""
     if not all(isinstance(v, int) and not isinstance(v, bool) for v in values.values()):
         return {} if len({repr(v) for v in values.values()}) == 1 else None
     found: dict[str, int] = {}
-    by_place = {tuple(w.items()): values[r] for r, w in where.items() if r in values}
     for axis in folded:
-        steps = set()
-        for place, v in by_place.items():
-            at = dict(place)
-            if at[axis] > 0:
-                at[axis] -= 1
-                steps.add(int(v) - int(by_place[tuple(at.items())]))  # type: ignore[arg-type]
+        apart, size = mesh.step(axis)
+        steps = {int(v) - int(values[r - apart]) for r, v in values.items() if r // apart % size}  # type: ignore[arg-type]
         if len(steps) > 1:
             return None
         found[axis] = steps.pop() if steps else 0
     return found
 
 
-def _nonlinear(values: Mapping[int, Value], folded: set[str], where: Mapping[int, Mapping[str, int]]) -> set[str]:
+def _nonlinear(values: Mapping[int, Value], folded: set[str], mesh: Mesh) -> set[str]:
     if len({repr(v) for v in values.values()}) == 1:
         return set()
     bad: set[str] = set()
     for axis in sorted(folded):
-        if strides(values, folded - bad, where) is None and strides(values, {axis}, where) is None:
+        if strides(values, folded - bad, mesh) is None and strides(values, {axis}, mesh) is None:
             bad.add(axis)
-    return bad if strides(values, folded - bad, where) is not None else set(folded)
+    return bad if strides(values, folded - bad, mesh) is not None else set(folded)

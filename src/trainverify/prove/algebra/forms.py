@@ -110,6 +110,8 @@ class Forms:
 
     def aligned(self, given: Dims, dims: Dims) -> None:
         """Dimensions that are to be the same are made of the same leaves; after a clash of axes they may not be."""
+        if given is dims:
+            return
         old, new = self.grid(given), self.grid(dims)
         if old is not new and (
             old.spans != new.spans or [(x.axis, x.owner) for x in old.leaves] != [(x.axis, x.owner) for x in new.leaves]
@@ -138,11 +140,11 @@ class Forms:
     def _map(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
         k = self.kernel
         fn = node.attrs[0]
+        if fn == "add":
+            return self.added(args)
         if any(self._infinite(a) for a in args):
             raise Unsupported(f"{fn} of infinity")
         match fn:
-            case "add":
-                return k.plus(*args)
             case "sub":
                 return k.plus(args[0], scale(k.finite(args[1]), -1))  # −∞ − (−∞) is no number
             case "neg":
@@ -186,6 +188,11 @@ class Forms:
         if fn == "pi":
             return k.fn("pi", {}, positive=True, nonnegative=True)
         return self._opaque(fn, args)
+
+    def added(self, args: Sequence[Poly]) -> Poly:
+        if any(self._infinite(a) for a in args):
+            raise Unsupported("add of infinity")
+        return self.kernel.plus(*args)
 
     def _note_exp(self, p: Poly) -> None:
         """Remember whether a maximum was subtracted under an exp: equal in the reals, not in floats."""

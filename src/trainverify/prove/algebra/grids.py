@@ -59,12 +59,13 @@ class Grids:
     def __init__(self, axes: Axes):
         self.axes = axes
         self._tags: dict[int, tuple[Axis, Axis]] = {}
-        self._known: dict[tuple[int, ...], Grid] = {}
+        self._known: dict[tuple[int, ...], tuple[Grid, list[Axis]]] = {}  # ids of axes → grid, those axes
 
     def of(self, dims: Sequence[Axis]) -> Grid:
         roots = [d.root() for d in dims]
         key = tuple(map(id, roots))
-        if key not in self._known:
+        known = self._known.get(key)
+        if known is None:
             leaves: list[Leaf] = []
             spans = []
             for d in roots:
@@ -72,8 +73,8 @@ class Grids:
                 self._expand(d, None, leaves)
                 spans.append(range(start, len(leaves)))
             tags = tuple(i for i, leaf in enumerate(leaves) if leaf.tag)
-            self._known[key] = Grid(tuple(leaves), tuple(spans), tags)
-        return self._known[key]
+            known = self._known[key] = Grid(tuple(leaves), tuple(spans), tags), roots
+        return known[0]
 
     def _expand(self, axis: Axis, owner: tuple[int, int] | None, into: list[Leaf]) -> None:
         for a in self.axes.leaves([axis]):

@@ -255,6 +255,12 @@ class Kernel:
         """Variables replaced, all at once."""
         if not p or not to:
             return p
+        if len(p) == 1:
+            ((m, c),) = p.items()
+            if len(m) == 1:
+                ((u, idx, w),) = m
+                if self.atoms[u].kind != "delta":
+                    return {((u, tuple([to.get(i, i) for i in idx]), w),): c}
         out: Poly = {}
         clean = True
         for m, c in p.items():

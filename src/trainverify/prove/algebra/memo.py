@@ -118,7 +118,7 @@ class Memo:
                 for m, c in p.items() if len(p) < 2 else self.kernel.ordered(p):
                     factors = []
                     for u, idx, w in m:
-                        if any(i >= 0 for i in idx):
+                        if idx and max(idx) >= 0:
                             constants += [i for i in idx if i >= 0]
                             idx = tuple([i if i < 0 else 0 for i in idx])
                         factors.append((atoms.setdefault(u, len(atoms)), idx, w))

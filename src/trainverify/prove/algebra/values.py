@@ -15,7 +15,7 @@ class Missing(Exception):
 class Later(Protocol):
     """Values that are made when somebody asks."""
 
-    def value(self, n: int) -> Value | None: ...
+    def value(self, n: int) -> Value | Exception | None: ...
 
 
 class Values(dict[str, "Value | Exception"]):
