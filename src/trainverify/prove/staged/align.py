@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +32,7 @@ FEW: Final = 4  # are enough to say where a plan is wrong
 NOTHING: Final = -1  # the id of the constant 0
 CLOSE: Final = 1e-8  # relative to the element
 NOISE: Final = 1e-9  # relative to the largest element of the tensor
-_LARGEST: Final = 10_000  # denominators of constant factors
+LARGEST: Final = 10_000  # numerator times denominator of constant factors
 
 
 class Contradiction(Exception):
@@ -66,6 +67,7 @@ class Alignment:
         self.owner: list[str] = []  # id → the logical tensor that it is an element of
         self.start: dict[str, int] = {}  # first id of a tensor that owns its ids
         self.signs = tensor_signs(self.small)
+        self._kinds: dict[str, Any] = {}
         self.claims: dict[Place, Claim] = {}
         self.sources: dict[Place, Array] = {}
         self._moves: dict[int, bool] = {}
@@ -86,7 +88,7 @@ class Alignment:
         """Random inputs, larger on every second point if the logical program stands it: what saturates does not do so everywhere."""
         program, small = self.small.logical, self.small
         given = random_inputs(small, point)
-        for size in (3.0, 1.5, 1.0) if point % 2 else (1.0,):
+        for size in (0.3, 0.1) if point % 2 else (0.1,):
             inputs = {n: v * size if program.tensors[n].kind == "real" and n not in small.domains else v for n, v in given.items()}
             with np.errstate(all="ignore"):
                 logical = run_logical(small, inputs, NUMERIC)
@@ -136,6 +138,23 @@ class Alignment:
                                     raise Contradiction(f"{lay} on rank {rank} contradicts another layout of {n}")
                                 target[...] = new
                     self.sources[c, row, n] = local
+
+    def symbol_kind(self, i: int) -> Any:
+        """What a symbol stands for: (kind, domain)."""
+        if i >= self.count:
+            return ("real", None)
+        name = self.owner[i]
+        if name not in self._kinds:
+            self._kinds[name] = self._kind(name)
+        return self._kinds[name]
+
+    def _kind(self, name: str) -> Any:
+        small = self.small
+        kind = small.logical.tensors[name].kind
+        d = small.domains.get(name) if name in small.logical.sources else None
+        if d is not None and d.kind in ("ids", "indicator"):
+            return (kind, (d.kind, d.size, d.ignore))
+        return (kind, None if self.signs[name] is None else (self.signs[name], None, None))
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -444,16 +463,32 @@ class _Table:
         high = np.searchsorted(self.shape_prints, prints + slack)
         found = []
         for f in np.flatnonzero((high > low) & (np.abs(size) > NOISE * np.abs(x).max(axis=0))).tolist():
-            numbers: list[Fraction] = []
-            for number in self.shape_numbers[low[f] : min(high[f], low[f] + 16)]:
-                w = self.values[:, number]
-                ratio = float(size[f]) / float(self.mix @ w)
-                q = Fraction(ratio).limit_denominator(_LARGEST)
-                if q and abs(float(q) - ratio) <= CLOSE * abs(ratio) and _near(x[:, f], w * float(q)) and q not in numbers:
-                    numbers.append(q)
+            w = self.values[:, self.shape_numbers[low[f] : min(high[f], low[f] + 16)]]
+            want = w * size[f]
+            gap = np.abs(x[:, f : f + 1] * (self.mix @ w) - want)
+            near = (gap <= 4 * CLOSE * np.abs(want) + NOISE * np.abs(want).max(axis=0)).all(axis=0)
+            ratios = size[f] / (self.mix @ w[:, near])
+            numbers = {q for q in map(nice, ratios.tolist()) if q is not None}
             if numbers:
-                found.append((f, sorted(numbers, key=lambda q: (q != 1, q.denominator, abs(q)))))
+                found.append((f, sorted(numbers, key=lambda q: (q != 1, q.denominator, abs(q), q))))
         return found
+
+
+@cache
+def _nice_numbers() -> tuple[Array, list[Fraction]]:
+    """Numbers that a factor is likely to be: numerator times denominator is small."""
+    found = sorted({Fraction(n, d) for d in range(1, 101) for n in range(1, LARGEST // d + 1)})
+    found = sorted({*found, *(1 / q for q in found), *(Fraction(2) ** n for n in range(-30, 31))})
+    return np.array([float(q) for q in found]), found
+
+
+def nice(ratio: float) -> Fraction | None:
+    """The number that a ratio is, as far as float64 can tell; None if it is not a likely one."""
+    values, numbers = _nice_numbers()
+    at = int(np.searchsorted(values, abs(ratio) * (1 - CLOSE)))
+    if at == len(numbers) or abs(values[at] - abs(ratio)) > CLOSE * abs(ratio):
+        return None
+    return numbers[at] if ratio > 0 else -numbers[at]
 
 
 def inputs_of(small: Small, values: Mapping[str, Any]) -> dict[str, Array]:

@@ -49,15 +49,16 @@ class StagedProof:
     prover: None = None
     reduced: bool = True
     stages: int = 0  # relations that were to be shown
-    distinct: int = 0  # of them, different ones
-    how: Counter[str] = field(default_factory=Counter)
+    identical: int = 0  # elements of them that are the same expression on both sides
+    distinct: int = 0  # of the others, those that differ in more than names
+    how: Counter[str] = field(default_factory=Counter)  # these by way of proof
     interrupted: bool = False
     violated: dict[Obligation, str] = field(default_factory=dict)  # the stage in which an obligation fails
     models: dict[Obligation, dict[str, dict[int, Fraction]]] = field(default_factory=dict)  # inputs where the solver says it fails
 
     def summary(self) -> str:
         ways = ", ".join(f"{n} by {how}" for how, n in self.how.items())
-        return f"{self.stages} stages, {self.distinct} distinct; elements shown: {ways or 'none'}"
+        return f"{self.stages} stages: {self.identical} elements are the same expression, {self.distinct} distinct others ({ways or 'none'} shown)"
 
 
 def prove(
@@ -103,6 +104,7 @@ class Engine:
         self.level: dict[Node, int] = {}
         self.with_facts: set[Node] = set()
         self.results: dict[Any, Result] = {}  # by key
+        self.shown_by: dict[Any, tuple[Stage, int]] = {}  # the stage and element that stood for all with this key
         self.broken: dict[Node, str] = {}
         self.proof = StagedProof(reduced=small.reduced)
 
@@ -138,13 +140,12 @@ class Engine:
                 if bad in self.stages:
                     proof.violated[o] = self.stages[bad].text(self.alignment)
                     proof.models[o] = self._model(bad)
-        used = [self.results[s.key] for s in self.stages.values() if s.key in self.results]
+        used = {key: self.results[key] for s in self.stages.values() for key, _ in s.tasks if key in self.results}
         proof.stages = len(self.stages)
-        proof.distinct = len({s.key for s in self.stages.values()})
-        for result in {id(r): r for r in used}.values():
-            proof.how.update(result.how)
-        conditions = sorted({c for r in used for c in r.conditions})
-        if conditions:
+        proof.distinct = len(used)
+        proof.identical = sum(s.identical for s in self.stages.values())
+        proof.how.update(r.how for r in used.values() if r.how)
+        if any(r.conditions for r in used.values()) or any(s.partial for s in self.stages.values()):
             proof.preconditions.append("the logical program is defined: its divisions, roots and logarithms have values")
         proof.instances = sum(len(k.ranks) for k in self.small.classes)
         return proof
@@ -247,16 +248,21 @@ class Engine:
         open_: set[Node] = {n for numbers in self.goals_of.values() for n in numbers}
         while open_:
             self._cut(open_)
-            todo = {s.key: s for s in self.stages.values() if s.key not in self.results}
-            self.progress(f"{len(todo)} stages to show")
-            stages = list(todo.values())
-            for stage, result in zip(stages, run_all(stages, self.alignment, self.limits, self.workers, self.progress), strict=True):
-                self.results[stage.key] = result
+            todo: dict[Any, tuple[Stage, int]] = {}
+            for s in self.stages.values():
+                for key, n in s.tasks:
+                    if key not in self.results:
+                        todo.setdefault(key, (s, n))
+            self.progress(f"{len(self.stages)} stages, {len(todo)} different elements to show")
+            made = run_all(list(todo.values()), self.alignment, self.limits, self.workers, self.progress)
+            self.results.update(zip(todo, made, strict=True))
+            self.shown_by |= todo
             open_ = set()
             for node, stage in list(self.stages.items()):
-                if self.results[stage.key].proved or node in self.broken:
+                failure = self._failure(stage)
+                if failure is None or node in self.broken:
                     continue
-                conditional = self.results[stage.key].reason.startswith("a condition")
+                conditional = failure.reason.startswith("a condition")
                 if conditional and node not in self.with_facts and not (isinstance(node, tuple) and node[0] == FACT):
                     self.with_facts.add(node)
                     open_.add(node)
@@ -268,7 +274,7 @@ class Engine:
                 elif isinstance(node, tuple) and node not in self.cutter.dropped:
                     self._drop(node, open_)
                 else:
-                    self.broken[node] = self.results[stage.key].reason
+                    self.broken[node] = failure.reason
                 if node in open_:
                     self.stages.pop(node, None)
 
@@ -313,7 +319,7 @@ class Engine:
     def _valid(self) -> set[Node]:
         """Everything that is shown and rests on shown things only; a circle never gets in."""
         valid: set[Node] = set()
-        waiting = {n: s for n, s in self.stages.items() if s.key in self.results and self.results[s.key].proved}
+        waiting = {n: s for n, s in self.stages.items() if all(key in self.results and self.results[key].proved for key, _ in s.tasks)}
         changed = True
         while changed:
             changed = False
@@ -324,30 +330,37 @@ class Engine:
                     changed = True
         return valid
 
+    def _failure(self, stage: Stage) -> Result | None:
+        """The first element of a stage that was not shown."""
+        return next((self.results[key] for key, _ in stage.tasks if not self.results[key].proved), None)
+
     def _why(self, node: Node, valid: set[Node]) -> str:
         if node in self.broken:
             return self.broken[node]
         stage = self.stages.get(node)
-        if stage is None or stage.key not in self.results:
+        if stage is None or not all(key in self.results for key, _ in stage.tasks):
             return "interrupted" if self.proof.interrupted else "not reached"
-        result = self.results[stage.key]
-        if not result.proved:
-            return result.reason
+        failure = self._failure(stage)
+        if failure is not None:
+            return failure.reason
         missing = sorted(p for p in stage.uses if p not in valid)
         return f"rests on {self.alignment.graph.show(missing[0])}, which was not shown"
 
     def _model(self, node: Node) -> dict[str, dict[int, Fraction]]:
         """The solver's model as inputs of the logical program, where the stage starts from inputs only."""
         stage = self.stages[node]
-        result = self.results.get(stage.key)
-        if result is None or not result.model:
+        key, n = next(((k, n) for k, n in stage.tasks if k in self.results and self.results[k].model), (None, 0))
+        if key is None:
             return {}
         a = self.alignment
+        shown = self.cutter.numbers(*self.shown_by[key])  # the stage that was checked may have other names
+        mine = {number: i for i, number in self.cutter.numbers(stage, n).items()}
         found: dict[str, dict[int, Fraction]] = {}
-        for i, value in result.model.items():
-            if i not in stage.numbers or i >= a.count or a.owner[i] not in self.small.logical.sources:
+        for i, value in self.results[key].model.items():
+            own = mine[shown[i]] if i in shown else a.count
+            if own >= a.count or a.owner[own] not in self.small.logical.sources:
                 return {}
-            found.setdefault(a.owner[i], {})[i - a.start[a.owner[i]]] = value
+            found.setdefault(a.owner[own], {})[own - a.start[a.owner[own]]] = value
         return found
 
 

@@ -6,12 +6,14 @@ A `Place` is a tensor on one rank: (class, row, tensor). Class −1 is the logic
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from trainverify.evaluate.small import Meeting, Small, Step
 from trainverify.primitives.node import Node, topological
+from trainverify.prove.staged.terms import Term, Terms
 
 Place = tuple[int, int, str]
 LOGICAL: Final = -1
@@ -41,6 +43,10 @@ class Graph:
         self.order: list[Place] = []  # of execution, logical program first
         self._signatures: dict[Any, int] = {}
         self._by_nodes: dict[int, tuple[int, Any]] = {}
+        self.terms = Terms()
+        self.same = self.terms.make("leaf", 0)  # what only passes on
+        self._rows: dict[int, list[list[Any]]] = {}  # signature → for every output and element: a term, or a canonical one with its leaves
+        self._sizes: dict[int, int] = {}  # signature of a collective → elements of one member
         for at, step in enumerate(small.logical_steps):
             self._step(at, LOGICAL, step, (0,))
         at = len(small.logical_steps)
@@ -83,6 +89,38 @@ class Graph:
         found = self._signatures.setdefault(key, len(self._signatures))
         self._by_nodes[id(nodes)] = (found, nodes)
         return found
+
+    def definition(self, place: Place, at: int) -> tuple[Term, list[tuple[Place, int]]]:
+        """An element as a term over elements of the inputs of the call that makes it."""
+        call = self.makers[place]
+        output = call.outputs.index(place)
+        if call.nodes is None:
+            sender = call.inputs[output]
+            assert sender is not None
+            return self.same, [(sender, at)]
+        rows = self._rows.get(call.signature)
+        if rows is None:
+            rows = self._rows[call.signature] = self._elements(call)
+        if call.collective:
+            at += output * (len(rows[0]) // len(call.outputs))
+            output = 0
+        made = rows[output][at]
+        if isinstance(made, Term):
+            made = rows[output][at] = self.terms.canonical(made)
+        term, leaves = made
+        if call.collective:
+            size = len(rows[0]) and self._sizes[call.signature]
+            return term, [(call.inputs[p // size], p % size) for _, p in leaves]  # type: ignore[misc]
+        return term, [(call.inputs[n], p) for n, p in leaves]  # type: ignore[misc]
+
+    def _elements(self, call: Call) -> list[list[Any]]:
+        assert call.nodes is not None
+        if call.collective:
+            first = next(i for i in call.inputs if i is not None)
+            own = self.shape(first)
+            self._sizes[call.signature] = math.prod(own)
+            return list(self.terms.elements(call.nodes, [(len(call.inputs), *own)]))
+        return list(self.terms.elements(call.nodes, [None if i is None else self.shape(i) for i in call.inputs]))
 
     def kind(self, place: Place) -> str:
         c, _, name = place

@@ -55,6 +55,9 @@ class Part:
     calls: list[Call] = field(default_factory=list)
     leaves: dict[Place, tuple[Array, Factor]] = field(default_factory=dict)
 
+    def __contains__(self, place: Place) -> bool:
+        return place in self.leaves or any(place in c.outputs for c in self.calls)
+
 
 @dataclass
 class Stage:
@@ -66,15 +69,10 @@ class Stage:
     facts: tuple[int, ...] = ()  # scalars of the plan that are assumed not to be 0, which other stages prove
     written: dict[int, Part] = field(default_factory=dict)  # definitions of those, over the inputs
     divisions: list[Part] = field(default_factory=list)  # logical ops one of which may need what is to be shown
-    key: Any = None
-    numbers: dict[int, int] = field(default_factory=dict)  # id → its number in the key
-    kinds: tuple[Any, ...] = ()
-
-    @property
-    def shared(self) -> Any:
-        """Stages with the same logical side."""
-        leaves = tuple((p, ids.tobytes()) for p, (ids, _) in self.logical.leaves.items())
-        return tuple((c.at, c.row) for c in self.logical.calls), leaves, self.key[0] == "nonzero"
+    nonzero: bool = False  # the goal is that it is not 0
+    tasks: tuple[tuple[Any, int], ...] = ()  # (key, an element of the goal): equal keys differ in names only
+    identical: int = 0  # elements that are the same expression on both sides
+    partial: bool = False  # some of those divide, or take roots or logarithms
 
     def text(self, alignment: Alignment) -> str:
         show = alignment.graph.show
@@ -98,7 +96,6 @@ class Cutter:
         self.graph = alignment.graph
         self.with_facts = False
         self.dropped: set[Place] = set()  # claims that turned out to be unprovable
-        self._kinds: dict[str, Any] = {}
         self._extra_at = {p: i for i, p in alignment.extra.items()}
 
     def goal_of(self, claim: Claim) -> Goal:
@@ -166,8 +163,8 @@ class Cutter:
             made.divisions.append(self._back([p], set(), set()))
         if uses:
             raise NoStage("a scalar that is not a function of the inputs alone")
+        made.nonzero = True
         self._number(made)
-        made.key = ("nonzero", made.key)
         return made
 
     def _back(self, places: Sequence[Place], opened: set[Place], uses: set[Place]) -> Part:
@@ -281,60 +278,101 @@ class Cutter:
     # -- keys --------------------------------------------------------------------------------------------------------
 
     def _number(self, stage: Stage) -> None:
-        """Names go, structure stays."""
-        numbers = stage.numbers
-        places: dict[Place, int] = {}
+        """What has to be shown, element by element, up to names; what is the same expression on both sides is nothing to show."""
+        seen: dict[Any, int] = {}
+        for n in range(len(stage.goal.ids)):
+            key, partial = _Walk(self, stage).key(n)
+            if key is None:
+                stage.identical += 1
+                stage.partial |= partial
+            else:
+                seen.setdefault(key, n)
+        stage.tasks = tuple(seen.items())
 
-        def ids(values: Array) -> bytes:
-            return np.array([-1 if i == NOTHING else numbers.setdefault(i, len(numbers)) for i in values.tolist()]).tobytes()
+    def numbers(self, stage: Stage, n: int) -> dict[int, int]:
+        """The symbols of an element of a stage, by their numbers in its key."""
+        walk = _Walk(self, stage)
+        walk.key(n)
+        return walk.numbers
 
-        def factor(f: Factor) -> Any:
-            return (f.number, None if f.element is None else numbers.setdefault(f.element, len(numbers)), f.power)
 
-        def part(p: Part) -> Any:
-            rows = []
-            for call in p.calls:
-                inputs = tuple(None if i is None else places.setdefault(i, len(places)) for i in call.inputs)
-                outputs = tuple(places.setdefault(o, len(places)) for o in call.outputs)
-                rows.append((call.signature, call.collective, inputs, outputs))
-            order = sorted(p.leaves, key=lambda x: places.setdefault(x, len(places)))
-            kinds = [(self.graph.kind(x), self.graph.shape(x)) for x in order]
-            return tuple(rows), tuple(
-                (places[x], k, ids(p.leaves[x][0]), factor(p.leaves[x][1])) for x, k in zip(order, kinds, strict=True)
-            )
+class _Walk:
+    """One element of a stage, followed back through both pieces."""
 
-        body = part(stage.plan)
-        terms = tuple((t.number, places.setdefault(t.place, len(places)), t.elements.tobytes()) for t in stage.goal.terms)
-        more = tuple((factor(Factor(element=i)), part(p), places.setdefault(at, len(places))) for i, (at, p) in stage.extra.items())
-        logical = part(stage.logical)
-        a = self.alignment
-        where = []  # which element of which tensor is wanted
-        for i in stage.goal.ids.tolist():
-            owner = a.owner[i] if 0 <= i < a.count else None
-            where.append(None if owner is None else (places.setdefault((LOGICAL, 0, owner), len(places)), i - a.start[owner]))
-        goal = (ids(stage.goal.ids), factor(stage.goal.factor), tuple(where))
-        divisions = (
-            tuple(part(p) for p in stage.divisions),
-            tuple((numbers.setdefault(i, len(numbers)), part(p)) for i, p in stage.written.items()),
-        )
-        facts = tuple(numbers.setdefault(i, len(numbers)) for i in stage.facts)
-        stage.kinds = tuple(self.kind_of(i) for i in numbers)
-        stage.key = (body, terms, more, logical, goal, facts, divisions, stage.kinds)
+    def __init__(self, cutter: Cutter, stage: Stage):
+        self.cutter = cutter
+        self.stage = stage
+        self.numbers: dict[int, int] = {}
+        self.tokens: list[Any] = []
+        self.seen: dict[Any, int] = {}
+        self.partial = False
 
-    def kind_of(self, i: int) -> Any:
-        """What a symbol stands for: (kind, domain)."""
-        a = self.alignment
-        if i >= a.count:
-            return ("real", None)
-        name = a.owner[i]
-        if name not in self._kinds:
-            self._kinds[name] = self._kind(name)
-        return self._kinds[name]
+    def key(self, n: int) -> tuple[Any, bool]:
+        """Names go, structure stays; None instead if both sides are the same expression. And whether it may have no value."""
+        stage, goal = self.stage, self.stage.goal
+        i = int(goal.ids[n])
+        for t in goal.terms:
+            self.tokens.append(t.number)
+            self.place(stage.plan, t.place, int(t.elements[n]))
+        if not stage.nonzero:
+            got, self.tokens, self.seen = self.tokens, [], {}
+            self.tokens.append(Fraction(1))
+            self.wanted(i)
+            if goal.factor == _PLAIN and got == self.tokens:
+                return None, self.partial
+            self.tokens = [*got, "=", *self.tokens]
+            self.factor(goal.factor)
+        for f in stage.facts:
+            self.symbol(f)
+            if f in stage.written:
+                self.place(stage.written[f], (LOGICAL, 0, self.cutter.alignment.owner[f]), 0)
+        for part in stage.divisions:
+            last = part.calls[-1].outputs[0]
+            for at in range(int(np.prod(self.cutter.graph.shape(last)))):
+                self.place(part, last, at)
+        kinds = tuple(self.cutter.alignment.symbol_kind(i) for i in self.numbers)
+        return (stage.nonzero, tuple(self.tokens), len(goal.terms), len(stage.facts), tuple(f in stage.written for f in stage.facts), kinds), False
 
-    def _kind(self, name: str) -> Any:
-        a = self.alignment
-        kind = a.small.logical.tensors[name].kind
-        d = a.small.domains.get(name) if name in a.small.logical.sources else None
-        if d is not None and d.kind in ("ids", "indicator"):
-            return (kind, (d.kind, d.size, d.ignore))
-        return (kind, None if a.signs[name] is None else (a.signs[name], None, None))
+    def wanted(self, i: int) -> None:
+        a = self.cutter.alignment
+        if 0 <= i < a.count:
+            owner = (LOGICAL, 0, a.owner[i])
+            if owner in self.stage.logical:
+                self.place(self.stage.logical, owner, i - a.start[a.owner[i]])
+                return
+        self.symbol(i)
+
+    def symbol(self, i: int) -> None:
+        if i == NOTHING:
+            self.tokens.append(None)
+        elif i in self.stage.extra:
+            place, part = self.stage.extra[i]
+            self.place(part, place, 0)
+        else:
+            self.tokens.append(self.numbers.setdefault(i, len(self.numbers)))
+
+    def factor(self, f: Factor) -> None:
+        if f == _PLAIN:
+            return
+        self.tokens.append((f.number, f.element is None, f.power))
+        if f.element is not None:
+            self.symbol(f.element)
+
+    def place(self, part: Part, place: Place, at: int) -> None:
+        where = (id(part), place, at)
+        known = self.seen.get(where)
+        if known is not None:
+            self.tokens.append(("again", known))
+            return
+        leaf = part.leaves.get(place)
+        if leaf is not None:
+            ids, factor = leaf
+            self.symbol(int(ids[at]))
+            self.factor(factor)
+            return
+        self.seen[where] = len(self.seen)
+        term, leaves = self.cutter.graph.definition(place, at)
+        self.partial |= term.partial
+        self.tokens.append(term)
+        for at_place, position in leaves:
+            self.place(part, at_place, position)

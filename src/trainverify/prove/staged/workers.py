@@ -11,27 +11,29 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
 from trainverify.prove.staged.align import Alignment
-from trainverify.prove.staged.execute import Limits, Result, Shared, check
+from trainverify.prove.staged.execute import Limits, Result, check
 from trainverify.prove.staged.stages import Stage
 
 _MEMORY: Final = 4000  # MB of address space of a worker, beyond what it starts with
 
+Task = tuple[Stage, int]  # an element of the goal of a stage
+
 # what workers inherit when they are forked: metadata only, no symbols
-_work: tuple[Sequence[Sequence[Stage]], Alignment, Limits] | None = None
+_work: tuple[Sequence[Sequence[Task]], Alignment, Limits] | None = None
 
 
 def run_all(
-    stages: Sequence[Stage], alignment: Alignment, limits: Limits, workers: int, progress: Callable[[str], None] = lambda text: None
+    tasks: Sequence[Task], alignment: Alignment, limits: Limits, workers: int, progress: Callable[[str], None] = lambda text: None
 ) -> list[Result]:
-    """Results in the order of the stages; without workers, in this process. Stages with the same logical side go together."""
-    groups: dict[object, list[int]] = {}
-    for n, stage in enumerate(stages):
-        groups.setdefault(stage.shared, []).append(n)
-    bundles = [[stages[n] for n in numbers] for numbers in groups.values()]
-    if workers < 1 or not stages:
+    """Results in the order of the tasks; without workers, in this process. Elements of one stage go together."""
+    groups: dict[int, list[int]] = {}
+    for n, (stage, _) in enumerate(tasks):
+        groups.setdefault(id(stage), []).append(n)
+    bundles = [[tasks[n] for n in numbers] for numbers in groups.values()]
+    if workers < 1 or not tasks:
         made = []
         for n, bundle in enumerate(bundles):
-            progress(f"stages {n + 1} of {len(bundles)}: {bundle[0].goal.name}")
+            progress(f"stages {n + 1} of {len(bundles)}: {bundle[0][0].goal.name}")
             made.append(_guarded(bundle, alignment, limits))
     else:
         global _work
@@ -40,13 +42,13 @@ def run_all(
             made = _in_pools(bundles, workers, progress)
         finally:
             _work = None
-    by_stage = {
+    by_task = {
         n: result for numbers, results in zip(groups.values(), made, strict=True) for n, result in zip(numbers, results, strict=True)
     }
-    return [by_stage[n] for n in range(len(stages))]
+    return [by_task[n] for n in range(len(tasks))]
 
 
-def _in_pools(bundles: Sequence[Sequence[Stage]], workers: int, progress: Callable[[str], None]) -> list[list[Result]]:
+def _in_pools(bundles: Sequence[Sequence[Task]], workers: int, progress: Callable[[str], None]) -> list[list[Result]]:
     """After a crash those that were running are tried again one by one, so that the guilty one is known; the rest goes on."""
     results: dict[int, list[Result]] = {}
     left = list(range(len(bundles)))
@@ -109,15 +111,13 @@ def _one(n: int) -> list[Result]:
     return _guarded(bundles[n], alignment, limits)
 
 
-def _guarded(bundle: Sequence[Stage], alignment: Alignment, limits: Limits) -> list[Result]:
-    """Everything that these stages made is gone afterwards."""
-    shared = Shared(limits)
+def _guarded(bundle: Sequence[Task], alignment: Alignment, limits: Limits) -> list[Result]:
+    """Everything that was made on the way is gone afterwards."""
     results: list[Result] = []
-    for stage in bundle:
+    for stage, n in bundle:
         try:
-            results.append(check(stage, alignment, limits, shared=shared))
+            results.append(check(stage, n, alignment, limits))
         except MemoryError:
-            shared = Shared(limits)
             gc.collect()
             results.append(Result(False, "out of memory"))
     return results

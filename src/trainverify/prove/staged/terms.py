@@ -1,0 +1,287 @@
+"""Terms: one element of an op's output as an expression over elements of its inputs, up to their names.
+
+Elements that are made alike (another row, head, rank, micro-batch, layer) have the same term, over other elements. Terms are interned, so
+equal means identical. They are values of a domain of their own: every primitive is read element by element, nothing is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from trainverify.domains.arrays import Array, ArrayDomain, labelled
+from trainverify.domains.element import Element, objects
+from trainverify.domains.polynomials import Infinity, Poly, Scalars, Unsupported, fraction
+from trainverify.primitives.node import Literal, Node
+
+_MAY_FAIL: Final = ("div", "log", "pow")
+
+
+class Term:
+    """An application of `op` to terms; compared by identity, as equal ones are the same object."""
+
+    __slots__ = ("args", "info", "op", "partial")
+
+    def __init__(self, op: str, info: Any, args: tuple[Term, ...]):
+        self.op = op
+        self.info = info
+        self.args = args
+        # whether it divides, takes roots or logarithms: then it need not have a value
+        self.partial: bool = any(a.partial for a in args) or (op == "map" and info[0] in _MAY_FAIL)
+
+
+Leaf = tuple[int, int]  # number of an input, flat position in it
+Made = tuple[Term, tuple[Leaf, ...]]  # a term over leaves numbered as they appear, and what they are
+
+
+class Terms(ArrayDomain):
+    """The domain: entries are terms, or integers and booleans that are known."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Term] = {}
+        self._plain = Element(Scalars())
+
+    def make(self, op: str, info: Any, args: Sequence[Term] = ()) -> Term:
+        key = (op, info, tuple(map(id, args)))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Term(op, info, tuple(args))
+        return found
+
+    def term(self, x: Any) -> Term:
+        if isinstance(x, Term):
+            return x
+        return self.make("bool" if isinstance(x, bool | np.bool_) else "int", int(x))
+
+    def elements(self, outputs: Sequence[Node], shapes: Sequence[tuple[int, ...] | None]) -> list[list[Term]]:
+        """Terms of all elements of all outputs, over leaves (input, position)."""
+        inputs: list[Any] = []
+        for n, shape in enumerate(shapes):
+            size = 0 if shape is None else math.prod(shape)
+            inputs.append(None if shape is None else objects([self.make("leaf", (n, p)) for p in range(size)], shape))
+        return [[self.term(x) for x in np.asarray(o, dtype=object).reshape(-1)] for o in self.run(outputs, inputs)]
+
+    def canonical(self, term: Term) -> Made:
+        """Leaves numbered in the order in which they appear."""
+        leaves: dict[Leaf, int] = {}
+        done: dict[int, Term] = {}
+
+        def walk(t: Term) -> Term:
+            found = done.get(id(t))
+            if found is None:
+                if t.op == "leaf":
+                    found = self.make("leaf", leaves.setdefault(t.info, len(leaves)))
+                elif t.args:
+                    found = self.make(t.op, t.info, [walk(a) for a in t.args])
+                else:
+                    found = t
+                done[id(t)] = found
+            return found
+
+        return walk(term), tuple(leaves)
+
+    # -- entries -----------------------------------------------------------------------------------------------------
+
+    def literal(self, value: Literal, kind: str) -> Array:
+        out = np.empty((), dtype=object)
+        out[()] = self._real(value) if kind == "real" else value
+        return out
+
+    def _real(self, value: Any) -> Term:
+        number = Fraction(value) if math.isfinite(value) else float(value)
+        return self.make("real", repr(number) if number != number else number)
+
+    def integers(self, values: Array) -> Array:
+        return objects([int(v) for v in values.reshape(-1)], values.shape)
+
+    def _settled(self, value: Any) -> Any:
+        """What the element domain made of known integers."""
+        if isinstance(value, Infinity):
+            return self._real(math.inf * value.sign)
+        if isinstance(value, dict):
+            c = self._plain.scalars.constant(value)
+            assert c is not None
+            return self._real(fraction(c))
+        return value
+
+    # -- primitives --------------------------------------------------------------------------------------------------
+
+    def map(self, fn: str, args: Sequence[Array], param: Any) -> Array:
+        if not args:
+            out = np.empty((), dtype=object)
+            out[()] = self.make("constant", fn)
+            return out
+        return objects([self._map(fn, xs, param) for xs in zip(*(a.flat for a in args), strict=True)], args[0].shape)
+
+    def _map(self, fn: str, xs: tuple[Any, ...], param: Any) -> Any:
+        if fn == "detach":
+            return xs[0]
+        if not any(isinstance(x, Term) for x in xs):
+            try:
+                return self._settled(self._plain._apply(fn, xs, param))
+            except Unsupported:
+                pass
+        return self.make("map", (fn, param, type(param).__name__), [self.term(x) for x in xs])
+
+    def select(self, c: Array, a: Array, b: Array) -> Array:
+        made = []
+        for p, x, y in zip(c.flat, a.flat, b.flat, strict=True):
+            if not isinstance(p, Term):
+                made.append(x if p else y)
+            else:
+                made.append(x if x is y else self.make("choose", None, [self.term(v) for v in (p, x, y)]))
+        return objects(made, c.shape)
+
+    def indicator(self, hits: Array) -> Array:
+        return objects([self._real(1 if h else 0) for h in hits.flat], hits.shape)
+
+    def contract(self, terms: Sequence[Sequence[int]], target: Sequence[int], args: Sequence[Array], lead: int) -> Array:
+        gone = sorted({i for t in terms for i in t} - set(target))
+        parts = [labelled(x, term, [*target, *gone], lead) for x, term in zip(args, terms, strict=True)]
+        full = np.broadcast_shapes(*(p.shape for p in parts))
+        shape = full[: lead + len(target)]
+        count = math.prod(full[lead + len(target) :])
+        rows = [np.broadcast_to(p, full).reshape(math.prod(shape), count) for p in parts]
+        symbolic = any(isinstance(v, Term) for a in args for v in a.flat)
+        made: list[Any] = []
+        for i in range(math.prod(shape)):
+            products = [tuple(r[i, k] for r in rows) for k in range(count)]
+            if not symbolic:
+                made.append(sum(math.prod(map(int, p)) for p in products))
+            else:
+                made.append(self._dot([[self.term(x) for x in p] for p in products]))
+        return objects(made, shape)
+
+    def _dot(self, products: list[list[Term]]) -> Term:
+        """A sum of products; factors 1 are left out. Those with a factor 0 stay: the others must be finite."""
+        kept = [[x for x in p if not (x.op == "real" and x.info == 1)] for p in products]
+        if len(kept) == 1 and len(kept[0]) == 1:
+            return kept[0][0]
+        return self.make("dot", tuple(map(len, kept)), [x for p in kept for x in p])
+
+    def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
+        keep = [d for d in range(x.ndim) if d not in dims]
+        rows = x.transpose((*keep, *dims)).reshape(math.prod(x.shape[d] for d in keep), -1)
+        made: list[Any] = []
+        for row in rows:
+            if any(isinstance(v, Term) for v in row):
+                made.append(self.make("reduce", fn, [self.term(v) for v in row]))
+            else:
+                made.append(self._settled(self._plain._reduced(fn, list(row))))
+        return objects(made, tuple(x.shape[d] for d in keep))
+
+    def rowwise(self, fn: str, x: Array, dim: int, descending: bool) -> Array:
+        rows = np.moveaxis(x, dim, -1)
+        flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+        made: list[Any] = []
+        for row in flat:
+            if not any(isinstance(v, Term) for v in row):
+                plain = self._plain.rowwise(fn, objects(list(row), (len(row),)), 0, descending)
+                made += [self._settled(v) for v in np.asarray(plain, dtype=object).reshape(-1)]
+            elif fn == "cumsum":
+                total = row[0]
+                made.append(total)
+                for v in row[1:]:
+                    total = self._map("add", (total, v), None)
+                    made.append(total)
+            else:
+                args = [self.term(v) for v in row]
+                count = 1 if fn in ("argmax", "argmin") else len(row)
+                made += [self.make("row", (fn, descending, j), args) for j in range(count)]
+        if fn in ("argmax", "argmin"):
+            return objects(made, rows.shape[:-1])
+        return np.moveaxis(objects(made, rows.shape), -1, dim)
+
+    def _node(self, node: Node, args: list[Array], inputs: Sequence[Array], lead: tuple[int, ...]) -> Array:
+        if node.prim == "one_hot":
+            (start,) = node.attrs
+            places = range(start, start + node.shape[-1])
+            made = [self.make("hit", p, [v]) if isinstance(v, Term) else self._real(1 if v == p else 0) for v in args[0].flat for p in places]
+            return objects(made, (*lead, *node.shape))
+        if node.prim == "gather":
+            x, ids = args
+            d = node.attrs[0] + len(lead)
+            moved, places = np.moveaxis(x, d, -1), np.moveaxis(ids, d, -1)
+            rows = moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
+            wanted = places.reshape(math.prod(places.shape[:-1]), places.shape[-1])
+            zero = self.literal(0, node.kind)[()]
+            found: list[Any] = []
+            for row, want in zip(rows, wanted, strict=True):
+                for w in want:
+                    if isinstance(w, Term):
+                        found.append(self.make("pick", node.kind, [w, *(self.term(v) for v in row)]))
+                    else:
+                        found.append(row[w] if 0 <= w < len(row) else zero)
+            return np.moveaxis(objects(found, places.shape), -1, d)
+        return super()._node(node, args, inputs, lead)
+
+
+def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
+    """What a term is in the element domain, given its leaves."""
+    s = domain.scalars
+    known: dict[int, Any] = {}
+
+    def walk(t: Term) -> Any:
+        if id(t) not in known:
+            known[id(t)] = make(t)
+        return known[id(t)]
+
+    def make(t: Term) -> Any:
+        match t.op:
+            case "leaf":
+                return leaf(t.info)
+            case "int":
+                return t.info
+            case "bool":
+                return bool(t.info)
+            case "real":
+                return domain.literal(float("nan") if isinstance(t.info, str) else t.info, "real")[()]
+            case "constant":
+                return domain.map(t.info, [], None)[()]
+            case "dot":
+                return dot(t)
+        args = [walk(a) for a in t.args]
+        match t.op:
+            case "map":
+                return domain._apply(t.info[0], tuple(args), t.info[1])
+            case "choose":
+                return domain._choose(*args)
+            case "reduce":
+                return domain._reduced(t.info, args)
+            case "row":
+                fn, descending, j = t.info
+                row = objects(args, (len(args),))
+                return np.asarray(domain.rowwise(fn, row, 0, descending), dtype=object).reshape(-1)[j]
+            case "hit":
+                (v,) = args
+                return s.tabulate(lambda i: i == t.info, [v]) if isinstance(v, dict) else s.const(1 if v == t.info else 0)
+            case "pick":
+                found = domain._picked(args[1:], args[0])
+                return domain.literal(0, t.info)[()] if found is None else found
+        raise AssertionError(t.op)
+
+    def dot(t: Term) -> Any:
+        at = 0
+        total: Poly = {}
+        whole: int | None = 0  # as long as everything is a known integer
+        for n in t.info:
+            factors = [walk(a) for a in t.args[at : at + n]]
+            at += n
+            if whole is not None and not any(isinstance(f, dict | Infinity) for f in factors):
+                whole += math.prod(map(int, factors))
+                continue
+            if whole is not None:
+                total, whole = s.const(whole), None
+            *first, last = [domain.real(f) for f in factors] or [s.const(1)]
+            product = s.const(1)
+            for p in first:
+                product = s.mul(product, p)
+            if product and last:
+                s.fma(total, product, last)
+        return total if whole is None else whole
+
+    return walk(term)
