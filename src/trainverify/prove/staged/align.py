@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -27,11 +27,14 @@ from trainverify.primitives.node import topological
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place, moves_only
 from trainverify.prove.staged.signs import tensor_signs
 
-POINTS: Final = 8
-FEW: Final = 4  # are enough to say where a plan is wrong
+QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
+LOUD: Final = 2  # points with large ones
+FEW: Final = 3  # quiet points are enough to say where a plan is wrong
 NOTHING: Final = -1  # the id of the constant 0
 CLOSE: Final = 1e-8  # relative to the element
 NOISE: Final = 1e-9  # relative to the largest element of the tensor
+ROUGH: Final = 1e-4  # on loud points: only what is clearly different is
+LENIENT: Final = 1e-6  # for elements that are made alike
 LARGEST: Final = 10_000  # numerator times denominator of constant factors
 
 
@@ -43,9 +46,13 @@ class Contradiction(Exception):
 class Factor:
     """number · element^power; `element` is an id of a scalar."""
 
-    number: Fraction = Fraction(1)
+    number: Fraction | int = 1
     element: int | None = None
     power: int = 1
+
+    @property
+    def plain(self) -> bool:
+        return self.element is None and self.number == 1
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Alignment:
         self.start: dict[str, int] = {}  # first id of a tensor that owns its ids
         self.signs = tensor_signs(self.small)
         self._kinds: dict[str, Any] = {}
+        self._same_of: dict[str, list[int]] = {}
         self.claims: dict[Place, Claim] = {}
         self.sources: dict[Place, Array] = {}
         self._moves: dict[int, bool] = {}
@@ -75,26 +83,28 @@ class Alignment:
         self._number_elements()
         self._read_lineage(lineage)
         self.runs: list[tuple[dict[str, Array], PlanValues]] = []
-        for point in range(seed, seed + POINTS):
+        for point in range(seed, seed + QUIET):
             if len(self.runs) == FEW and suspects(self.small, wanted, *self.runs[0])[0]:
                 break
-            inputs, logical = self._point(point)
-            with np.errstate(all="ignore"):
-                self.runs.append((logical, run_plan(self.small, lineage, inputs, NUMERIC)))
+            self.runs.append(self._point(point, lineage, (0.1,) if point % 2 else (0.3, 0.1)))
+        self.quiet = len(self.runs)
+        for point in range(seed + QUIET, seed + QUIET + LOUD):
+            self.runs.append(self._point(point, lineage, (3.0, 1.0) if point % 2 else (1.0,)))
         self.points = len(self.runs)
         self._align()
 
-    def _point(self, point: int) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Random inputs, larger on every second point if the logical program stands it: what saturates does not do so everywhere."""
+    def _point(self, point: int, lineage: tuple[Layout, ...], sizes: Sequence[float]) -> tuple[dict[str, Array], PlanValues]:
+        """Both programs on random inputs of the first size that the logical program stands. Large ones reach what small ones do not,
+        such as the clipping of gradients; but norms make large numbers of small ones, and what saturates drowns in rounding."""
         program, small = self.small.logical, self.small
         given = random_inputs(small, point)
-        for size in (0.3, 0.1) if point % 2 else (0.1,):
-            inputs = {n: v * size if program.tensors[n].kind == "real" and n not in small.domains else v for n, v in given.items()}
-            with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
+            for size in sizes:
+                inputs = {n: v * size if program.tensors[n].kind == "real" and n not in small.domains else v for n, v in given.items()}
                 logical = run_logical(small, inputs, NUMERIC)
-            if all(logical[o.tensor].dtype.kind != "f" or np.isfinite(logical[o.tensor]).all() for o in program.outputs):
-                break
-        return inputs, logical
+                if all(logical[o.tensor].dtype.kind != "f" or np.isfinite(logical[o.tensor]).all() for o in program.outputs):
+                    break
+            return logical, run_plan(small, lineage, inputs, NUMERIC)
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
@@ -162,7 +172,7 @@ class Alignment:
         graph = self.graph
         values = np.zeros((self.points, self.count))
         usable = np.zeros(self.count, dtype=bool)
-        scale = np.zeros(self.count)
+        scale = np.zeros((self.points, self.count))
         for name, first in self.start.items():
             if graph.kind((LOGICAL, 0, name)) != "real":
                 continue
@@ -171,10 +181,10 @@ class Alignment:
                 values[p, first : first + size] = logical[name].reshape(-1)
             own = values[:, first : first + size]
             usable[first : first + size] = size == 1 or (own != np.round(own)).any()
-            scale[first : first + size] = np.abs(values[:, first : first + size]).max(initial=0.0)
+            scale[:, first : first + size] = np.abs(values[:, first : first + size]).max(axis=1, keepdims=True, initial=0.0)
         usable &= np.isfinite(values).all(axis=0)
         values[:, ~usable] = 0.0
-        self.table = _Table(values, usable, scale, self._tensor_numbers())
+        self.table = _Table(values, usable, scale, self._tensor_numbers(), self.quiet)
         self.same = self.table.first_of_equals()
         self._scalars()
         for place in graph.order:
@@ -219,7 +229,7 @@ class Alignment:
                 v = self.value(place)
                 if v is None or _constant(v) or self.table.find(v)[0] != _MISSING:
                     continue
-                near = [i for w, i in found if _near(w, v[:, 0])]
+                near = [i for w, i in found if self._alike(w, v[:, 0])]
                 if near:
                     self.claims[place] = Claim(place, np.array([near[0]]))
                 else:
@@ -230,11 +240,17 @@ class Alignment:
         self.factors: list[tuple[Array, Factor]] = []
         shapes: list[Array] = [np.ones(self.points)]
         for v, i in found:
-            if i >= 0 and (v != 0).all() and not any(_near(v / v[0], s) or _near(1 / (v / v[0]), s) for s in shapes):
+            if i >= 0 and (v != 0).all() and not any(self._alike(v / v[0], s) or self._alike(v[0] / v, s) for s in shapes):
                 shapes.append(v / v[0])
                 self.factors += [(v, Factor(element=i)), (1 / v, Factor(element=i, power=-1))]
         self.factors.insert(0, (np.ones(self.points), Factor()))
         self.weights = np.stack([w for w, _ in self.factors], axis=1)
+
+    def _alike(self, a: Array, b: Array) -> bool:
+        """Whether two scalars have the same values on all points."""
+        q = self.quiet
+        loud = np.abs(a[q:] - b[q:]) <= ROUGH * np.maximum(np.abs(a[q:]), np.abs(b[q:]))
+        return _near(a[:q], b[:q]) and bool(loud.all())
 
     def divides_by(self, place: Place) -> list[Place]:
         """Outputs of logical ops that seem to divide by a scalar of this value, or take its logarithm or root."""
@@ -263,8 +279,10 @@ class Alignment:
         if ids is not None:
             self.claims[place] = Claim(place, ids)
             return
-        x = v[:, int(np.argmax(np.abs(v).max(axis=0)))]
-        if not x.any():
+        if self._made_alike(place, v):
+            return
+        x = v[:, int(np.argmax(np.abs(v[: self.quiet]).max(axis=0)))]
+        if not x[: self.quiet].any():
             return
         for f, numbers in self.table.multiples(x[:, None] / self.weights):
             w, factor = self.factors[f]
@@ -275,6 +293,59 @@ class Alignment:
                 if ids is not None and factor.element not in ids:
                     self.claims[place] = Claim(place, ids, Factor(number, factor.element, factor.power))
                     return
+
+    def _made_alike(self, place: Place, v: Array) -> bool:
+        """Whether logical elements are made by the same term from the same elements, up to a factor. Where float64 does not get through, this does."""
+        ids: list[int] = []
+        factors: set[Factor] = set()
+        for at in range(v.shape[1]):
+            term, leaves = self.graph.definition(place, at)
+            found: list[int] = []
+            for leaf, position in leaves:
+                known = self._named(leaf)
+                if known is None:
+                    return False
+                found.append(int(known[0][position]))
+                factors.add(known[1])
+            made = self._definitions.get((term, tuple(found)))
+            if made is None:
+                return False
+            ids.append(made)
+        for factor in sorted(factors | {Factor()}, key=lambda f: f == Factor()):
+            want = self.table.values[:, ids] * float(factor.number)
+            if factor.element is not None:
+                want = want * self._value_of(factor.element)[:, None] ** factor.power
+            close = (np.abs(v - want) <= LENIENT * np.abs(want).max(axis=1, keepdims=True)).all(axis=1)
+            if 2 * int(close.sum()) > self.points:
+                self.claims[place] = Claim(place, np.array(ids), factor)
+                return True
+        return False
+
+    @cached_property
+    def _definitions(self) -> dict[tuple[Any, tuple[int, ...]], int]:
+        """(term, ids that it is over) → the first logical element that is made so."""
+        found: dict[tuple[Any, tuple[int, ...]], int] = {}
+        for name, first in self.start.items():
+            place = (LOGICAL, 0, name)
+            if place in self.graph.makers and self.graph.kind(place) == "real":
+                for at in range(math.prod(self.small.shapes[name])):
+                    term, leaves = self.graph.definition(place, at)
+                    key = (term, tuple(int(self._same_ids(leaf[2])[position]) for leaf, position in leaves))
+                    found.setdefault(key, int(self.same[first + at]))
+        return found
+
+    def _same_ids(self, name: str) -> list[int]:
+        if name not in self._same_of:
+            self._same_of[name] = self.same[self.ids[name].reshape(-1)].tolist()
+        return self._same_of[name]
+
+    def _value_of(self, i: int) -> Array:
+        """A scalar by its id, on all points."""
+        if i < self.count:
+            return np.asarray(self.table.values[:, i])
+        made = self.value(self.extra[i])
+        assert made is not None
+        return np.asarray(made[:, 0])
 
     def _moved(self, place: Place) -> bool:
         """What only moves elements keeps their names."""
@@ -340,7 +411,7 @@ class Alignment:
                 continue
             block = np.ravel_multi_index(tuple(at), whole) + first
             gap = np.abs(self.table.values[:, block] - v)
-            if (gap <= CLOSE * np.abs(v) + NOISE * np.abs(v).max(initial=0.0)).all():
+            if (gap <= self.table.tolerance(v)).all():
                 return np.asarray(self.same[block])
         return ids
 
@@ -360,15 +431,18 @@ def _near(a: Array, b: Array) -> bool:
 class _Table:
     """Values of logical elements on all points, to be looked up."""
 
-    def __init__(self, values: Array, usable: Array, scale: Array, tensor: Array):
+    def __init__(self, values: Array, usable: Array, scale: Array, tensor: Array, quiet: int):
         self.values = values
         self.tensor = tensor
+        self.scale = scale
+        self.quiet = quiet
         rng = np.random.default_rng(7)
         points = len(values)
         self.weights = rng.uniform(1, 2, points)
         self.mix = rng.uniform(1, 2, points) * rng.choice([-1, 1], points)
+        self.weights[quiet:] = self.mix[quiet:] = 0.0
         usable = usable & ~(values == values[:1]).all(axis=0)
-        self.numbers = np.flatnonzero(usable & (np.abs(values).max(axis=0, initial=0.0) > NOISE * scale))
+        self.numbers = np.flatnonzero(usable & (np.abs(values[:quiet]).max(axis=0) > NOISE * scale[:quiet].max(axis=0)))
         self.listed = np.zeros(values.shape[1], dtype=bool)
         self.listed[self.numbers] = True
         prints = self.weights @ values[:, self.numbers]
@@ -393,7 +467,7 @@ class _Table:
         if not self.shape_numbers.size:
             return found
         ordered = self.values[:, self.shape_numbers]
-        ordered = ordered / (self.mix @ ordered)
+        ordered = (ordered / (self.mix @ ordered))[: self.quiet]
         near = (np.abs(ordered[:, 1:] - ordered[:, :-1]) <= CLOSE * np.abs(ordered[:, 1:]).max(axis=0, initial=0.0)).all(axis=0)
         group = np.concatenate([[0], np.cumsum(~near)])
         heads = self.shape_numbers[np.concatenate([[0], np.flatnonzero(~near) + 1])]
@@ -403,8 +477,10 @@ class _Table:
     def first_of_equals(self) -> Array:
         """For every element the first one with the same values, for tensors all of whose elements have such ones."""
         same = np.arange(self.values.shape[1])
-        ordered = self.values[:, self.numbers]
-        near = (np.abs(ordered[:, 1:] - ordered[:, :-1]) <= CLOSE * np.abs(ordered[:, 1:]).max(axis=0, initial=0.0)).all(axis=0)
+        ordered, q = self.values[:, self.numbers], self.quiet
+        gap = np.abs(ordered[:, 1:] - ordered[:, :-1])
+        near = (gap[:q] <= CLOSE * np.abs(ordered[:q, 1:]).max(axis=0, initial=0.0)).all(axis=0)
+        near &= (gap[q:] <= ROUGH * self.scale[q:, self.numbers[1:]]).all(axis=0)
         head = 0
         for i in range(1, len(self.numbers) + 1):
             if i < len(self.numbers) and near[i - 1]:
@@ -419,22 +495,29 @@ class _Table:
         self.same = same
         return same
 
+    def tolerance(self, v: Array) -> Array:
+        """How far an element may be off these values, (points, elements)."""
+        allowed = CLOSE * np.abs(v) + NOISE * np.abs(v[: self.quiet]).max(initial=0.0)
+        allowed[self.quiet :] = ROUGH * np.abs(v[self.quiet :]).max(axis=1, keepdims=True, initial=0.0)
+        return allowed
+
     def find(self, v: Array) -> Array:
         """Ids of elements with these values, of one tensor if possible; (points, elements) → elements."""
-        scale = np.abs(v).max(initial=0.0)
+        scale = np.abs(v[: self.quiet]).max(initial=0.0)
+        allowed = self.tolerance(v)
         prints = self.weights @ v
         slack = 4 * CLOSE * (self.weights @ np.abs(v)) + 8 * NOISE * scale
         low = np.searchsorted(self.prints, prints - slack)
         high = np.searchsorted(self.prints, prints + slack)
         found = np.full((8, v.shape[1]), _MISSING)
-        found[:, np.abs(v).max(axis=0, initial=0.0) <= NOISE * scale] = NOTHING
+        found[:, np.abs(v[: self.quiet]).max(axis=0, initial=0.0) <= NOISE * scale] = NOTHING
         for k in range(8):
             open_ = np.flatnonzero((found[k] == _MISSING) & (low + k < high))
             if not open_.size:
                 break
             numbers = self.numbers[low[open_] + k]
             gap = np.abs(self.values[:, numbers] - v[:, open_])
-            good = (gap <= CLOSE * np.abs(v[:, open_]) + NOISE * scale).all(axis=0)
+            good = (gap <= allowed[:, open_]).all(axis=0)
             found[k, open_[good]] = numbers[good]
         return self._of_one_tensor(found)
 
@@ -466,7 +549,7 @@ class _Table:
             w = self.values[:, self.shape_numbers[low[f] : min(high[f], low[f] + 16)]]
             want = w * size[f]
             gap = np.abs(x[:, f : f + 1] * (self.mix @ w) - want)
-            near = (gap <= 4 * CLOSE * np.abs(want) + NOISE * np.abs(want).max(axis=0)).all(axis=0)
+            near = (gap <= 4 * CLOSE * np.abs(want) + NOISE * np.abs(want).max(axis=0))[: self.quiet].all(axis=0)
             ratios = size[f] / (self.mix @ w[:, near])
             numbers = {q for q in map(nice, ratios.tolist()) if q is not None}
             if numbers:
@@ -475,20 +558,24 @@ class _Table:
 
 
 @cache
-def _nice_numbers() -> tuple[Array, list[Fraction]]:
-    """Numbers that a factor is likely to be: numerator times denominator is small."""
-    found = sorted({Fraction(n, d) for d in range(1, 101) for n in range(1, LARGEST // d + 1)})
-    found = sorted({*found, *(1 / q for q in found), *(Fraction(2) ** n for n in range(-30, 31))})
-    return np.array([float(q) for q in found]), found
+def _nice_numbers() -> tuple[Array, Array, Array]:
+    """Numbers that a factor is likely to be, in order: numerator times denominator is small, or a power of two."""
+    up, down = np.meshgrid(np.arange(1, LARGEST + 1), np.arange(1, 101))
+    few = (up * down <= LARGEST) & (np.gcd(up, down) == 1)
+    two = 2 ** np.arange(14, 31)
+    ups = np.concatenate([up[few], down[few], two, np.ones_like(two)])
+    downs = np.concatenate([down[few], up[few], np.ones_like(two), two])
+    values, first = np.unique(ups / downs, return_index=True)
+    return values, ups[first], downs[first]
 
 
 def nice(ratio: float) -> Fraction | None:
     """The number that a ratio is, as far as float64 can tell; None if it is not a likely one."""
-    values, numbers = _nice_numbers()
+    values, ups, downs = _nice_numbers()
     at = int(np.searchsorted(values, abs(ratio) * (1 - CLOSE)))
-    if at == len(numbers) or abs(values[at] - abs(ratio)) > CLOSE * abs(ratio):
+    if at == len(values) or abs(values[at] - abs(ratio)) > CLOSE * abs(ratio):
         return None
-    return numbers[at] if ratio > 0 else -numbers[at]
+    return Fraction(int(ups[at]), int(downs[at])) * (1 if ratio > 0 else -1)
 
 
 def inputs_of(small: Small, values: Mapping[str, Any]) -> dict[str, Array]:

@@ -187,7 +187,7 @@ class _Check:
             kind = self.alignment.graph.kind(place)
             return {} if kind == "real" else 0 if kind == "int" else False
         cell = self.symbol(i)
-        return cell if factor == Factor() else self.scalars.mul(self.factor(factor), cell)
+        return cell if factor.plain else self.scalars.mul(self.factor(factor), cell)
 
     def factor(self, f: Factor) -> Poly:
         s = self.scalars

@@ -110,8 +110,8 @@ class Graph:
         term, leaves = made
         if call.collective:
             size = len(rows[0]) and self._sizes[call.signature]
-            return term, [(call.inputs[p // size], p % size) for _, p in leaves]  # type: ignore[misc]
-        return term, [(call.inputs[n], p) for n, p in leaves]  # type: ignore[misc]
+            return term, [(call.inputs[p // size], p % size) for _, p in leaves]
+        return term, [(call.inputs[n], p) for n, p in leaves]
 
     def _elements(self, call: Call) -> list[list[Any]]:
         assert call.nodes is not None

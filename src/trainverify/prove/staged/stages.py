@@ -312,13 +312,13 @@ class _Walk:
         stage, goal = self.stage, self.stage.goal
         i = int(goal.ids[n])
         for t in goal.terms:
-            self.tokens.append(t.number)
+            self.tokens.append(1 if t.number == 1 else t.number)
             self.place(stage.plan, t.place, int(t.elements[n]))
         if not stage.nonzero:
             got, self.tokens, self.seen = self.tokens, [], {}
-            self.tokens.append(Fraction(1))
+            self.tokens.append(1)
             self.wanted(i)
-            if goal.factor == _PLAIN and got == self.tokens:
+            if goal.factor.plain and got == self.tokens:
                 return None, self.partial
             self.tokens = [*got, "=", *self.tokens]
             self.factor(goal.factor)
@@ -331,7 +331,14 @@ class _Walk:
             for at in range(int(np.prod(self.cutter.graph.shape(last)))):
                 self.place(part, last, at)
         kinds = tuple(self.cutter.alignment.symbol_kind(i) for i in self.numbers)
-        return (stage.nonzero, tuple(self.tokens), len(goal.terms), len(stage.facts), tuple(f in stage.written for f in stage.facts), kinds), False
+        return (
+            stage.nonzero,
+            tuple(self.tokens),
+            len(goal.terms),
+            len(stage.facts),
+            tuple(f in stage.written for f in stage.facts),
+            kinds,
+        ), False
 
     def wanted(self, i: int) -> None:
         a = self.cutter.alignment
@@ -352,7 +359,7 @@ class _Walk:
             self.tokens.append(self.numbers.setdefault(i, len(self.numbers)))
 
     def factor(self, f: Factor) -> None:
-        if f == _PLAIN:
+        if f.plain:
             return
         self.tokens.append((f.number, f.element is None, f.power))
         if f.element is not None:

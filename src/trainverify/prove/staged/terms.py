@@ -200,7 +200,9 @@ class Terms(ArrayDomain):
         if node.prim == "one_hot":
             (start,) = node.attrs
             places = range(start, start + node.shape[-1])
-            made = [self.make("hit", p, [v]) if isinstance(v, Term) else self._real(1 if v == p else 0) for v in args[0].flat for p in places]
+            made = [
+                self.make("hit", p, [v]) if isinstance(v, Term) else self._real(1 if v == p else 0) for v in args[0].flat for p in places
+            ]
             return objects(made, (*lead, *node.shape))
         if node.prim == "gather":
             x, ids = args
