@@ -33,7 +33,7 @@ FEW: Final = 3  # quiet points are enough to say where a plan is wrong
 NOTHING: Final = -1  # the id of the constant 0
 CLOSE: Final = 1e-8  # relative to the element
 NOISE: Final = 1e-9  # relative to the largest element of the tensor
-ROUGH: Final = 1e-4  # on loud points: only what is clearly different is
+ROUGH: Final = 1e-4  # on loud points, relative to the largest element on that point
 LENIENT: Final = 1e-6  # for elements that are made alike
 LARGEST: Final = 10_000  # numerator times denominator of constant factors
 

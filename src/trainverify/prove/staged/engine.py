@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -192,8 +193,6 @@ class Engine:
     def _first_violated(self, output: str) -> str:
         """The first logical tensor that an output needs and that no tensors of the plan make up: the stage that fails."""
         a = self.alignment
-        rays = a.table.rays()
-        held = {int(rays[i]) for claim in a.claims.values() if claim.place[0] != LOGICAL for i in claim.ids.tolist() if 0 <= i < a.count}
         needed, stack = set(), [output]
         while stack:
             name = stack.pop()
@@ -201,6 +200,21 @@ class Engine:
                 needed.add(name)
                 call = a.graph.makers.get((LOGICAL, 0, name))
                 stack += [] if call is None else [i[2] for i in call.inputs if i is not None]
+        wrong = next((n for n in self._wrong if n in needed), output)
+        call = a.graph.makers.get((LOGICAL, 0, wrong))
+        if call is None:
+            return f"stage {wrong}"
+        return f"stage {wrong} from {', '.join(i[2] for i in call.inputs if i is not None)}: {call.text}"
+
+    @cached_property
+    def _wrong(self) -> list[str]:
+        """Logical tensors that no tensors of the plan make up, and of which nothing right is made either: there the plan goes another way.
+
+        Updates do not count as right: a wrong gradient may hardly show in them.
+        """
+        a = self.alignment
+        rays = a.table.rays()
+        held = {int(rays[i]) for claim in a.claims.values() if claim.place[0] != LOGICAL for i in claim.ids.tolist() if 0 <= i < a.count}
         there: dict[str, bool] = {}
         for name in a.start:
             if name in self.small.logical.sources:
@@ -208,16 +222,14 @@ class Engine:
             known = [i for i in a.ids[name].reshape(-1).tolist() if a.table.known(i)]
             if known:
                 there[name] = all(int(rays[i]) in held for i in known)
-        right: set[str] = set()  # tensors something right is made of: the plan goes another way
+        right: set[str] = set()
         for step in reversed(self.small.logical_steps):
             for o, node in zip(step.outputs, step.nodes, strict=True):
+                if step.op.phase in ("optimizer", "metric"):
+                    continue
                 if there.get(o) or o in right:
                     right.update(str(step.inputs[n.attrs[0]]) for n in topological([node]) if n.prim == "input")
-        wrong = next((n for n, whole in there.items() if not whole and n in needed and n not in right), output)
-        call = a.graph.makers.get((LOGICAL, 0, wrong))
-        if call is None:
-            return f"stage {wrong}"
-        return f"stage {wrong} from {', '.join(i[2] for i in call.inputs if i is not None)}: {call.text}"
+        return [n for n, whole in there.items() if not whole and n not in right]
 
     def _terms(self, lay: Layout, rank: int, part: Part) -> tuple[Term, ...]:
         small = self.small
