@@ -59,7 +59,8 @@ class StagedProof:
 
     def summary(self) -> str:
         ways = ", ".join(f"{n} by {how}" for how, n in self.how.items())
-        return f"{self.stages} stages: {self.identical} elements are the same expression, {self.distinct} distinct others ({ways or 'none'} shown)"
+        same = f"{self.identical} elements are the same expression"
+        return f"{self.stages} stages: {same}, {self.distinct} distinct others ({ways or 'none'} shown)"
 
 
 def prove(
