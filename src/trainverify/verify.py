@@ -13,7 +13,7 @@ from functools import cached_property
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
 from trainverify.check import validate
-from trainverify.check.findings import Finding
+from trainverify.check.findings import Finding, names
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, close_look, compare, decide, suspects, unsettled
@@ -23,7 +23,7 @@ from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.explain.locate import locate
 from trainverify.explain.place import Known, Place
 from trainverify.graph.communication import Communication, schedule
-from trainverify.graph.lineage import Layout, Placements
+from trainverify.graph.lineage import Layout, Parts, Placements
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import Holding, Obligation, obligations
 from trainverify.graph.plan import Plan, Template, units
@@ -373,6 +373,11 @@ def assumptions(logical: Program, plan: Plan) -> tuple[str, ...]:
     for lay in plan.lineage:
         if lay.logical in logical.inputs and isinstance(plan, Plan) and plan.mesh.size > 1:
             found.append(f"the batch arrives as {lay}")
+    padded = sorted(
+        {lay.local for lay in plan.lineage if isinstance(lay.form, Parts) and any(p.padding for _, ps in lay.form.by_rank for p in ps)}
+    )
+    if padded:
+        found.append(f"before the step the padding of {names(padded)} is zero")
     found += [f"input {n} holds {d}" for n, d in logical.domains.items()]
     found.append(f"the loss is the logical program's, as {logical.name!r} writes it")
     return tuple(found)

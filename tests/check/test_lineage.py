@@ -14,6 +14,7 @@ from trainverify.build.plan import RankBuilder
 from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Replicate, Run, Shard, layout
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Domain, Output, Program
+from trainverify.verify import assumptions
 
 MESH = tv.Mesh(dp=3, tp=2)
 
@@ -105,6 +106,11 @@ def bucket(padding: bool = True, shift: int = 0, second: int = 7, length: int = 
 
 def test_flat_buckets_with_padding() -> None:
     assert codes(*bucket()) == []
+
+
+def test_padding_is_taken_as_zero_and_said_so() -> None:
+    assert "before the step the padding of bucket is zero" in assumptions(*bucket())
+    assert not any("padding" in line for line in assumptions(*bucket(padding=False)))
 
 
 def test_tv303_forgotten_padding() -> None:
