@@ -29,14 +29,13 @@ from trainverify.bench.algebra import bench
 from trainverify.bench.stages import bench as bench_stages
 from trainverify.build.tape import BuildError
 from trainverify.check import Finding, validate
-from trainverify.complete.optimizers import SGD, AdamW, Optimizer
 from trainverify.files.errors import one_line
 from trainverify.graph.plan import Plan, PlanError, expand
 from trainverify.graph.program import Program, lines
 from trainverify.limits import Ended, OutOfTime, isolated, limited
 from trainverify.nnscaler.dump import read as read_dump
 from trainverify.nnscaler.judge import judge
-from trainverify.nnscaler.plan import Trainer
+from trainverify.nnscaler.trainer import Trainer, optimizer_of
 from trainverify.ops import OPS, declared
 from trainverify.ops.describe import describe
 from trainverify.ops.table import OpDef, OpError, OpTable
@@ -373,19 +372,31 @@ def nnscaler_command(
     ops: OpsFile = None,
     correction: Annotated[str, typer.Option(help="`mean`: the trainer divides gradients by replicas × micro-batches.")] = "none",
     optimizer: Annotated[str | None, typer.Option(help="Complete the step with `sgd` or `adamw`.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Of the optimizer: learning rate (sgd 0.1, adamw 0.001).")] = None,
+    momentum: Annotated[float | None, typer.Option(min=0.0, help="Of sgd (0.9).")] = None,
+    beta1: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Of adamw (0.9).")] = None,
+    beta2: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Of adamw (0.999).")] = None,
+    eps: Annotated[float | None, typer.Option(min=0.0, help="Of adamw (1e-8).")] = None,
+    weight_decay: Annotated[float | None, typer.Option(min=0.0, help="Of the optimizer (sgd 0, adamw 0.01).")] = None,
     clip: Annotated[float | None, typer.Option(min=0.0, help="Complete the step with clipping at this norm of all gradients.")] = None,
+    zero: Annotated[
+        int, typer.Option(min=0, metavar="GROUPS", help="ZeRO: optimizer state is cut within each of so many groups of ranks; 0: no ZeRO.")
+    ] = 0,
     points: Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of the first random point.")] = 0,
     timeout: Timeout = None,
     memory: Memory = None,
 ) -> int:
     """Is the training step of an nnScaler plan equal to that of the plan for one device? Both are dumps (nnsdump/1)."""
-    optimizers: dict[str | None, Optimizer | None] = {None: None, "sgd": SGD(lr=0.1, momentum=0.9), "adamw": AdamW(lr=1e-3)}
     if correction not in ("none", "mean"):
         raise Refused(f"--correction {correction}: none or mean")
-    if optimizer not in optimizers:
-        raise Refused(f"--optimizer {optimizer}: sgd or adamw")
-    trainer = Trainer(correction, optimizers[optimizer], clip)  # type: ignore[arg-type]
+    if zero and optimizer is None:
+        raise Refused("--zero cuts the state of an optimizer: give --optimizer too")
+    try:
+        update = optimizer_of(optimizer, lr=lr, momentum=momentum, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    trainer = Trainer(correction, update, clip, zero)  # type: ignore[arg-type]
 
     def work(tell: Callable[[str], None]) -> Report:
         table = table_with(ops)

@@ -193,7 +193,19 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["nnscaler", single, stored(tmp_path / "broken.json.gz", broken)]) == 2
     assert capsys.readouterr().err.rstrip().endswith('broken.json.gz: execplan["1"]: missing')
     assert run(["nnscaler", single, plan, "--correction", "median"]) == 2
-    assert run(["nnscaler", single, plan, "--optimizer", "lion"]) == 2
+    capsys.readouterr()
+    for wish, said in (
+        (["--optimizer", "lion"], "--optimizer lion: sgd or adamw"),
+        (["--lr", "0.1"], "--lr: without --optimizer"),
+        (["--optimizer", "sgd", "--beta2", "0.9"], "--beta2: sgd has no such parameter"),
+        (["--zero", "1"], "--zero cuts the state of an optimizer: give --optimizer too"),
+        (["--optimizer", "sgd", "--zero", "3"], "ZeRO in 3 groups: 4 ranks share layers.0.weight"),
+    ):
+        assert run(["nnscaler", single, plan, *wish]) == 2
+        assert said in capsys.readouterr().err
+    adamw = ["--optimizer", "adamw", "--lr", "0.01", "--beta1", "0.8", "--beta2", "0.95", "--eps", "1e-5", "--weight-decay", "0.2"]
+    assert run(["nnscaler", single, plan, *adamw, "--zero", "2"]) == 0
+    assert "completed: ZeRO in 2 groups" in capsys.readouterr().out
     assert run(["nnscaler", str(tmp_path / "none.gz"), plan]) == 2
     assert run(["nnscaler", single, single]) == 0  # a plan against itself
 

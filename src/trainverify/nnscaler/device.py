@@ -46,13 +46,31 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True)
+class Shard:
+    """An equal piece along a dimension: every rank has that of its position in its group. `groups` are those of a device's ranks."""
+
+    dim: int
+    groups: tuple[Group, ...]
+    own: tuple[int, ...]  # the device's rank in every replica
+
+    @property
+    def count(self) -> int:
+        return len(self.groups[0])
+
+    def starts(self, size: int) -> tuple[int, ...]:
+        """Where the piece of every replica starts, for pieces of this size."""
+        return tuple(g.index(rank) * size for g, rank in zip(self.groups, self.own, strict=True))
+
+
+@dataclass(frozen=True)
 class Held:
-    """A source of the device's program: what it holds of which tensor of the model."""
+    """A source of the device's program: what it holds of which tensor of the model, or a shard of that."""
 
     local: str
     logical: str
     slice: Slice
     sample: int | None = None  # of a batch tensor: which micro-batch
+    shard: Shard | None = None
 
 
 @dataclass
@@ -90,6 +108,8 @@ class Device:
         self.state_domains: dict[str, Domain] = {}
         self.groups: dict[str, tuple[Group, ...]] = {}  # name used in ops → the ranks in every replica
         self.origin: dict[str, Origin] = {}  # tensor → where in the plan it is made
+        self.each: dict[tuple[int, str], tuple[int, ...]] = {}  # (number of an op, attribute) → its value in every replica
+        self.shared: dict[str, tuple[Group, ...]] = {}  # weight → the ranks that a reducer sums its gradient over, in every replica
         self.passed: dict[tuple[int, int, int], str] = {}  # (device, adapter, micro-batch) → its result
         self.warnings: list[Finding] = []
         self.phase: Phase = "forward"
@@ -484,9 +504,20 @@ class Device:
             if any(len(members) > 1 for members in groups):
                 (gradient,) = self.emit("all_reduce", (gradient,), [f"{weight}.reduced"], {"group": self.groups_of(groups), **how})
                 self._gradients[weight] = gradient
+                self.shared[weight] = groups
                 self.origin[gradient] = replace(self.origin[gradient], text=f"{self.origin[gradient]} of {t.full.name}")
             if all(rank in members for members in groups for rank in own):
                 self._reduced.add(weight)
+
+    def sharded(self, x: str, shard: Shard, name: str) -> str:
+        """The rank's own piece of a tensor that its whole group has."""
+        size = self.types[x].shape[shard.dim] // shard.count
+        starts = shard.starts(size)
+        (made,) = self.emit("slice", (x,), [name], {"dim": shard.dim, "start": starts[0], "stop": starts[0] + size})
+        at = len(self.ops) - 1
+        self.each[at, "start"] = starts
+        self.each[at, "stop"] = tuple(s + size for s in starts)
+        return made
 
     # -- the end of the step ----------------------------------------------------------------------------------------------
 
@@ -494,12 +525,16 @@ class Device:
         """Weight → gradient, for every trained weight that got one."""
         return {w: self._gradients[w] for w in self.parameters if w in self._gradients}
 
-    def state_of(self, weight: str, slot: str, domain: str | None) -> str:
-        """A tensor of the optimizer's for a weight: it lies as the weight does."""
+    def state_of(self, weight: str, slot: str, domain: str | None, shard: Shard | None) -> str:
+        """A tensor of the optimizer's for a weight: it lies as the weight does, or is a shard of that."""
         held = next(h for h in self.held if h.local == weight)
-        name = self.declare(f"{weight}.{slot}", self.types[weight])
+        kind = self.types[weight]
+        if shard is not None:
+            shape = kind.shape
+            kind = replace(kind, shape=(*shape[: shard.dim], shape[shard.dim] // shard.count, *shape[shard.dim + 1 :]))
+        name = self.declare(f"{weight}.{slot}", kind)
         self.buffers.append(name)
-        self.held.append(replace(held, local=name, logical=f"{held.logical}.{slot}"))
+        self.held.append(replace(held, local=name, logical=f"{held.logical}.{slot}", shard=shard))
         if domain is not None:
             self.state_domains[name] = Domain(domain)  # type: ignore[arg-type]
         return name

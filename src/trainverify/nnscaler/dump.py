@@ -39,11 +39,11 @@ PRIMS: Final[Mapping[str, tuple[str, ...]]] = {
     "ChunkPrim": ("dim", "ranks"),
     "AllToAllPrim": ("idim", "odim", "ranks"),
     "BroadcastPrim": ("src", "ranks"),
-    "RDScatterPrim": (),
-    "RDGatherPrim": (),
-    "RVScatterPrim": (),
-    "RVGatherPrim": (),
-    "ReducePrim": (),
+    "RDScatterPrim": ("dim", "src", "dsts"),
+    "RDGatherPrim": ("dim", "srcs", "dst"),
+    "RVScatterPrim": ("src", "dsts"),
+    "RVGatherPrim": ("srcs", "dst"),
+    "ReducePrim": ("dst", "ranks"),
     "VChunkPrim": (),
     "AllReduceIdentityPrim": ("ranks",),
     "IdentityAllreducePrim": ("ranks",),
@@ -460,10 +460,13 @@ class _Reader:
         if kind not in PRIMS:
             raise Bad(f"unknown prim {show(kind)}", "kind")
         kwargs = self.field(data, "kwargs", _object)
+        if kind == "RVScatterPrim" and "dsts" not in kwargs and "dst" in kwargs:  # nnScaler stores the receivers under this name
+            kwargs = {**kwargs, "dsts": kwargs["dst"]}
         for key in PRIMS[kind]:
             _get(kwargs, key) if key in kwargs else _missing(key)
-            if key == "ranks":
-                self.field(kwargs, key, _integers)
+            if key in ("ranks", "srcs", "dsts"):
+                if not self.field(kwargs, key, _integers):
+                    raise Bad("expected at least one device", key)
             elif key in ("dim", "idim", "odim", "src", "dst"):
                 self.field(kwargs, key, _integer)
         tensors = [self.field(data, key, self.tensors) for key in ("inputs", "outputs")]

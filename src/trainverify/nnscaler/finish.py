@@ -1,4 +1,4 @@
-"""The end of the step that nnScaler leaves to the trainer: the reported loss, the declared correction, clipping, the optimizer."""
+"""The end of the step that nnScaler leaves to the trainer: the reported loss, the declared correction, clipping, the optimizer, ZeRO."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from fractions import Fraction
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from trainverify.files.errors import FileError
 from trainverify.graph.program import Output
+from trainverify.nnscaler.device import Shard
 
 Copies = dict[tuple[int, str], int]  # (device, weight) → number of ranks that hold the same
 
 if TYPE_CHECKING:
     from trainverify.nnscaler.device import Device
-    from trainverify.nnscaler.plan import Trainer
+    from trainverify.nnscaler.trainer import Trainer
 
 
 def finish(devices: Sequence[Device], trainer: Trainer, width: int) -> None:
@@ -119,12 +121,36 @@ def _clipped(d: Device, grads: dict[str, str], norm: str, most: float) -> dict[s
     return {w: d.emit("mul", (g, factor), [w + ".clipped"], {})[0] for w, g in grads.items()}
 
 
+def _shard(d: Device, weight: str, trainer: Trainer) -> Shard | None:
+    """What a rank updates with ZeRO: a piece of a weight that a reducer's ranks share; None if nothing divides."""
+    groups = d.shared.get(weight)
+    if not trainer.zero or groups is None:
+        return None
+    n = len(groups[0]) // trainer.zero
+    if len(groups[0]) % trainer.zero:
+        raise FileError(d.dump.path, "execplan", f"ZeRO in {trainer.zero} groups: {len(groups[0])} ranks share {weight}")
+    if n < 2:
+        return None
+    own = tuple(d.device + k * len(d.dump.devices) for k in range(d.dump.replicas))
+    parts = tuple(g[g.index(r) // n * n :][:n] for g, r in zip(groups, own, strict=True))
+    dim = next((i for i, size in enumerate(d.types[weight].shape) if size % n == 0), None)
+    return None if dim is None else Shard(dim, parts, own)
+
+
 def _update(d: Device, grads: dict[str, str], trainer: Trainer) -> None:
     optimizer = trainer.optimizer
     assert optimizer is not None
     for w, g in grads.items():
-        slots = [d.state_of(w, slot, domain) for slot, domain in optimizer.state()]
+        shard = _shard(d, w, trainer)
+        slots = [d.state_of(w, slot, domain, shard) for slot, domain in optimizer.state()]
         names = [f"{w}.new", *(f"{s}.new" for s in slots)]
-        new = d.emit(optimizer.op, (w, g, *slots), names, optimizer.attrs(w))
+        if shard is None:
+            new = d.emit(optimizer.op, (w, g, *slots), names, optimizer.attrs(w))
+        else:
+            pieces = [d.sharded(x, shard, f"{x}.shard") for x in (w, g)]
+            names[0] = f"{w}.shard.new"
+            new = d.emit(optimizer.op, (*pieces, *slots), names, optimizer.attrs(w))
+            group = d.groups_of(shard.groups)
+            new = (*d.emit("all_gather", (new[0],), [f"{w}.new"], {"group": group, "dim": shard.dim}), *new[1:])
         for role, old, fresh in zip(("parameter", *("state" for _ in slots)), [w, *slots], new, strict=True):
             d.outputs.append(Output(fresh, role, old))  # type: ignore[arg-type]

@@ -17,8 +17,9 @@ from trainverify.graph.program import Op, Program
 from trainverify.nnscaler.device import Broken
 from trainverify.nnscaler.dump import Dump
 from trainverify.nnscaler.faults import Fault, faults, of, ranks
-from trainverify.nnscaler.plan import PLAIN, Trainer, Translated, plan, program
+from trainverify.nnscaler.plan import Translated, plan, program
 from trainverify.nnscaler.suspects import Member, Suspect
+from trainverify.nnscaler.trainer import PLAIN, Trainer
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.report import Report
@@ -207,6 +208,14 @@ def assumed(dump: Dump, batches: int, trainer: Trainer) -> list[str]:
         found.append(f"declared: the trainer divides gradients and losses by {dump.replicas} replicas × {dump.microbatches} micro-batches")
     else:
         found.append("the loss of the step is the sum of what micro-batches and replicas report; the trainer scales nothing")
+    if trainer.optimizer is not None:
+        clip = "" if trainer.clip is None else f", gradients clipped at {trainer.clip:g}"
+        found.append(f"completed: the trainer updates with {type(trainer.optimizer).__name__}{clip}")
+    if trainer.zero and trainer.optimizer is not None:
+        found.append(
+            f"completed: ZeRO in {trainer.zero} group{'s' if trainer.zero > 1 else ''}: a rank keeps state of, and updates, its piece of "
+            "every weight that a reducer's ranks share, cut along the first dimension that divides; where none does, all of it"
+        )
     if batches > 1:
         found.append(f"a step takes {batches} batches of the single-device plan: the logical step is {batches} of them, losses added up")
     return found

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from trainverify import files
 from trainverify.nnscaler.dump import FORMAT, Dump, parse
-from trainverify.nnscaler.plan import PLAIN, Trainer, plan, program
+from trainverify.nnscaler.plan import plan, program
+from trainverify.nnscaler.trainer import PLAIN, Trainer
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 

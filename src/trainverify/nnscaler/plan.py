@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any
 
 from trainverify.build.tape import BuildError
 from trainverify.check.findings import Finding
-from trainverify.complete.optimizers import Optimizer
 from trainverify.complete.step import Accumulate, complete
 from trainverify.files.errors import FileError
 from trainverify.graph.lineage import Layout, Part, Parts, Pattern, Run
@@ -16,28 +15,11 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Domain, Op, Output, Program, Ref, Value
 from trainverify.nnscaler.claims import claims
-from trainverify.nnscaler.device import Device, Held, Origin, group_name
+from trainverify.nnscaler.device import Device, Held, Origin, group_name, scaled
 from trainverify.nnscaler.dump import COMPLEX, Dump
 from trainverify.nnscaler.finish import finish
+from trainverify.nnscaler.trainer import PLAIN, Trainer
 from trainverify.ops.table import OpTable
-
-Correction = Literal["none", "mean"]
-
-
-@dataclass(frozen=True)
-class Trainer:
-    """What the trainer does around a plan, which the plan does not show.
-
-    `correction="mean"`: it divides gradients, and averages losses, over replicas and micro-batches. `optimizer` and `clip`
-    complete the step.
-    """
-
-    correction: Correction = "none"
-    optimizer: Optimizer | None = None
-    clip: float | None = None
-
-
-PLAIN: Final = Trainer()
 
 
 @dataclass(frozen=True)
@@ -177,7 +159,9 @@ def _template(programs: Sequence[Program], devices: Sequence[Device], dump: Dump
             return tuple(join([v[j] for v in items]) for j in range(len(values[0])))
         return column(tuple(values[i] for _, i in places))
 
-    def attr(key: str, values: Sequence[Value]) -> Value:
+    def attr(key: str, values: Sequence[Value], at: int) -> Value:
+        if (at, key) in devices[0].each:
+            return column(tuple(devices[i].each[at, key][k] for k, i in places))
         if key == "group":
             return column(tuple(group_name(devices[i].groups[str(values[i])][k]) for k, i in places))
         if key in ("peer", "root"):
@@ -185,8 +169,8 @@ def _template(programs: Sequence[Program], devices: Sequence[Device], dump: Dump
         return join(values)
 
     ops: list[Op] = []
-    for same in zip(*(p.ops for p in programs), strict=True):
-        attrs = tuple((key, attr(key, [o.attrs[j][1] for o in same])) for j, (key, _) in enumerate(same[0].attrs))
+    for at, same in enumerate(zip(*(p.ops for p in programs), strict=True)):
+        attrs = tuple((key, attr(key, [o.attrs[j][1] for o in same], at)) for j, (key, _) in enumerate(same[0].attrs))
         ops.append(replace(same[0], attrs=attrs))
     program = replace(programs[0], ops=tuple(ops))
     if len(devices) > 1:
@@ -222,25 +206,48 @@ def _lineage(dump: Dump, devices: Sequence[Device], programs: Sequence[Program],
             holders = [(t, here[name]) for t, here in enumerate(held) if name in here and name in sources[t]]
             first = holders[0][1]
             if len(holders) == width and all((h.logical, h.sample) == (first.logical, first.sample) for _, h in holders):
-                form = _pattern([h for _, h in holders], dump)
+                form = _pattern([h for _, h in holders], dump, [d.device for d in block])
                 if form is not None:
                     yield Layout(first.logical, name, form, (("pp", stage),))
                     continue
             for t, h in holders:
-                alone = _pattern([h], dump)
+                alone = _pattern([h], dump, [block[t].device])
                 if alone is not None:
                     yield Layout(h.logical, name, alone, (("pp", stage), ("tp", t)))
                 else:
                     ranks = mesh.ranks(pp=stage, tp=t)
-                    part = Part((0,) * len(h.slice.shape), tuple(Run(a, b - a) for a, b in h.slice.indmap))
-                    yield Layout(h.logical, name, Parts(tuple((r, (part,)) for r in ranks)))
+                    yield Layout(h.logical, name, Parts(tuple((r, (_part(h, k),)) for k, r in enumerate(ranks))))
 
 
-def _pattern(held: Sequence[Held], dump: Dump) -> Pattern | None:
-    """One formula for what the ranks of a stage hold, in order of `tp`; None if there is none."""
+def _part(held: Held, replica: int) -> Part:
+    """What a device holds in a replica, as a region."""
+    region = list(held.slice.indmap)
+    if held.shard is not None:
+        dim = held.shard.dim
+        size = (region[dim][1] - region[dim][0]) // held.shard.count
+        start = region[dim][0] + held.shard.starts(size)[replica]
+        region[dim] = (start, start + size)
+    return Part((0,) * len(region), tuple(Run(a, b - a) for a, b in region))
+
+
+def _axes(held: Sequence[Held], dump: Dump, devices: Sequence[int]) -> str | None:
+    """The mesh axes that shards are cut along; None if groups do not run along whole axes."""
+    for text, members in (("dp", [[d] for d in devices]), ("dp tp", [devices] * len(devices))):
+        if all(h.shard is not None and set(h.shard.groups) == {scaled(found, dump)} for h, found in zip(held, members, strict=True)):
+            return text
+    return None
+
+
+def _pattern(held: Sequence[Held], dump: Dump, devices: Sequence[int]) -> Pattern | None:
+    """One formula for what the ranks of a stage (or of some of its devices) hold, in order of `tp`; None if there is none."""
     dims: list[str] = []
     fixed: list[tuple[str, int, int]] = []
     first = held[0]
+    along = None
+    if any(h.shard is not None for h in held):
+        along = _axes(held, dump, devices)
+        if along is None or any(h.shard is None or first.shard is None or h.shard.dim != first.shard.dim for h in held):
+            return None
     if first.sample is not None:
         fixed.append(("mb", first.sample, dump.microbatches))
     for d, size in enumerate(first.slice.full.shape):
@@ -248,19 +255,21 @@ def _pattern(held: Sequence[Held], dump: Dump) -> Pattern | None:
         length = pieces[0][1] - pieces[0][0]
         name = f"d{d}"
         if first.sample is not None and d == 0:
-            name = f"(dp mb {name})"
+            name = f"dp mb {name}"
+        if first.shard is not None and first.shard.dim == d:
+            name = f"{along} {name}"
         if any(b - a != length for a, b in pieces):
             return None
         if len(set(pieces)) > 1:
             if [a for a, _ in pieces] != [i * length for i in range(len(held))] or length * len(held) != size:
                 return None
-            name = f"(tp {name})"
+            name = f"tp {name}"
         elif length != size:
             if size % length or pieces[0][0] % length:
                 return None
             fixed.append((f"cut{d}", pieces[0][0] // length, size // length))
-            name = f"(cut{d} {name})"
-        dims.append(name)
+            name = f"cut{d} {name}"
+        dims.append(f"({name})" if " " in name else name)
     if first.slice.full.dtype in COMPLEX:
         dims.append("complex")
     return Pattern(" ".join(dims), tuple(fixed))

@@ -6,7 +6,8 @@ from fractions import Fraction
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
-from trainverify.nnscaler.dump import Prim, Slice, positions
+from trainverify.graph.types import TensorType
+from trainverify.nnscaler.dump import Prim, Slice, Thing, positions
 
 if TYPE_CHECKING:
     from trainverify.nnscaler.device import Device, Scope
@@ -81,6 +82,14 @@ def plain(d: Device, prim: Prim, scope: Scope) -> None:
             _move(d, prim, scope)
         case "BroadcastPrim":
             _broadcast(d, prim, scope)
+        case "RDScatterPrim":
+            _scatter(d, prim, scope)
+        case "RDGatherPrim":
+            _gather(d, prim, scope)
+        case "RVScatterPrim":
+            _shares(d, prim, scope)
+        case "RVGatherPrim" | "ReducePrim":
+            _sum(d, prim, scope)
         case "IdentityPrim":
             source, target = _one(d, prim)
             scope.values[target.tid] = d.get(scope, source)
@@ -108,8 +117,10 @@ def plain(d: Device, prim: Prim, scope: Scope) -> None:
             value = apply(d, names[prim.kind], d.get(scope, source), target.full.name, kwargs, dims)
             d.checked(target, value)
             scope.values[target.tid] = value
+        case "VChunkPrim":
+            raise d.broken("TV104", "nnScaler has no function for VChunkPrim at run time: this plan cannot run")
         case _:
-            raise d.broken("TV104", f"{prim.kind} has no meaning here", unsupported=True)
+            raise d.broken("TV104", f"{prim.kind} in an adapter that is not differentiable", unsupported=True)
 
 
 def _target(d: Device, prim: Prim) -> Slice:
@@ -129,10 +140,7 @@ def _move(d: Device, prim: Prim, scope: Scope) -> None:
     if d.device == source and prim.inputs:
         d.add("send", (d.get(scope, prim.inputs[0]),), (), {"peer": target})
     elif d.device == target and prim.outputs:
-        t = prim.outputs[0]
-        name = d.declare(t.full.name, t.type)
-        d.add("recv", (), (name,), {"peer": source, "shape": t.type.shape, "dtype": t.type.dtype})
-        scope.values[t.tid] = name
+        _receive(d, prim.outputs[0], source, scope)
     else:
         raise d.broken("TV204", f"MovePrim from {source} to {target} on device {d.device}")
 
@@ -141,28 +149,140 @@ def _broadcast(d: Device, prim: Prim, scope: Scope) -> None:
     group, root = positions(prim.kwargs["ranks"]), prim.kwargs["src"]
     if root not in group:
         raise d.broken("TV202", f"BroadcastPrim from {root} in the group {list(group)}")
+    _spread(d, prim, scope, group, root, 1)
+
+
+def _shares(d: Device, prim: Prim, scope: Scope) -> None:
+    """The sender's tensor divided by the number of receivers, on all of them and on the sender."""
+    root, receivers = prim.kwargs["src"], prim.kwargs["dsts"]
+    _spread(d, prim, scope, positions((root, *receivers)), root, len(receivers))
+
+
+def _spread(d: Device, prim: Prim, scope: Scope, group: tuple[int, ...], root: int, parts: int) -> None:
     attrs = {"group": d.group(group), "root": root}
     if d.device == root:
-        source = _one(d, prim)[0] if prim.outputs else prim.inputs[0]
-        (name,) = d.emit("broadcast", (d.get(scope, source),), [source.full.name], attrs)
-        if prim.outputs:
-            scope.values[prim.outputs[0].tid] = name
+        if len(prim.inputs) != 1:
+            raise d.broken("TV101", f"{prim.kind} with {len(prim.inputs)} inputs on the device that sends")
+        source = prim.inputs[0]
+        value = d.get(scope, source)
+        if parts > 1:
+            (value,) = d.emit("mul", (value,), [source.full.name], {"value": Fraction(1, parts)})
+        (name,) = d.emit("broadcast", (value,), [source.full.name], attrs)
+        for t in prim.outputs:
+            scope.values[t.tid] = name
         return
-    if len(prim.outputs) != 1:
-        raise d.broken("TV101", f"BroadcastPrim with {len(prim.outputs)} outputs")
-    t = prim.outputs[0]
+    t = _received(d, prim)
     name = d.declare(t.full.name, t.type)
     d.add("broadcast", (), (name,), attrs)
     scope.values[t.tid] = name
 
 
+def _scatter(d: Device, prim: Prim, scope: Scope) -> None:
+    """The sender's tensor cut along a dimension; the n-th receiver in the list gets the n-th piece. The sender keeps all of it."""
+    source, receivers, dim = prim.kwargs["src"], prim.kwargs["dsts"], prim.kwargs["dim"]
+    _apart(d, prim, source, receivers)
+    if d.device != source:
+        _receive(d, _received(d, prim), source, scope)
+        return
+    x = d.get(scope, _sent(d, prim))
+    shape = d.types[x].shape
+    if not 0 <= dim < len(shape) or shape[dim] % len(receivers):
+        raise d.broken("TV105", f"dimension {dim} of {list(shape)} does not divide among {len(receivers)} devices")
+    size = shape[dim] // len(receivers)
+    for i, peer in enumerate(receivers):
+        attrs = {"dim": dim, "start": i * size, "stop": (i + 1) * size}
+        (piece,) = d.emit("slice", (x,), [prim.inputs[0].full.name], attrs)
+        d.add("send", (piece,), (), {"peer": peer})
+    for t in prim.outputs:
+        scope.values[t.tid] = x
+
+
+def _gather(d: Device, prim: Prim, scope: Scope) -> None:
+    """Pieces joined along a dimension on the receiver, in the order of the list of senders. A sender keeps its own."""
+    senders, target, dim = prim.kwargs["srcs"], prim.kwargs["dst"], prim.kwargs["dim"]
+    _apart(d, prim, target, senders)
+    if d.device != target:
+        x = d.get(scope, _sent(d, prim))
+        d.add("send", (x,), (), {"peer": target})
+        scope.values.update({t.tid: x for t in prim.outputs})
+        return
+    t = _received(d, prim)
+    shape = t.type.shape
+    if not 0 <= dim < len(shape) or shape[dim] % len(senders):
+        raise d.broken("TV105", f"dimension {dim} of {list(shape)} does not divide among {len(senders)} devices")
+    piece = (*shape[:dim], shape[dim] // len(senders), *shape[dim + 1 :])
+    pieces = []
+    for peer in senders:
+        pieces.append(d.declare(t.full.name, TensorType(piece, t.type.dtype)))
+        d.add("recv", (), (pieces[-1],), {"peer": peer, "shape": piece, "dtype": t.type.dtype})
+    scope.values[t.tid] = d.emit("concat", pieces, [t.full.name], {"dim": dim})[0]
+
+
+def _sum(d: Device, prim: Prim, scope: Scope) -> None:
+    """The senders' tensors added up on the receiver. Of RVGather the receiver's own does not count; of Reduce all in the group do."""
+    target = prim.kwargs["dst"]
+    apart = prim.kind == "RVGatherPrim"
+    group = positions((*prim.kwargs["srcs"], target) if apart else prim.kwargs["ranks"])
+    if target not in group:
+        raise d.broken("TV202", f"{prim.kind} to {target} in the group {list(group)}")
+    attrs = {"group": d.group(group), "root": target}
+    if d.device != target:
+        x = d.get(scope, _sent(d, prim))
+        d.add("reduce", (x,), (), attrs)
+        scope.values.update({t.tid: x for t in prim.outputs})
+        return
+    t = _received(d, prim)
+    if apart:
+        (x,) = d.emit("full", (), [t.full.name], {"shape": t.type.shape, "value": 0.0, "dtype": t.type.dtype})
+    else:
+        x = d.get(scope, _sent(d, prim))
+    (value,) = d.emit("reduce", (x,), [t.full.name], attrs)
+    d.checked(t, value)
+    scope.values[t.tid] = value
+
+
+def _apart(d: Device, prim: Prim, one: int, others: tuple[int, ...]) -> None:
+    """The one end of a scatter or gather is none of the other ends: a device cannot send to itself."""
+    if one in others or len(set(others)) < len(others):
+        raise d.broken("TV204", f"{prim.kind} between {one} and {list(others)}: nnScaler sends one message to each of some other devices")
+    if d.device not in (one, *others):
+        raise d.broken("TV204", f"{prim.kind} between {one} and {list(others)} on device {d.device}")
+
+
+def _sent(d: Device, prim: Prim) -> Slice:
+    if len(prim.inputs) != 1:
+        raise d.broken("TV101", f"{prim.kind} with {len(prim.inputs)} inputs on a device that sends")
+    return prim.inputs[0]
+
+
+def _received(d: Device, prim: Prim) -> Slice:
+    if len(prim.outputs) != 1:
+        raise d.broken("TV101", f"{prim.kind} with {len(prim.outputs)} outputs on a device that receives")
+    return prim.outputs[0]
+
+
+def _receive(d: Device, t: Slice, peer: int, scope: Scope) -> None:
+    name = d.declare(t.full.name, t.type)
+    d.add("recv", (), (name,), {"peer": peer, "shape": t.type.shape, "dtype": t.type.dtype})
+    scope.values[t.tid] = name
+
+
 def _select(d: Device, x: str, target: Slice, kwargs: Any) -> str:
     """A region, divided by the number of summands it becomes."""
-    region, parts = kwargs["indmap"], kwargs["valmap"]
-    if not isinstance(region, tuple) or any(not isinstance(p, tuple) or len(p) != 2 for p in region):
-        raise d.broken("TV104", f"SelectPrim of {region!r}", unsupported=True)
-    for dim, (start, stop) in enumerate(region):
-        if (start, stop) != (0, d.types[x].shape[dim]):
-            (x,) = d.emit("slice", (x,), [target.full.name], {"dim": dim, "start": start, "stop": stop})
-    n = parts if isinstance(parts, int) else parts[1]
+    shape = d.types[x].shape
+    region = tuple(_bounds(p) for p in kwargs["indmap"]) if isinstance(kwargs["indmap"], tuple) else ()
+    n = kwargs["valmap"] if isinstance(kwargs["valmap"], int) else kwargs["valmap"][-1]
+    if len(region) != len(shape) or any(p is None for p in region) or not isinstance(n, int) or n < 1:
+        raise d.broken("TV105", f"SelectPrim of {kwargs['indmap']!r}, part of {kwargs['valmap']!r}, from {list(shape)}")
+    for dim, bounds in enumerate(region):
+        if bounds is not None and bounds != (0, shape[dim]):
+            (x,) = d.emit("slice", (x,), [target.full.name], {"dim": dim, "start": bounds[0], "stop": bounds[1]})
     return x if n == 1 else d.emit("mul", (x,), [target.full.name], {"value": Fraction(1, n)})[0]
+
+
+def _bounds(p: Any) -> tuple[int, int] | None:
+    """Where a region starts and stops: a pair, or a slice of Python as nnScaler has it."""
+    items = p.value if isinstance(p, Thing) and p.kind == "slice" else p
+    if not isinstance(items, list | tuple) or len(items) not in (2, 3) or (len(items) == 3 and items[2] not in (None, 1)):
+        return None
+    return (items[0], items[1]) if isinstance(items[0], int) and isinstance(items[1], int) else None

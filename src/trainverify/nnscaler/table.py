@@ -17,7 +17,7 @@ from pathlib import Path
 from trainverify.files.errors import FileError
 from trainverify.nnscaler.dump import read
 from trainverify.nnscaler.judge import judge
-from trainverify.nnscaler.plan import Trainer
+from trainverify.nnscaler.trainer import Trainer
 
 
 @dataclass(frozen=True)
