@@ -262,6 +262,12 @@ def heads_of_another_size(plan: Tree) -> None:
     cell(plan, 0, 15)["kwargs"]["size"] = [4, 128, 32, 4]
 
 
+@wrong("INVALID", "186@2/0,1", "the plan says that it makes 0:256 of dimension n, it makes 256:512")
+def weight_of_the_other_rank(plan: Tree) -> None:
+    """Device 2 loads the half of a weight that device 3 has."""
+    cell(plan, 2, 186)["inputs"][1]["indmap"][0] = [256, 512]
+
+
 @wrong("INVALID", "108@0,1/0", "the pieces that it joins do not follow each other", RANDOM)
 def all_to_all_backwards(plan: Tree) -> None:
     for d in devices(plan):

@@ -1,4 +1,4 @@
-"""What a plan says of its tensors (index and value maps), compared with what its adapters do.
+"""What a plan says of its tensors (index and value maps), compared with what its adapters and operations do.
 
 Claims decide nothing: a verdict comes from what runs. A claim that does not hold is a warning that names the adapter, or part of
 the explanation if the plan is wrong.
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainverify.check.findings import Finding
+from trainverify.nnscaler.annotations import unfounded
 from trainverify.nnscaler.dump import FUSED, Cell, Dump, Slice, positions
 from trainverify.nnscaler.prims import direction
 
@@ -52,9 +53,12 @@ class Problem:
 
 
 def claims(dump: Dump) -> Iterator[Finding]:
-    """Adapters whose results are not what the plan says they are."""
+    """Adapters and operations whose results are not what the plan says they are."""
     for p in problems(dump):
         yield Finding(p.code, f"{p.use.where()}: {p.text}", p.use.device, None, None, None, "warning")
+    for device, cell, why in unfounded(dump):
+        message = f"cell {cell.cid} ({cell.signature}) on device {device}: {why}"
+        yield Finding("TV402", message, device, None, None, None, "warning")
 
 
 def problems(dump: Dump) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from trainverify.nnscaler.dump import Dump
 from trainverify.nnscaler.suspects.adapters import adapters
 from trainverify.nnscaler.suspects.backwards import backwards
 from trainverify.nnscaler.suspects.kinds import Member, Suspect
+from trainverify.nnscaler.suspects.labels import labels
 from trainverify.nnscaler.suspects.operations import operations
 from trainverify.nnscaler.suspects.reducers import reducers
 from trainverify.nnscaler.suspects.sequence import runs, wiring
@@ -16,4 +17,5 @@ __all__ = ["Member", "Suspect", "suspects"]
 
 def suspects(logical: Dump, dump: Dump) -> list[Suspect]:
     """All of them, in the order of a step."""
-    return [*operations(logical, dump), *backwards(dump), *adapters(dump), *wiring(dump), *runs(dump), *reducers(dump)]
+    here = [*operations(logical, dump), *labels(dump), *backwards(dump), *adapters(dump)]
+    return [*here, *wiring(dump), *runs(dump), *reducers(dump)]
