@@ -100,9 +100,10 @@ class _Judge:
         """A plan that cannot be run at all."""
         subject = f"{self.dump.name} on {self.dump.ranks} ranks against {self.logical.name}"
         finding = error.finding
-        if finding.severity == "unsupported":
-            return Judged("UNKNOWN", f"unsupported: {finding.message}", subject, (finding,))
         named = [f for _, f in self.faults()]
+        if finding.severity == "unsupported":
+            mended = tuple(f for f in named if f.mended)
+            return Judged("UNKNOWN", f"unsupported: {finding.message}", subject, (finding,), at_fault=mended)
         if not any(f.mended for f in named):
             named.append(of(self.dump, error.origin, finding.message))
         return judged(Report("INVALID", f"1 finding: {finding.code}", subject, (finding,)), named)

@@ -119,8 +119,11 @@ def plain(d: Device, prim: Prim, scope: Scope) -> None:
             scope.values[target.tid] = value
         case "VChunkPrim":
             raise d.broken("TV104", "nnScaler has no function for VChunkPrim at run time: this plan cannot run")
-        case _:
-            raise d.broken("TV104", f"{prim.kind} in an adapter that is not differentiable", unsupported=True)
+        case _:  # a fused prim in an adapter that is not differentiable: its forward function is called
+            source, target = _one(d, prim)
+            value = fused(d, prim, True, d.get(scope, source), target.full.name)
+            d.checked(target, value)
+            scope.values[target.tid] = value
 
 
 def _target(d: Device, prim: Prim) -> Slice:

@@ -9,6 +9,7 @@ from trainverify.nnscaler.suspects.backwards import backwards
 from trainverify.nnscaler.suspects.kinds import Member, Suspect
 from trainverify.nnscaler.suspects.labels import labels
 from trainverify.nnscaler.suspects.operations import operations
+from trainverify.nnscaler.suspects.order import order
 from trainverify.nnscaler.suspects.reducers import reducers
 from trainverify.nnscaler.suspects.sequence import runs, wiring
 
@@ -18,4 +19,4 @@ __all__ = ["Member", "Suspect", "suspects"]
 def suspects(logical: Dump, dump: Dump) -> list[Suspect]:
     """All of them, in the order of a step."""
     here = [*operations(logical, dump), *labels(dump), *backwards(dump), *adapters(dump)]
-    return [*here, *wiring(dump), *runs(dump), *reducers(dump)]
+    return [*here, *wiring(dump), *runs(dump), *reducers(dump), *order(dump)]

@@ -67,7 +67,10 @@ def _conjugate(cell: Cell) -> Cell | None:
     if not cell.fused or len(cell.prims) != 1 or cell.mirror is None or not cell.prims[0].inputs or not cell.prims[0].outputs:
         return None
     source, target = cell.prims[0].inputs[0], cell.prims[0].outputs[0]
-    ends = (target.grad, source.grad) if cell.isfw else (source, target)
+    if cell.isfw:
+        ends = tuple((own or [t])[0].grad or t.grad for own, t in ((cell.results(), target), (cell.tensors(), source)))
+    else:
+        ends = (source, target)
     if ends[0] is None or ends[1] is None:
         return None
     return replace(cell, cid=cell.mirror, mirror=cell.cid, isfw=not cell.isfw, inputs=(ends[0],), outputs=(ends[1],))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,16 +28,28 @@ def operations(logical: Dump, dump: Dump) -> Iterator[Suspect]:
     known: dict[object, list[Cell]] = {}
     for c in _forward(logical, 0):
         known.setdefault(_key(c), []).append(c)
+    siblings: dict[int, list[Cell]] = {}
+    for device in dump.devices:
+        for c in (c for c in cells(dump, device) if c.kind in OPERATIONS and c.results()):
+            siblings.setdefault(c.results()[0].full.tid, []).append(c)
     found = []
     for device in dump.devices:
         for cell in _forward(dump, device):
             there = known.get(_key(cell), [])
-            if len(there) == 1:
-                made = _unlike(cell, there[0], dump, device)
-                if made is not None:
-                    why, better = made
-                    found.append((cell.results()[0].full.tid, device, cell, why, None if better is None else (cell, better)))
+            made = _unlike(cell, there[0], dump, device) if len(there) == 1 else _stranger(cell, siblings) if not there else None
+            if made is not None:
+                why, better = made
+                found.append((cell.results()[0].full.tid, device, cell, why, None if better is None else (cell, better)))
     yield from grouped(dump, found)
+
+
+def _stranger(cell: Cell, siblings: Mapping[int, list[Cell]]) -> tuple[str, Cell | None] | None:
+    """An operation that is not there on one device, and that nnScaler does not insert: on other devices it is something else."""
+    for other in siblings[cell.results()[0].full.tid]:
+        if other.signature in _INSERTED and len(other.inputs) == len(cell.inputs):
+            why = f"it is {cell.signature}, on other devices {other.signature}"
+            return why, replace(cell, signature=other.signature, name=other.name, kwargs=other.kwargs)
+    return None
 
 
 def _unlike(cell: Cell, other: Cell, dump: Dump, device: int) -> tuple[str, Cell | None] | None:

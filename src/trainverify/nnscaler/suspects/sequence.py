@@ -23,9 +23,16 @@ def _numbered(dump: Dump, device: int) -> Iterator[tuple[int, Step, int]]:
 
 def _made(dump: Dump, device: int) -> dict[int, int]:
     """Tensor between cells → the run of the cell that makes it."""
-    found: dict[int, int] = {}
+    return {tid: n for tid, (n, _) in _stands(dump, device).items()}
+
+
+def _stands(dump: Dump, device: int) -> dict[int, tuple[int, Slice]]:
+    """Tensor between cells → the run of the cell that makes it, and the cell's own tensor that it stands for."""
+    found: dict[int, tuple[int, Slice]] = {}
     for _, step, n in _numbered(dump, device):
-        found.update({t.tid: n for t in step.outputs if isinstance(t, Slice)})
+        for own, given in zip(step.cell.outputs, step.outputs, strict=True):
+            if isinstance(own, Slice) and isinstance(given, Slice):
+                found[given.tid] = (n, own)
     return found
 
 
@@ -48,19 +55,26 @@ def _taken(dump: Dump, device: int, own: int, micro: int) -> Slice | None:
 
 
 def wiring(dump: Dump) -> Iterator[Suspect]:
-    """Cells that take a tensor of another micro-batch."""
+    """Cells that take a tensor of another micro-batch, or another tensor."""
     groups: dict[object, list[tuple[int, int, Step, int, str, tuple[Any, ...]]]] = {}
     for device in dump.devices:
-        made = _made(dump, device)
+        made = _stands(dump, device)
         for i, step, micro in _numbered(dump, device):
             if micro >= dump.microbatches:
                 continue
             inputs = list(step.inputs)
             wrong = []
             for k, (own, given) in enumerate(zip(step.cell.inputs, step.inputs, strict=True)):
-                if isinstance(own, Slice) and isinstance(given, Slice) and made.get(given.tid, micro) != micro:
-                    wrong.append(f"{own.full.name} of micro-batch {made[given.tid]}")
-                    inputs[k] = _given(dump, device, own.tid, micro) or given
+                if not isinstance(own, Slice) or not isinstance(given, Slice):
+                    continue
+                run, meant = made.get(given.tid, (micro, own))
+                if run != micro:
+                    wrong.append(f"{own.full.name} of micro-batch {run}")
+                elif meant.tid != own.tid:
+                    wrong.append(f"{meant} for {own}")
+                else:
+                    continue
+                inputs[k] = _given(dump, device, own.tid, micro) or given
             if wrong:
                 why = f"it takes {names(wrong)}"
                 groups.setdefault((step.cell.kind, step.cell.isfw, step.cell.cid, micro, why), []).append(
