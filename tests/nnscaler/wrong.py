@@ -274,3 +274,35 @@ def all_to_all_backwards(plan: Tree) -> None:
         for _, p in prims(plan, d, "AllToAllAllToAllPrim"):
             p["kwargs"] |= {"idim": p["kwargs"]["odim"], "odim": p["kwargs"]["idim"]}
             break
+
+
+# -- order, and cells that are there too often ----------------------------------------------------------------------------
+
+MLP = "mlp2l_v08_dp2pp2tp2nm2"
+
+
+@wrong("INVALID", "27+31@2/0,1", "the first takes linear_1 before the second makes it", MLP)
+def nodes_exchanged(plan: Tree) -> None:
+    nodes = cell(plan, 2, 15)["nodes"]
+    first, last = (next(i for i, n in enumerate(nodes) if n["cid"] == cid) for cid in (27, 31))
+    nodes[first], nodes[last] = nodes[last], nodes[first]
+
+
+@wrong("INVALID", "15+70@3/0,1", "the first takes linear_1 before the second makes it", MLP)
+def received_too_late(plan: Tree) -> None:
+    seq = plan["execplan"]["3"]["seq"]
+    receive, run = (next(s for s in seq if s["cell"] == key) for key in ("70", "15"))
+    seq.remove(receive)
+    seq.insert(seq.index(run) + 1, receive)
+
+
+@wrong("INVALID", "122@1/0,1", "it stands 2 times in segment 11", MLP)
+def adapter_twice(plan: Tree) -> None:
+    nodes = cell(plan, 1, 11)["nodes"]
+    at = next(i for i, n in enumerate(nodes) if n["cid"] == 122)
+    nodes.insert(at, copy.deepcopy(nodes[at]))
+
+
+@wrong("REFUTED", "28@3/0,1", "it is torch.exp, on other devices nnscaler.runtime.function.identity", MLP)
+def another_function_on_one_rank(plan: Tree) -> None:
+    cell(plan, 3, 28)["signature"] = "torch.exp"
