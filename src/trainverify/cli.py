@@ -32,7 +32,7 @@ from trainverify.check import Finding, validate
 from trainverify.files.errors import one_line
 from trainverify.graph.plan import Plan, PlanError, expand
 from trainverify.graph.program import Program, lines
-from trainverify.limits import Ended, OutOfTime, isolated, limited
+from trainverify.limits import Ended, OutOfTime, isolated, limited, seldom_collected
 from trainverify.nnscaler.dump import read as read_dump
 from trainverify.nnscaler.judge import judge
 from trainverify.nnscaler.trainer import Trainer, optimizer_of
@@ -683,7 +683,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a locale that lacks a character still gets a report
-    sys.exit(run(sys.argv[1:]))
+    with seldom_collected():
+        code = run(sys.argv[1:])
+    sys.exit(code)
 
 
 if __name__ == "__main__":
