@@ -133,10 +133,7 @@ class System:
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def _sort(self, p: int, op: Op) -> Hashable:
-        """What an op of a program is without names; None for transfers between ranks, and where ranks have variants of it.
-
-        Stages have sorts of their own: axes are joined one after the other, and those of two stages meet late.
-        """
+        """What an op of a program is without names; None for transfers between ranks, and where ranks have variants of it."""
         program = self.logical if p == 0 else self.unit_programs[p - 1]
         attrs: Hashable = op.attrs
         if p:
@@ -149,7 +146,7 @@ class System:
                 attrs = tuple((k, self._group_sort(p - 1, v) if k == "group" else self._column(p - 1, v)) for k, v in op.attrs)
         types, number = program.tensors, self._type_number
         return (
-            p,
+            min(p, 1),
             op.name,
             attrs,
             tuple([None if i is None else number(types[i]) for i in op.inputs]),
@@ -183,9 +180,10 @@ class System:
             if known is not None:
                 self._like(known[0], known[1], scope, block)
                 assert block.kind is not None
+                rows = (0,) if u is None else self._variants(u, ())[()]  # ops of blocks are the same on every rank
                 for index, found in zip(block.ops, self._lowered[block.kind], strict=True):
                     for x in found:
-                        yield LoweredOp(index, x.rows, x.lowered, x.axes)
+                        yield LoweredOp(index, rows, x.lowered, x.axes)
                 continue
             made = [list(self._op(scope, index, u)) for index in block.ops]
             if block.kind is not None:
