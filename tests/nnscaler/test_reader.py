@@ -214,3 +214,13 @@ def test_a_file_that_is_no_dump(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(FileError, match="expected an object"):
         read(tmp_path / "x.json")
+
+
+def test_names_of_files_mean_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a file is, is said in it: compressed or not, whatever it is called."""
+    single = stored(tmp_path / "plan_dp8_wrong", tree("mlp2l_v08_single"))
+    (tmp_path / "single.txt").write_text(json.dumps(tree(MLP)))
+    assert run(["nnscaler", single, str(tmp_path / "single.txt")]) == 0
+    capsys.readouterr()
+    assert run(["nnscaler", str(tmp_path / "single.txt"), single]) == 2  # the other way round
+    assert "8 ranks and 2 micro-batches: the logical program is a plan for one device and one batch" in capsys.readouterr().err

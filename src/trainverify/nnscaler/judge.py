@@ -88,12 +88,12 @@ class _Judge:
             return place or locate(small, local, *rest)
 
         report = verify(wanted, made.plan, self.table, self.points, self.seed, self.progress, locator=locator)
+        report = replace(explained(report, made), assumptions=(*report.assumptions, *assumed(dump, batches, trainer)))
         if report.verdict == "INVALID":
             found = self.faults()
         named = [f for _, f in found]
         if report.verdict == "REFUTED" and not any(f.mended for f in named):
             named = [*self.correction(report), *named] or self.origin(report, made)
-        report = replace(explained(report, made), assumptions=(*report.assumptions, *assumed(dump, batches, trainer)))
         return judged(report, named)
 
     def broken(self, error: Broken) -> Judged:
