@@ -124,7 +124,14 @@ def _verify(
 def related(logical: Program, plan: Plan, ops: OpTable, parts: Sequence[Template], wanted: Sequence[Obligation]) -> System:
     """The axes of both programs together."""
     talk = Communication(plan, parts, ops)
-    return System(logical, plan, ops, talk, schedule(talk)).collect(wanted)
+    order = schedule(talk)
+    system = System(logical, plan, ops, talk, order).collect(wanted)
+    clashes = len(system.inference.axes.clashes)
+    if clashes and any(isinstance(lay.form, Parts) for lay, _ in system.holdings()):
+        flat = System(logical, plan, ops, talk, order, flat=True).collect(wanted)
+        if len(flat.inference.axes.clashes) < clashes:
+            return flat
+    return system
 
 
 def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress: Progress = _silent) -> list[Found] | list[Finding]:

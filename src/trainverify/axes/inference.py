@@ -6,6 +6,7 @@ which they count. Offsets on it are cut and mapped like slices, never kept as li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -47,8 +48,12 @@ class NodeAxes:
 
 
 class Inference:
-    def __init__(self) -> None:
+    def __init__(self, flat: bool = False) -> None:
+        """With `flat`, tensors written in one dimension keep axes of their own."""
         self.axes = Axes()
+        self.flat = flat
+        self.members = 0  # of the collective at hand
+        self._flattened: dict[int, tuple[Dims, Axis]] = {}
         self.all: list[Axis] = []
         self._lines: list[Line] = []
         self._later: list[tuple[Line, int, Axis, str]] = []  # one-hots of integers whose line is not known yet
@@ -138,6 +143,9 @@ class Inference:
                 return [a for d, a in enumerate(args[0]) if d not in node.attrs[1]]
             case "reshape":
                 made = self.fresh(node.shape)
+                if self.flat and self._by_members(node):
+                    self._blocks(*((made[0], args[0][1]) if len(made) == 1 else (args[0][0], made[1])))
+                    return made
                 axes.align(args[0], made)
                 return made
             case "transpose":
@@ -152,6 +160,7 @@ class Inference:
                 for other in args[1:]:
                     self.same_dims([a for i, a in enumerate(args[0]) if i != d], [a for i, a in enumerate(other) if i != d])
                 (whole,) = self.fresh([node.shape[d]])
+                whole.flat = self.flat and len(node.shape) == 1
                 whole.apart = node.kind == "int"  # integers of different places, never one formula
                 start = 0
                 for dims in args:
@@ -195,6 +204,33 @@ class Inference:
                 axes.fix(order)
                 return self._replace(args[0], d, order)
         raise ValueError(f"no primitive {node.prim!r}")
+
+    def _by_members(self, node: Node) -> bool:
+        """Whether a view is one of equal blocks of a flat tensor, one for each member of a collective."""
+        shapes = [node.shape, node.args[0].shape]
+        return self.members > 0 and sorted(map(len, shapes)) == [1, 2] and max(shapes, key=len)[0] == self.members
+
+    def _blocks(self, whole: Axis, block: Axis) -> None:
+        whole.root().flat = block.root().flat = True
+        for start in range(0, whole.size, block.size):
+            self.axes.same(self.axes.piece(whole, start, block.size), block)
+
+    def view(self, given: Dims, made: Dims, back: bool) -> None:
+        """A tensor written in one dimension, or back: the same positions, but axes that have nothing to do with each other."""
+        flat = given if len(given) == 1 and (len(made) > 1 or back) else made
+        flat[0].root().flat = True
+        self.axes.views.append((given, made))
+
+    def flattened(self, dims: Dims) -> Axis:
+        """The axis of all positions of a tensor."""
+        if not self.flat:
+            return self.axes.product(dims)
+        if id(dims) not in self._flattened:
+            made = self.fresh([math.prod(a.size for a in dims)])
+            made[0].flat = True
+            self.axes.views.append((dims, made))
+            self._flattened[id(dims)] = dims, made[0]
+        return self._flattened[id(dims)][1]
 
     @staticmethod
     def _replace(dims: Dims, d: int, axis: Axis) -> Dims:
@@ -324,6 +360,9 @@ class Inference:
         axes = self.axes
         if part.flat:
             (run,) = part.logical
+            if self.flat and len(local) == 1 and run.count == 1:
+                axes.same(axes.piece(local[0], part.local[0], run.size), axes.piece(self.flattened(whole), run.start, run.size))
+                return
             held = axes.piece(axes.product(local), part.local[0], run.size)
             axes.same(held, self._run(axes.product(whole), run))
             return

@@ -7,10 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 from trainverify.axes.structure import Axes, Axis
-
-
-class NotABoundary(Exception):
-    """A position that the reduction did not keep."""
+from trainverify.axes.views import NotABoundary as NotABoundary
+from trainverify.axes.views import Views
 
 
 class Sizes:
@@ -53,6 +51,8 @@ class Sizes:
             else:
                 self._size[key] = min(a.size, base + turn % 2)  # 2 and 3 in turn: nothing fits by coincidence
                 turn += alternate
+        if axes.views:
+            self._size.update(Views(axes, self._atoms, self._size, self._kept).sizes())
 
     def atoms(self) -> Iterator[tuple[int, int, int | None, bool, int]]:
         """(number, full size, number of its family, whether it keeps its size, reduced size) of every axis that is no product or sum."""

@@ -18,7 +18,7 @@ MAX_PIECES = 256
 class Axis:
     """A node of a union-find forest. Only the root's fields count."""
 
-    __slots__ = ("apart", "factors", "fixed", "frozen", "link", "pieces", "size")
+    __slots__ = ("apart", "factors", "fixed", "flat", "frozen", "link", "pieces", "size")
 
     def __init__(self, size: int, fixed: bool = False):
         self.size = size
@@ -27,6 +27,7 @@ class Axis:
         self.pieces: list[Axis] | None = None
         self.fixed = fixed  # keeps its size because it counts devices or copies
         self.frozen = False  # keeps its size because its structure could not be aligned
+        self.flat = False  # positions of tensors written in one dimension: cut anywhere, never a product
         self.apart = False  # a sum of pieces that have nothing to do with each other: no product even if equally long
 
     def root(self) -> Axis:
@@ -62,6 +63,7 @@ class Axes:
     def __init__(self) -> None:
         self.clashes: list[Clash] = []
         self.where = ""
+        self.views: list[tuple[Sequence[Axis], Sequence[Axis]]] = []  # dimensions with the same positions that are not aligned
         self._stretches: list[tuple[Axis, int, Axis]] = []  # (sum, start, the axis of several of its pieces)
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -108,6 +110,7 @@ class Axes:
         if a.frozen and not b.frozen:
             self.freeze(b)
         b.apart |= a.apart
+        b.flat |= a.flat
         a.link = b
         a.factors = a.pieces = None
 
@@ -216,6 +219,9 @@ class Axes:
         if a.pieces is None or b.pieces is None:
             self.align([a], [b])
             return
+        if a.flat or b.flat:
+            self._same_flat(a, b)
+            return
         cuts = sorted(set(self.cuts(a)) | set(self.cuts(b)))
         if len(cuts) > MAX_PIECES:
             self.clash(f"{len(cuts)} pieces", [a, b])
@@ -237,6 +243,27 @@ class Axes:
         for p, q in zip(left, right, strict=True):
             self.same(p, q)
 
+    def _same_flat(self, a: Axis, b: Axis) -> None:
+        """Sums that share pieces: cutting one may cut the other."""
+        while True:
+            a.pieces, b.pieces = self._written(a), self._written(b)
+            here, there = self.cuts(a), self.cuts(b)
+            if here == there:
+                break
+            if max(len(here), len(there)) > MAX_PIECES:
+                self.clash(f"more than {MAX_PIECES} pieces", [a, b])
+                return
+            for axis, cuts in ((a, there), (b, here)):
+                for c in cuts:
+                    self.cut(axis, c)
+            a, b = a.root(), b.root()
+            if a.frozen or b.frozen or a.pieces is None or b.pieces is None:
+                return
+        left, right = a.pieces, b.pieces
+        self._join(a, b)
+        for p, q in zip(left, right, strict=True):
+            self.same(p, q)
+
     def cuts(self, axis: Axis) -> list[int]:
         """Positions where a sum's pieces begin (none for others)."""
         a = axis.root()
@@ -251,6 +278,7 @@ class Axes:
     def regularise(self, axes: Sequence[Axis]) -> None:
         """A sum of equally long pieces is a product: how many, times the piece."""
         changed = True
+        self._spread_flat(axes)
         while changed:  # identifying pieces can cut and split others
             seen = self._below(axes)
             direct = {id(x.root()) for x in axes} | {id(f.root()) for a in seen.values() for f in a.factors or ()}
@@ -259,7 +287,7 @@ class Axes:
             changed |= self._uncut(axes, direct)
             for a in sorted(self._below(axes).values(), key=lambda x: x.size):
                 a = a.root()
-                if a.pieces is not None and not a.apart and len({p.size for p in a.pieces}) == 1:
+                if a.pieces is not None and not a.apart and not a.flat and len({p.size for p in a.pieces}) == 1:
                     for p in a.pieces[1:]:
                         self.same(a.pieces[0], p)
                     a = a.root()
@@ -285,12 +313,37 @@ class Axes:
                 stack.extend(a.factors or a.pieces or ())
         return seen
 
+    def _spread_flat(self, axes: Sequence[Axis]) -> None:
+        """Pieces of what is flat are flat, and written out."""
+        for a in self._below(axes).values():
+            stack = list(a.pieces or ()) if a.flat else []
+            while stack:
+                q = stack.pop().root()
+                q.flat = True
+                stack += q.pieces or ()
+        for a in self._below(axes).values():
+            if a.flat and a.pieces is not None:
+                a.pieces = self._written(a)
+
+    @staticmethod
+    def _written(a: Axis) -> list[Axis]:
+        """The pieces of a sum that are no sums themselves."""
+        found: list[Axis] = []
+        stack = list(reversed(a.pieces or ()))
+        while stack:
+            q = stack.pop().root()
+            if q.pieces is None:
+                found.append(q)
+            else:
+                stack += reversed(q.pieces)
+        return found
+
     @staticmethod
     def _flatten(seen: Mapping[int, Axis], direct: Set[int]) -> bool:
         """Sums of sums that nothing else is made of are one sum."""
         changed = False
         for a in seen.values():
-            if a.pieces is not None and a.link is None:
+            if a.pieces is not None and a.link is None and not a.flat:
                 flat: list[Axis] = []
                 stack = list(reversed(a.pieces))
                 while stack:
@@ -336,7 +389,7 @@ class Axes:
             if key not in seen:
                 continue
             a = known[0][0]
-            for _, start, part in known:
+            for _, start, part in () if a.flat else known:
                 rows = None if a.frozen or a.link is not None else self._rows(a, start, part.root(), known)
                 if rows is None or a.pieces is None:
                     continue
@@ -368,6 +421,7 @@ class Axes:
             if (
                 parts
                 and not a.apart
+                and not a.flat
                 and not self._waiting(a, direct)
                 and all(p.size == 1 or (p.fixed and self._atom(p) and id(p) not in used) for p in parts)
             ):

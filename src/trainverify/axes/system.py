@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
+from trainverify.axes.buckets import taken_out
 from trainverify.axes.inference import Dims, Inference, Line, NodeAxes
 from trainverify.axes.structure import Axis
 from trainverify.graph.communication import Communication, Schedule, is_communication
@@ -19,6 +21,10 @@ from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref, Value, has_ref, inline, refers, resolve
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import Lowered, OpTable
+from trainverify.primitives.node import topological
+
+_VIEWS: Final = frozenset({"reshape", "view", "reshape.grad", "view.grad"})
+_JOINS: Final = frozenset({"concat", "concat.grad", "slice", "slice.grad", "all_gather", "reduce_scatter"})
 
 
 @dataclass(frozen=True)
@@ -65,15 +71,17 @@ class Scope:
 class System:
     """Constraints from both programs and the lineage between them."""
 
-    def __init__(self, logical: Program, plan: Plan, table: OpTable, talk: Communication, plan_order: Schedule, blocks: bool = True):
+    def __init__(self, logical: Program, plan: Plan, table: OpTable, talk: Communication, plan_order: Schedule, flat: bool = False):
         self.table = table
         self.plan = plan
         self.talk = talk
         self.schedule = plan_order
-        self.inference = Inference()
+        self.flat = flat  # tensors written in one dimension keep axes of their own: for buckets that are cut anywhere
+        self.inference = Inference(flat)
         self.logical = inline(logical)
-        flat = [inline(u.program, plan.functions) for u in talk.units]
-        self.unit_programs = flat
+        inlined = [inline(u.program, plan.functions) for u in talk.units]
+        self.unit_programs = inlined
+        self._flat_tensors: dict[int, set[str]] = {}
         self._along: dict[tuple[int, ...], tuple[str, ...] | None] = {}
         self._group_sorts: dict[tuple[int, Value], Hashable] = {}
         self._applied: dict[
@@ -81,14 +89,14 @@ class System:
         ] = {}  # ids of (op at types, axes of inputs) → axes of nodes, what has the ids
         self._types: dict[TensorType, int] = {}
         self._type_of: dict[int, int] = {}
-        programs = [self.logical, *flat]
-        outlined = outline(programs, self._sort) if blocks else [singles(p) for p in programs]
+        programs = [self.logical, *inlined]
+        outlined = [singles(p) for p in programs] if flat else outline(programs, self._sort)
         self.logical_blocks, self.unit_blocks = outlined[0], outlined[1:]
         self._first: dict[int, tuple[Scope, Block]] = {}  # of a kind
         self._lowered: dict[int, list[list[LoweredOp]]] = {}  # of the ops of a kind: one for every variant
         later = _later(outlined)
         self.scope = Scope(self.inference, self.logical, later[0])
-        self.unit_scopes = [Scope(self.inference, p, names) for p, names in zip(flat, later[1:], strict=True)]
+        self.unit_scopes = [Scope(self.inference, p, names) for p, names in zip(inlined, later[1:], strict=True)]
         self.logical_ops: list[LoweredOp] = []
         self.unit_ops: list[list[LoweredOp]] = []
         self.meetings: list[MeetingAxes] = []
@@ -104,6 +112,10 @@ class System:
             self.unit_ops.append(list(self._program(scope, self.unit_blocks[u], u)))
         self._communicate()
         self._lineage()
+        if self.flat:
+            for u, scope in enumerate(self.unit_scopes):
+                for name, logical in taken_out(self, u):
+                    self.inference.same_dims(scope.dims[name], self.scope.dims[logical])
         self.inference.finish()
         return self
 
@@ -116,9 +128,15 @@ class System:
     def _apply(self, scope: Scope, op: Op, lowered: Lowered) -> NodeAxes:
         self.inference.axes.where = str(op)
         dims, lines = scope.args(op)
+        source = self._recast(scope.program, op, lowered) if self.flat else None
+        if source is not None:
+            given, made = dims[source], scope.dims[op.outputs[0]]
+            assert given is not None
+            self.inference.view(given, made, op.outputs[0] not in self._flat_tensors[id(scope.program)])
+            return NodeAxes({id(n): made if n.prim == "reshape" else given for n in topological(lowered.outputs)}, {})
         roots = [None if d is None else [a.root() for a in d] for d in dims]
         key = (id(lowered), self.inference.even, tuple([None if d is None else tuple(map(id, d)) for d in roots]))
-        known = None if any(lines) else self._applied.get(key)
+        known = None if any(lines) or self.flat else self._applied.get(key)
         if known is None:
             found = self.inference.op(lowered, dims, lines)
             if not any(lines):
@@ -129,6 +147,19 @@ class System:
             self.inference.same_dims(scope.dims[name], found.dims[id(node)])
             scope.lines[name] = self.inference.same_line(scope.lines.get(name), found.lines[id(node)])
         return found
+
+    def _recast(self, program: Program, op: Op, lowered: Lowered) -> int | None:
+        """Which input of an op is written in one dimension by it (or back), next to ops that join and cut such tensors."""
+        node = lowered.outputs[0]
+        given = node.args[0] if node.prim == "reshape" else node
+        if op.name not in _VIEWS or given.prim != "input" or node.kind != "real" or 1 not in (len(given.shape), len(node.shape)):
+            return None
+        source = str(op.inputs[given.attrs[0]])
+        known = self._flat_tensors.get(id(program))
+        if known is None:
+            known = {t for o in program.ops if o.name in _JOINS for t in (*o.inputs, *o.outputs) if t is not None}
+            self._flat_tensors[id(program)] = known
+        return given.attrs[0] if op.outputs[0] in known or source in known else None
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -214,7 +245,7 @@ class System:
             names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)}) if refers(op) else []
             variants = self._variants(u, tuple(names))
             found = {rows: self._lower(op, scope.program, dict(zip(names, values, strict=True))) for values, rows in variants.items()}
-            self.inference.even = op.name == "slice" and _all_slices(list(found.values()))
+            self.inference.even = not self.flat and op.name == "slice" and _all_slices(list(found.values()))
             for rows, x in found.items():
                 yield LoweredOp(index, rows, x, self._apply(scope, op, x))
             self.inference.even = False
@@ -271,7 +302,9 @@ class System:
         if along is not None and lead.size == len(members):
             inf.axes.align([lead], [inf.mesh_axis(self.plan.mesh, a) for a in along])
         scope, dims = self._tensor(c0, str(op.inputs[0]))
+        inf.members = len(members)
         axes = inf.op(lowered, [[lead, *dims]], [scope.lines.get(str(op.inputs[0]))])
+        inf.members = 0
         if along is not None and made.shape[0] == len(members):
             inf.axes.align([axes.dims[id(made)][0]], [inf.mesh_axis(self.plan.mesh, a) for a in along])
         inf.axes.fix(axes.dims[id(made)][0])  # members are counted, not shrunk

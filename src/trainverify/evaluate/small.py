@@ -318,7 +318,7 @@ class _Shrinker:
         sizes = self.sizes
         product = self.system.inference.axes.product
         if part.flat:
-            whole, local = [product(whole)], [product(local)]
+            whole, local = [self.system.inference.flattened(whole)], [product(local)]
         runs, starts = [], []
         for at, run, a, b in zip(part.local, part.logical, whole, local, strict=True):
             start = sizes.position(a, run.start)

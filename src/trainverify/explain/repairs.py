@@ -325,9 +325,58 @@ class Repairs:
         (c, t), op = ops[0]
         dim = int(op.get("dim", 0))
         room = self.shapes[c][str(op.inputs[0])][dim] - self.shapes[c][t][dim]
-        if room <= 16:
-            for at in range(room + 1):
-                yield from self._sliced(ops, "another start", None, at)
+        for at in range(room + 1) if room <= 16 else sorted(a for a in {0, *self._edges(c, str(op.inputs[0]), dim)} if a <= room):
+            yield from self._sliced(ops, "another start", None, at)
+
+    def _edges(self, c: int, tensor: str, dim: int) -> set[int]:
+        """Where slices of a tensor begin and end."""
+        found: set[int] = set()
+        for step in self.classes[c].order:
+            node = step.nodes[0] if step.op.name == "slice" and step.op.inputs[0] == tensor else None
+            if node is not None and node.prim == "slice" and node.attrs[0] == dim:
+                found |= {node.attrs[1], node.attrs[1] + node.shape[dim]}
+        return found
+
+    def exchanged_pieces(self, site: Site) -> Iterator[Repair]:
+        """Tensors joined in another order, or slices of one tensor in each other's place."""
+        if len(site) > 1:
+            return
+        ((c, t),) = site
+        op = self.graph.ops.get((c, t))
+        if op is not None and op.name == "concat":
+            names = [str(i) for i in op.inputs]
+            reads, dim = tuple((c, i) for i in dict.fromkeys(names)), int(op.get("dim", 0))
+            for i, j in itertools.combinations(range(len(names)), 2):
+                if self.shapes[c][names[i]] == self.shapes[c][names[j]]:
+                    order = list(names)
+                    order[i], order[j] = order[j], order[i]
+
+                    def make(read: Read, order: list[str] = order) -> Array:
+                        return np.concatenate([read((c, n)) for n in order], axis=dim % len(self.shapes[c][t]) + 1)
+
+                    yield Repair(f"{names[i]} and {names[j]} are in each other's place in {_short(op)}", {(c, t): Edit(reads, make)})
+        if op is not None and op.name == "slice":
+            for step in self.classes[c].order:
+                other = step.op.outputs[0] if step.op.name == "slice" and step.op.inputs[0] == op.inputs[0] else t
+                if other != t and self.shapes[c][other] == self.shapes[c][t]:
+                    both = frozenset({(c, t), (c, other)})
+                    edits = {
+                        (c, t): Edit(((c, other),), lambda read, n=(c, other): read(n), both),  # type: ignore[misc]
+                        (c, other): Edit(((c, t),), lambda read, n=(c, t): read(n), both),  # type: ignore[misc]
+                    }
+                    yield Repair(f"holds what belongs in {other}, and the other way round", edits)
+
+    def other_number(self, site: Site) -> Iterator[Repair]:
+        """A constant that should be 0 or 1."""
+        ops = [self.graph.ops.get(n) for n in site]
+        if any(o is None or o.name != "full" for o in ops):
+            return
+        for value in (0.0, 1.0):
+            edits: dict[Node, Edit] = {
+                n: Edit((), lambda read, n=n, value=value: np.full_like(np.asarray(self.base.values[n[0]][n[1]]), value))  # type: ignore[misc]
+                for n in site
+            }
+            yield Repair(f"{_short(ops[0])} where {value:g} is needed", edits)  # type: ignore[arg-type]
 
     def _own(self, rank: int, axes: tuple[str, ...]) -> int:
         return self.mesh.group(rank, axes).index(rank)

@@ -233,8 +233,11 @@ class Prover:
                 return self._later(x, op, env, scope)
             inputs = [None if i is None else get(env, i) for i in op.inputs]
             made = self.forms.op(x.lowered, x.axes, inputs, offsets)
-            for name, node in zip(op.outputs, x.lowered.outputs, strict=True):
-                self.forms.aligned(x.axes.dims[id(node)], scope.dims[name])
+            for n, (name, node) in enumerate(zip(op.outputs, x.lowered.outputs, strict=True)):
+                if self.system.flat and len(scope.dims[name]) == 1:
+                    made[n] = self.forms.flat.recast(made[n], x.axes.dims[id(node)], scope.dims[name])
+                else:
+                    self.forms.aligned(x.axes.dims[id(node)], scope.dims[name])
             for name, value in zip(op.outputs, made, strict=True):
                 env[name] = {key: self._kept(p, name in loose) for key, p in value.items()}
         except (Unsupported, TooLarge, Missing, RecursionError) as error:
@@ -262,6 +265,14 @@ class Prover:
 
     def _kept(self, p: Poly, loose: bool) -> Poly:
         """How a tensor is kept: sums under a short name, unless one addition alone will take them in."""
+        if self.forms.flat.used:
+            p = self.forms.flat.joined(p)
+            (lifted,), frames = self.forms.flat.lift([p])
+            if frames:
+                return self.forms.flat.lower(self._named(lifted, loose), frames)
+        return self._named(p, loose)
+
+    def _named(self, p: Poly, loose: bool) -> Poly:
         k = self.kernel
         if self.masked is not None:
             p = self.masked.whole(self.kernel.resolved(p))
@@ -480,7 +491,7 @@ def _loose(program: Program) -> set[str]:
 
 def prove(system: System, wanted: Sequence[Obligation]) -> Proof:
     """Try to prove every obligation at full size; what blocks or folding hide in a small plan is tried again without them."""
-    best = Prover(system).prove(wanted)
+    best = Prover(system, blocks=not system.flat).prove(wanted)
     tries = []
     if sum(len(p.ops) for p in system.unit_programs) <= WRITTEN_OUT and any(b.kind is not None for b in system.logical_blocks):
         tries.append({"blocks": False})

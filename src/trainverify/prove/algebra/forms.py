@@ -18,6 +18,7 @@ from trainverify.axes.structure import Axes, Axis
 from trainverify.graph.program import Domain
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
+from trainverify.prove.algebra.flat import Flat
 from trainverify.prove.algebra.grids import Grid, Grids, Key, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.terms import Index, Poly, Unsupported, as_constant, constant, scale
@@ -39,6 +40,7 @@ class Forms:
 
     def __post_init__(self) -> None:
         self.grids = Grids(self.axes)
+        self.flat = Flat(self.kernel, self.grids)
 
     def grid(self, dims: Dims) -> Grid:
         return self.grids.of(dims)
@@ -70,9 +72,9 @@ class Forms:
             case "iota":
                 return {(): self._iota(node, dims, axes.lines[id(node)], offsets.get(id(node), Offset(node.attrs[0])))}
             case "map":
-                return {key: self._map(node, [a[key] for a in args], axes) for key in grid.blocks()}
+                return {key: self.flat.through(lambda ps: self._map(node, ps, axes), [a[key] for a in args]) for key in grid.blocks()}
             case "select":
-                return {key: self._select(*(a[key] for a in args)) for key in grid.blocks()}
+                return {key: self.flat.through(lambda ps: self._select(*ps), [a[key] for a in args]) for key in grid.blocks()}
             case "contract":
                 return self._contract(node, args, given, dims)
             case "reduce":
@@ -80,7 +82,7 @@ class Forms:
             case "reshape":
                 old, new = self.grid(given[0]).leaves, grid.leaves
                 if [(id(x.axis), x.owner) for x in old] != [(id(x.axis), x.owner) for x in new]:
-                    raise Unsupported(f"a view whose factors do not align: {list(given[0])} as {list(dims)}")
+                    return self.flat.recast(args[0], given[0], dims)
                 return args[0]
             case "transpose":
                 return self._moved(args[0], given[0], dims, {p: i for i, p in enumerate(node.attrs[0])})
@@ -375,6 +377,7 @@ class Forms:
         for term, g in zip(terms, grids, strict=True):
             names.append({-1 - o: v for label, span in zip(term, g.spans, strict=True) for o, v in zip(span, place[label], strict=True)})
         tagged = [(label, g.leaves[i], i - span.start) for label, (g, span) in summed.items() for i in span if g.leaves[i].tag]
+        flat = any(axes_of[label].root().flat for label in summed)
         hidden = [(place[label][i], leaf.axis.size) for label, leaf, i in tagged]
         out: Value = {}
         for key in new.blocks():
@@ -395,7 +398,7 @@ class Forms:
                     block = value[tuple(tags[to[-1 - o]] for o in g.tags)]
                     moved = k.substitute(k.finite(block), to)
                     product = moved if len(args) == 1 else k.times(product, k.single(moved))
-                total = k.add(total, k.sum(product, over))
+                total = k.add(total, self.flat.sum(product, over, flat))
             out[key] = total
         return out
 

@@ -11,9 +11,9 @@ from trainverify.axes.structure import Axis
 from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Run, Shard, local_digits, pattern_dims
 from trainverify.prove.algebra.folding import Instance
 from trainverify.prove.algebra.forms import Forms, Value
-from trainverify.prove.algebra.grids import Offset, Spot, mixed_radix
+from trainverify.prove.algebra.grids import Key, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.ranks import Ranks
-from trainverify.prove.algebra.terms import Index, TooLarge, Unsupported, scale
+from trainverify.prove.algebra.terms import Index, Poly, TooLarge, Unsupported, scale
 from trainverify.prove.algebra.values import Missing, Values, get
 
 
@@ -50,6 +50,11 @@ class Held:
             return self._even_piece(lay, instance, unit)
         total: Value | None = None
         for part in self._parts(lay, instance):
+            if part.flat and self.system.flat:
+                value = {key: p for key, _, p in self._flat_pieces(part, lay, unit)}
+                value = {key: value.get(key, {}) for key in self.forms.grid(local).blocks()}
+                total = value if total is None else {key: self.kernel.add(p, total[key]) for key, p in value.items()}
+                continue
             whole_dims, local_dims = self._part_dims(part, lay, unit)
             value = get(self.logical, lay.logical)
             held = [self._held(run, a, b) for run, a, b in zip(part.logical, whole_dims, self._regions(part, local_dims), strict=True)]
@@ -71,6 +76,10 @@ class Held:
             yield local, self._even_piece(lay, instance, unit)
             return
         for part in self._parts(lay, instance):
+            if part.flat and self.system.flat:
+                want = {key: p for key, _, p in self._flat_pieces(part, lay, unit)}
+                yield {key: local[key] for key in want}, want
+                continue
             whole_dims, local_dims = self._part_dims(part, lay, unit)
             want, got = get(self.logical, lay.logical), local
             held = [self._held(run, a, b) for run, a, b in zip(part.logical, whole_dims, self._regions(part, local_dims), strict=True)]
@@ -81,6 +90,24 @@ class Held:
                 dims = [*held[:d], *local_dims[d:]]
                 got = self.forms.piece(got, dims, [*held[: d + 1], *local_dims[d + 1 :]], d, Offset(at))
             yield got, want
+
+    def _flat_pieces(self, part: Part, lay: Layout, unit: int) -> Iterator[tuple[Key, int, Poly]]:
+        """(block, start, form) of the pieces of a local tensor of one dimension that hold a stretch of a flattened logical tensor."""
+        (run,), (at,) = part.logical, part.local
+        (axis,) = self.system.unit_scopes[unit].dims[lay.local]
+        whole = self.system.scope.dims[lay.logical]
+        if run.count > 1:
+            raise Unsupported("strided blocks")
+        grid = self.forms.grid([axis])
+        value, old = get(self.logical, lay.logical), self.forms.grid(whole)
+        covered = 0
+        for t, (start, length, v) in enumerate(self.forms.flat.pieces(axis, grid, grid.spans[0])):
+            if at <= start and start + length <= at + run.size:
+                key = (t,) if grid.tags else ()
+                yield key, start, self.forms.flat.region_of(value, old, run.start + start - at, length, v)
+                covered += length
+        if covered != run.size:
+            raise Unsupported("a stretch that ends inside a piece")
 
     def _added_up(self, lay: Layout, instance: Instance, local: Value) -> tuple[Layout, Value]:
         """A claim about summands, as one about their sum over the mesh axes that it names."""
@@ -110,7 +137,7 @@ class Held:
         whole, local = self.system.scope.dims[lay.logical], self.system.unit_scopes[unit].dims[lay.local]
         if part.flat:
             product = self.system.inference.axes.product
-            return [product(whole)], [product(local)]
+            return [self.system.inference.flattened(whole)], [product(local)]
         return list(whole), list(local)
 
     def _regions(self, part: Part, local: Sequence[Axis]) -> list[Axis]:

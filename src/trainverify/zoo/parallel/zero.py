@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trainverify.build.plan import Spelling
 from trainverify.build.tape import BuildError, Tensor
@@ -17,6 +17,9 @@ from trainverify.graph.program import Value
 
 if TYPE_CHECKING:
     from trainverify.zoo.parallel.stage import Stage
+
+
+ALIGNED: Final = 128  # elements of a flat bucket that stay together
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,10 @@ class Weight:
 def buckets(stage: Stage) -> list[Bucket]:
     """Weights as they are cut: each alone, or together those of a layer that are treated alike (vectors have no weight decay)."""
     weights = list(stage.weights.values())
-    if stage.how.zero == 0 or stage.how.shards != "flat":
+    if stage.how.zero == 0 or stage.how.shards == "parameter":
         return [Bucket(stage, w.name, [w], flat=False) for w in weights]
+    if stage.how.shards == "chunk":
+        return [Bucket(stage, w.name, [w], flat=w.shape[0] % stage.axes.size(w.data or stage.axes.data) > 0) for w in weights]
     found: dict[tuple[object, ...], list[Weight]] = {}
     for w in weights:
         layer = re.match(r"(.*?\.\d+)\.", w.name)
@@ -64,7 +69,7 @@ def buckets(stage: Stage) -> list[Bucket]:
 class Bucket:
     """One tensor that is cut among data-parallel ranks: a weight along a dimension, or several weights flattened one after the other.
 
-    Shards are equally long; what does not divide is padded with zeros at the end, as torch does before it scatters or gathers.
+    Shards are equally long; what does not divide is flattened and padded with zeros at the end, as torch does before it scatters.
     """
 
     def __init__(self, stage: Stage, name: str, weights: Sequence[Weight], flat: bool):
@@ -80,7 +85,10 @@ class Bucket:
         shape = (sum(self.sizes),) if flat else self.first.shape
         self.dim = 0 if flat or stage.how.shards != "parameter" else self._dim()
         self.total = shape[self.dim]
-        self.chunk = -(-self.total // self.count)
+        unit = 1
+        if flat and self.count > 1:  # of chunks along a dimension rows stay whole
+            unit = ALIGNED if stage.how.shards == "flat" else math.prod(self.first.shape[1:])
+        self.chunk = -(-self.total // (self.count * unit)) * unit
         self.padding = self.chunk * self.count - self.total
         self.shape = self._cut(shape, self.chunk)
 
