@@ -33,6 +33,14 @@ PLANS: dict[str, tuple[llama.Config | gpt.Config, Degrees]] = {
     "gpt zero3 dp2 tp2 sp pp2 mb2, tied": (replace(GPT2, layers=2), Degrees(dp=2, tp=2, sp=True, pp=2, zero=3, microbatches=2)),
     "zero1 dp512": (replace(REAL, layers=1), Degrees(dp=512, zero=1)),
     "zero1 dp256 tp2": (replace(REAL, layers=1), Degrees(dp=256, tp=2, zero=1)),
+    "flat zero1 dp2": (replace(REAL, layers=1), Degrees(dp=2, zero=1, shards="flat")),
+    "flat zero2 dp3 mb2, padded": (replace(REAL, layers=1), Degrees(dp=3, zero=2, microbatches=2, shards="flat")),
+    "flat zero1 dp4 pp2 mb2": (REAL, Degrees(dp=4, pp=2, zero=1, microbatches=2, shards="flat")),
+    "flat gpt zero3 dp3": (GPT2, Degrees(dp=3, zero=3, shards="flat")),
+    "chunk zero1 dp3": (replace(REAL, layers=1), Degrees(dp=3, zero=1, shards="chunk")),
+    "chunk gpt zero2 dp5, one element left": (GPT2, Degrees(dp=5, zero=2, shards="chunk")),
+    "chunk zero3 dp5": (replace(REAL, layers=1), Degrees(dp=5, zero=3, shards="chunk")),
+    "small chunk zero3 dp5": (SMALL, Degrees(dp=5, zero=3, shards="chunk")),
     "small zero1 dp3": (SMALL, Degrees(dp=3, zero=1)),
     "small zero2 dp3 mb2": (SMALL, Degrees(dp=3, zero=2, microbatches=2)),
     "small gpt zero3 dp3": (GPT, Degrees(dp=3, zero=3)),
@@ -58,15 +66,11 @@ def test_plan_is_proved(name: str) -> None:
     assert {o.of for o in logical.outputs if o.role == "parameter"} == set(logical.parameters)
 
 
-# shards that end inside a row, or hold parts of several weights: the algebra does not align them yet, numbers agree
+# shards that end inside a row of what tensor-parallel ranks have, buckets of little but padding: not proved, numbers agree
 UNALIGNED = {
-    "flat zero1 dp2": (SMALL, Degrees(dp=2, zero=1, shards="flat")),
-    "flat zero2 dp3 mb2": (SMALL, Degrees(dp=3, zero=2, microbatches=2, shards="flat")),
+    "small flat zero2 dp3 mb2": (SMALL, Degrees(dp=3, zero=2, microbatches=2, shards="flat")),
     "flat zero3 dp2 tp2 sp": (SMALL, Degrees(dp=2, tp=2, sp=True, zero=3, shards="flat")),
-    "flat gpt zero3 dp3": (GPT, Degrees(dp=3, zero=3, shards="flat")),
-    "chunk zero1 dp4": (SMALL, Degrees(dp=4, zero=1, shards="chunk")),
     "chunk zero2 dp4 tp2": (SMALL, Degrees(dp=4, tp=2, zero=2, shards="chunk")),
-    "chunk zero3 dp5": (SMALL, Degrees(dp=5, zero=3, shards="chunk")),
 }
 
 

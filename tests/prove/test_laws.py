@@ -10,7 +10,7 @@ import pytest
 
 from trainverify.domains.ball import precision
 from trainverify.prove.algebra.kernel import Kernel
-from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, summed, triangle
+from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
 from trainverify.prove.algebra.masked import MaskedSums
 from trainverify.prove.algebra.terms import Limits, Poly, TooLarge, Unsupported, constant, scale
 
@@ -453,6 +453,39 @@ def the_order_of_a_row_matters(w: World) -> None:
     k = w.kernel
     a, b = k.bound(), k.bound()
     differ(k.row("row argmax 0", w.x(a, b), {a: V0, b: V1}), k.row("row argmax 0", w.x(a, b), {b: V1, a: V0}))
+
+
+@broken("buckets")
+def pieces_at_other_positions_do_not_meet(w: World) -> None:
+    k, flat = w.kernel, flats(w)
+
+    def product(a: int, b: int, at: int = Q) -> Poly:
+        return flat.through(lambda ps: k.times(ps[0], ps[1]), [piece(w, flat, w.x(), a, V1, Q), piece(w, flat, w.y(), b, V1, at)])
+
+    whole = k.times(w.x(), w.y())
+    assert product(1, 1) == piece(w, flat, whole, 1, V1, Q)
+    differ(product(1, 2), piece(w, flat, whole, 1, V1, Q))
+    differ(product(1, 2), piece(w, flat, whole, 2, V1, Q))
+    differ(product(1, 1, P), piece(w, flat, whole, 1, V1, Q))
+    differ(piece(w, flat, w.x(), 0, V1, Q), piece(w, flat, w.x(), 1, V1, Q))
+
+
+@broken("regions")
+def what_lies_between_regions_is_missing(w: World) -> None:
+    k, flat = w.kernel, flats(w)
+
+    def part(a: int, b: int, f: Poly) -> Poly:
+        at = k.bound()
+        return flat.sum(piece(w, flat, f, a, b - a, at), {at: b - a}, True)
+
+    f, i, j = k.times(w.x(), w.x()), k.bound(), k.bound()
+    whole = k.sum(k.times(w.x(i, j), w.x(i, j)), {i: V0, j: V1})
+    assert flat.joined(k.add(part(0, 2, f), part(2, 6, f))) == whole
+    differ(flat.joined(k.add(part(0, 2, f), part(3, 6, f))), whole)  # one is left out
+    differ(flat.joined(k.add(part(0, 3, f), part(2, 6, f))), whole)  # one counts twice
+    differ(flat.joined(k.add(part(0, 2, f), part(2, 6, k.times(w.x(), w.y())))), whole)
+    differ(flat.joined(k.add(part(0, 2, f), scale(part(2, 6, f), 2))), whole)
+    differ(flat.joined(k.add(part(0, 2, f), part(2, 6, f), part(0, 2, f))), whole)
 
 
 def test_every_law_has_a_broken_condition() -> None:

@@ -236,6 +236,14 @@ class Evaluator:
             case "fn":
                 ((name, param, form), _), slots = a.data, self._slots(a, idx)
                 return self._function(str(name), param, form, slots)
+            case "at":
+                inner, pattern, frame = a.data
+                digits, others = _digits(frame.start + idx[0], frame.sizes), iter(idx[1:])
+                return self._product([(inner, tuple(next(others) if j is None else digits[j] for j in pattern), 1)])
+            case "region":
+                sizes, low, high = a.data
+                position = sum(i * math.prod(sizes[n + 1 :]) for n, i in enumerate(idx))
+                return numbers.of(int(low <= position < high))
         return self._row(a, idx)
 
     def _slots(self, a: Atom, idx: tuple[int, ...]) -> list[int]:
@@ -382,3 +390,12 @@ def _spread(axes: Axes, axis: Axis, position: int | None) -> list[tuple[int | No
         for t, p in enumerate(u.pieces):
             found += _spread(axes, p, v - starts[t] if v is not None and t == chosen else None)
     return found
+
+
+def _digits(position: int, sizes: Sequence[int]) -> list[int]:
+    """The digits of a position, slow first."""
+    found = []
+    for s in reversed(sizes):
+        position, d = divmod(position, s)
+        found.append(d)
+    return found[::-1]

@@ -46,14 +46,14 @@ class Flat:
 
     # -- positions and digits ----------------------------------------------------------------------------------------
 
-    def _coordinates(self, frame: Frame, p: Index) -> list[Index]:
+    def coordinates(self, frame: Frame, p: Index) -> list[Index]:
         """Variables for the digits of a position."""
         if len(frame.sizes) > _DIGITS:
             raise Unsupported(f"a position of {len(frame.sizes)} digits")
         n = self._numbers.setdefault((frame.sizes, p), len(self._numbers))
         return [_COORDINATE - n * _DIGITS - j for j in range(len(frame.sizes))]
 
-    def _said(self, p: Poly, digits: Sequence[Index], frame: Frame, at: Index) -> Poly:
+    def said(self, p: Poly, digits: Sequence[Index], frame: Frame, at: Index) -> Poly:
         """A form over digits as one over the position `at` in a frame."""
         k = self.kernel
         if k.trace is not None:
@@ -97,7 +97,7 @@ class Flat:
         frames = {p: f for p, f in frames.items() if p not in bad}
         if not frames:
             return list(polys), {}
-        digits = {p: self._coordinates(f, p) for p, f in frames.items()}
+        digits = {p: self.coordinates(f, p) for p, f in frames.items()}
         return [self._over(p, digits) for p in polys], frames
 
     def _over(self, p: Poly, digits: Mapping[Index, Sequence[Index]]) -> Poly:
@@ -116,12 +116,12 @@ class Flat:
         return k.add(*[k.monomial([factor(f) for f in m], c) for m, c in p.items()])
 
     def lower(self, p: Poly, frames: Mapping[Index, Frame]) -> Poly:
-        every = {at: self._coordinates(frame, at) for at, frame in frames.items()}
+        every = {at: self.coordinates(frame, at) for at, frame in frames.items()}
         mixed = [{at for at, digits in every.items() if set(digits) & set(idx)} for m in p for _, idx, _ in m]
         if any(len(found) > 1 for found in mixed):
             raise Unsupported("a value of two positions")
         for at, frame in frames.items():
-            p = self._said(p, every[at], frame, at)
+            p = self.said(p, every[at], frame, at)
         return p
 
     def through(self, function: Callable[[list[Poly]], Poly], polys: Sequence[Poly]) -> Poly:
@@ -148,7 +148,7 @@ class Flat:
             for at, frame in frames.items():
                 if at in left or (at == _ONLY and pieces):
                     left.pop(at, None)
-                    digits = self._coordinates(frame, at)
+                    digits = self.coordinates(frame, at)
                     left.update(zip(digits, frame.sizes, strict=True))
                     lifted = k.times(lifted, self._region(frame.sizes, frame.start, frame.start + frame.length, digits))
             total.append(
@@ -274,9 +274,9 @@ class Flat:
         sizes = tuple(leaf.axis.size for leaf in grid.leaves)
         frame = Frame(sizes, start, length)
         at = _ONLY if at is None else at
-        fresh = self._coordinates(frame, at)
+        fresh = self.coordinates(frame, at)
         p = self.kernel.substitute(self.kernel.finite(value[()]), {-1 - n: v for n, v in enumerate(fresh)})
-        return self._said(p, fresh, frame, at)
+        return self.said(p, fresh, frame, at)
 
     def _flattened(self, value: Value, old: Grid, axis: Axis, new: Grid) -> Value:
         found = self.pieces(axis, new, new.spans[0])
@@ -295,7 +295,7 @@ class Flat:
             if v in frames:
                 if frames[v] != Frame(sizes, start, length):
                     raise Unsupported("a piece of a bucket at another place")
-                digits = self._coordinates(frames.pop(v), v)
+                digits = self.coordinates(frames.pop(v), v)
                 p = k.substitute(p, {d: -1 - n for n, d in enumerate(digits)})
             p = self.lower(p, frames)
             if result is not None and p != result:

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+from trainverify.axes.structure import Axes
 from trainverify.prove.algebra.evaluate_forms import Balls, Evaluator, Number
+from trainverify.prove.algebra.flat import Flat, Frame
+from trainverify.prove.algebra.grids import Grids
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.masked import MaskedSums
 from trainverify.prove.algebra.terms import Index, Poly, constant, scale, tidy
@@ -463,3 +466,46 @@ def _row(w: World) -> Instance:
         return w.balls.of(best)
 
     return made, meaning
+
+
+def piece(w: World, flat: Flat, p: Poly, start: int, length: int, at: Index) -> Poly:
+    """The elements start … start + length − 1 of a form over P and Q, written in one dimension."""
+    frame = Frame((V0, V1), start, length)
+    digits = flat.coordinates(frame, at)
+    return flat.said(w.kernel.substitute(p, dict(zip((P, Q), digits, strict=True))), digits, frame, at)
+
+
+def flats(w: World) -> Flat:
+    return Flat(w.kernel, Grids(Axes()))
+
+
+@law("buckets", "f(x, y) at the digits of δ + p = f(x at those digits, y at those digits)", "both have the same sizes and the same δ")
+def _buckets(w: World) -> Instance:
+    k, flat = w.kernel, flats(w)
+    start = w.rng.randrange(V0 * V1 - V1 + 1)
+    f, g = k.add(w.x(), w.y()), w.above()
+    made = flat.through(lambda ps: k.multiply(ps[0], k.power(ps[1], -1)), [piece(w, flat, p, start, V1, Q) for p in (f, g)])
+
+    def meaning(at: At) -> Number:
+        i, j = divmod(start + at[Q], V1)
+        return w.value(f, {P: i, Q: j}) / w.value(g, {P: i, Q: j})
+
+    return made, meaning
+
+
+@law("regions", "Σ over the positions a … b − 1, plus Σ over b … c − 1, is Σ over a … c − 1", "of the same form, and nothing between them")
+def _regions(w: World) -> Instance:
+    k, flat = w.kernel, flats(w)
+    f = k.add(k.times(w.x(), w.y()), w.positive())
+    ends = sorted({0, V0 * V1, *(w.rng.randrange(1, V0 * V1) for _ in range(2))})
+    kept = w.rng.choice([list(itertools.pairwise(ends)), list(itertools.pairwise(ends))[1:]])
+    total: Poly = {}
+    for a, b in kept:
+        at = k.bound()
+        total = k.add(total, flat.sum(piece(w, flat, f, a, b - a, at), {at: b - a}, True))
+
+    def meaning(at: At) -> Number:
+        places = [divmod(n, V1) for a, b in kept for n in range(a, b)]
+        return sum((w.value(f, {P: i, Q: j}) for i, j in places), w.balls.of(0))
+
+    return flat.joined(total), meaning
