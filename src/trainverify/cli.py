@@ -318,7 +318,7 @@ def zoo_list(as_json: bool) -> int:
         models = [{"name": n, "family": f.title, "plans": f.plan is not None, "sizes": described(n)} for f in FAMILIES for n in f.presets]
         return emit("zoo", 0, models=models)
     for family in FAMILIES:
-        out.print(f"[bold]{escape(family.title)}[/]" + ("" if family.plan is not None else " (one device only)"))
+        out.print(f"[bold]{escape(family.title)}[/]")
         for name in family.presets:
             out.print(f"  {name:16} {described(name)}", markup=False)
     return 0

@@ -43,7 +43,7 @@ def test_files_are_what_is_verified(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["zoo", "gpt2", "--tp", "2"], "gpt2: 50257 ids do not divide among 2"),
         (["zoo", "gpt2", "--packed"], "GPT has no packed to choose"),
         (["zoo", "gpt2", "--ep", "2", "--dp", "2"], "plans of GPT have no ep=2"),
-        (["zoo", "resnet50", "--dp", "2"], "there are no plans for ResNet yet"),
+        (["zoo", "resnet50", "--tp", "2"], "plans of ResNet divide the batch among data-parallel ranks"),
         (["zoo", "llama3-8b", "--zero", "1"], "with dp=1 there is nothing to shard"),
         (["zoo", "llama3-8b", "--pp", "2", "--schedule", "interleaved", "--microbatches", "3"], "3 micro-batches do not divide among 2"),
         (["zoo", "llama3-8b", "--pp", "2", "--stages", "a,b"], "--stages a,b: numbers of layers separated by commas"),

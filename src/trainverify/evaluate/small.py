@@ -5,6 +5,7 @@ Nothing here looks at values. The result is a pair of `Small*` recipes that any 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -372,6 +373,9 @@ def scaled(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: S
             for b, s in counts[i:]:
                 before, after = before * b, after * s
                 note(before, after)
+            if len(counts) <= 5:  # a batch norm counts the elements of some dimensions, not next to each other
+                for others in itertools.chain.from_iterable(itertools.combinations(counts, n) for n in range(2, len(counts))):
+                    note(math.prod(b for b, _ in others), math.prod(s for _, s in others))
 
     def change(node: Node, args: tuple[Node, ...]) -> Node:
         attrs = node.attrs

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from trainverify.build.tape import BuildError
-from trainverify.complete.step import complete
 from trainverify.graph.lineage import Layout, Placements
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
@@ -17,19 +16,20 @@ from trainverify.zoo import deepseek, gpt, llama, resnet
 from trainverify.zoo.parallel.deepseek import deepseek_plan, deepseek_step
 from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.parallel.gpt import gpt_plan, gpt_step
-from trainverify.zoo.parallel.llama import ADAMW, llama_plan, llama_step
+from trainverify.zoo.parallel.llama import llama_plan, llama_step
+from trainverify.zoo.parallel.resnet import resnet_plan, resnet_step
 
 Config = Any  # of one of the models
 
 
 @dataclass(frozen=True)
 class Family:
-    """What is known about models of one kind. `plan` None: there are none yet, beside one device."""
+    """What is known about models of one kind."""
 
     title: str
     presets: Mapping[str, Config]
     step: Callable[..., Program]  # (config, master=…) → the step on one device
-    plan: Callable[..., Plan] | None = None  # (config, degrees, master=…) → the same step on the ranks of a mesh
+    plan: Callable[..., Plan]  # (config, degrees, master=…) → the same step on the ranks of a mesh
 
 
 def _deepseek_plan(config: Config, how: Degrees, master: bool = False) -> Plan:
@@ -37,15 +37,18 @@ def _deepseek_plan(config: Config, how: Degrees, master: bool = False) -> Plan:
     return deepseek_plan(config, replace(how, normalise="loss"), master=master)
 
 
-def _resnet_step(config: Config, master: bool = False) -> Program:
-    return complete(resnet.forward(config), ADAMW, clip=1.0, master=master)
+def _resnet_plan(config: Config, how: Degrees, master: bool = False) -> Plan:
+    """On one device it is the step itself."""
+    if how == Degrees():
+        return one_device(resnet_step(config, master=master))
+    return resnet_plan(config, how, master=master)
 
 
 FAMILIES: Final[tuple[Family, ...]] = (
     Family("Llama", llama.PRESETS, llama_step, llama_plan),
     Family("GPT", gpt.PRESETS, gpt_step, gpt_plan),
     Family("DeepSeek", deepseek.PRESETS, deepseek_step, _deepseek_plan),
-    Family("ResNet", resnet.PRESETS, _resnet_step),
+    Family("ResNet", resnet.PRESETS, resnet_step, _resnet_plan),
 )
 NAMES: Final[Mapping[str, Family]] = {name: family for family in FAMILIES for name in family.presets}
 
@@ -82,18 +85,13 @@ class Wish:
         if self.layers is not None and "dense_layers" in known:
             changes["dense_layers"] = min(preset.dense_layers, self.layers)
         rows = self.how.dp * self.how.microbatches
-        if family.plan is not None or self.batch is not None or rows > preset.batch:
+        if self.batch is not None or family.title != "ResNet" or rows > preset.batch:  # images are many, sequences one for each rank
             changes["batch"] = rows if self.batch is None else self.batch
         return replace(preset, **changes)
 
     def build(self) -> tuple[Program, Plan]:
         """The step on one device, and the plan."""
         family, config = family_of(self.name), self.config()
-        if family.plan is None:
-            if self.how != Degrees():
-                raise BuildError(f"there are no plans for {family.title} yet: {self.name} runs on one device only")
-            step = family.step(config, master=self.master)
-            return step, one_device(step)
         return family.step(config, master=self.master), family.plan(config, self.how, master=self.master)
 
 
