@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from parallel.test_planted import LLAMA, MANY, again, exchanged_sends, other_batch, skipped, synced_early, together
+from parallel.test_experts_planted import base as experts
+from parallel.test_planted import LLAMA, MANY, again, column, exchanged_sends, instead, other_batch, skipped, synced_early, together, turned
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref
 from trainverify.verify import verify
@@ -16,9 +17,14 @@ from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 from verify.changes import Change, attrs, in_program, inputs, on_rank, replaced
 
 
+SEQUENCE = replace(MANY, sp=True)
+CONTEXT = Degrees(dp=2, pp=2, cp=2, cp_kind="ulysses", microbatches=2, normalise="loss")
+
+
 @cache
-def base() -> tuple[Program, Plan]:
-    return llama_step(LLAMA), llama_plan(LLAMA, MANY)
+def base(how: Degrees = MANY) -> tuple[Program, Plan]:
+    config = replace(LLAMA, sequence=12, context=12) if how == CONTEXT else LLAMA
+    return llama_step(config), llama_plan(config, how)
 
 
 def test_plan_is_proved() -> None:
@@ -40,45 +46,98 @@ def gathered(program: Program) -> Program:
     return replace(program, ops=(*program.ops[:i], gather, cut, *program.ops[i + 1 :]), tensors={**program.tensors, name + ".wide": wide})
 
 
-CLASSES: dict[str, tuple[str, str, Change]] = {
-    # class: (verdict, the stage that fails or the code of the finding, the change)
-    "missing all_reduce": ("REFUTED", "layers.0.attention.out", skipped("pp0", "mb0/layers.0.attention.out")),
-    "extra all_reduce": ("REFUTED", "layers.0.residual", again("pp0", "mb0/layers.0.ffn.out", "group.tp")),
-    "all_gather for all_reduce": ("REFUTED", "layers.0.ffn.down", in_program("pp0", gathered)),
+def unsynchronised(plan: Plan) -> Plan:
+    """No gradient is added up over data-parallel ranks."""
+    for t in plan.templates:
+        for op in t.program.ops:
+            if op.outputs and op.outputs[0].endswith(".grad.dp"):
+                plan = skipped(t.program.name, op.outputs[0])(plan)
+    return plan
+
+
+def alone(name: str, output: str) -> Change:
+    """A collective over a group of one."""
+
+    def apply(plan: Plan) -> Plan:
+        plan = replace(plan, groups={**plan.groups, **{f"alone.{r}": (r,) for r in range(plan.size)}})
+        return attrs(name, output, group=Ref("group.alone"))(column(name, "group.alone", lambda r: f"alone.{r}")(plan))
+
+    return apply
+
+
+AT = "mb0/layers.0."
+CLASSES: dict[str, tuple[Degrees, str, str, Change]] = {
+    # class: (the plan, verdict, the stage that fails or the code of the finding, the change)
+    "missing all_reduce": (MANY, "REFUTED", "layers.0.attention.out", skipped("pp0", AT + "attention.out")),
+    "extra all_reduce": (MANY, "REFUTED", "layers.0.residual", again("pp0", AT + "ffn.out", "group.tp")),
+    "all_gather for all_reduce": (MANY, "REFUTED", "layers.0.ffn.down", in_program("pp0", gathered)),
     "wrong group": (
+        MANY,
         "REFUTED",
         "layers.0.attention.wq.grad",
         attrs("pp0", "layers.0.attention.wq.grad.dp", group=Ref("group.tp")),
     ),
-    "wrong slice": ("REFUTED", "layers.1.attention.q.turned", attrs("pp1", "rope.cos.rows", start=1, stop=11)),
-    "wrong mask offset": ("REFUTED", "layers.1.attention.mixed", attrs("pp1", "mb0/layers.1.attention.mixed", query_offset=1)),
-    "wrong gradient scale": ("REFUTED", "tok_embeddings.grad", attrs("pp1", "mb1/loss.share.grad", value=0.5)),
-    "norm of one stage only": ("REFUTED", "grad_norm", together(skipped("pp0", "squares"), skipped("pp1", "squares"))),
-    "micro-batches exchanged": ("REFUTED", "loss.sum", other_batch("tokens")),
-    "activations exchanged": ("REFUTED", "loss.sum", exchanged_sends("pp0")),
+    "wrong rank order": (SEQUENCE, "REFUTED", "layers.0.residual", turned("pp0", AT + "ffn.input")),
+    "wrong slice": (MANY, "REFUTED", "layers.1.attention.q.turned", attrs("pp1", "rope.cos.rows", start=1, stop=11)),
+    "wrong mask offset": (MANY, "REFUTED", "layers.1.attention.mixed", attrs("pp1", "mb0/layers.1.attention.mixed", query_offset=1)),
+    "rope not sliced": (CONTEXT, "REFUTED", "layers.0.attention.q.turned", attrs("pp0", "rope.sin.rows", start=0, stop=6)),
+    "wrong gradient scale": (MANY, "REFUTED", "tok_embeddings.grad", attrs("pp1", "mb1/loss.share.grad", value=0.5)),
+    "wrong loss scale": (MANY, "REFUTED", "loss", instead("pp1", "loss", "identity", "loss.total")),
+    "norm of one stage only": (MANY, "REFUTED", "grad_norm", together(skipped("pp0", "squares"), skipped("pp1", "squares"))),
+    "norm counts copies": (MANY, "REFUTED", "grad_norm", again("pp0", "squares.whole.local", "group.tp")),
+    "micro-batches exchanged": (MANY, "REFUTED", "loss.sum", other_batch("tokens")),
+    "activations exchanged": (MANY, "REFUTED", "loss.sum", exchanged_sends("pp0")),
     "backward segment dropped": (
+        MANY,
         "REFUTED",
         "layers.0.feed_forward.w2.grad",
         replaced("pp0", "layers.0.feed_forward.w2.grad.2", lambda op: replace(op, name="identity", inputs=op.inputs[:1])),
     ),
-    "sync before the last backward": ("REFUTED", "layers.0.attention.wo.grad", synced_early("pp0", "layers.0.attention.wo")),
-    "dangling backward tensor": ("INVALID", "TV101", inputs("pp0", "layers.0.ffn_norm.grad.1", "nowhere", "layers.0.ffn_norm.grad")),
+    "sync before the last backward": (MANY, "REFUTED", "layers.0.attention.wo.grad", synced_early("pp0", "layers.0.attention.wo")),
+    "dangling backward tensor": (MANY, "INVALID", "TV101", inputs("pp0", "layers.0.ffn_norm.grad.1", "nowhere", "layers.0.ffn_norm.grad")),
     "other constant on one rank": (
+        MANY,
         "REFUTED",
         "layers.0.attention.q",
-        on_rank(1, "mb0/layers.0.attention.normed", lambda op: op.with_attrs(eps=1e-3)),
+        on_rank(1, AT + "attention.normed", lambda op: op.with_attrs(eps=1e-3)),
+    ),
+    # what the released code of the paper accepts
+    "all_reduce over self": (MANY, "REFUTED", "layers.0.ffn.down", alone("pp0", AT + "ffn.out")),
+    "no data-parallel sync": (MANY, "REFUTED", "tok_embeddings.grad", unsynchronised),
+    "activations of another micro-batch": (
+        MANY,
+        "REFUTED",
+        "layers.0.attention.q",
+        inputs("pp0", "mb1/layers.0.attention.q", "mb0/layers.0.attention.input", "layers.0.attention.wq"),
+    ),
+    "loss op replaced": (MANY, "REFUTED", "loss.sum", instead("pp1", "mb0/loss.sum", "mean", "mb0/loss.valid")),
+    "cos and sin swapped": (
+        MANY,
+        "REFUTED",
+        "layers.0.attention.q.turned",
+        inputs("pp0", AT + "attention.q.turned", AT + "attention.q.heads", "rope.sin.rows", "rope.cos.rows"),
     ),
 }
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_mistakes_are_found(name: str) -> None:
-    verdict, where, change = CLASSES[name]
-    logical, plan = base()
+    how, verdict, where, change = CLASSES[name]
+    logical, plan = base(how)
     report = verify(logical, change(plan), engine="smt", points=1)
     assert report.verdict == verdict, report.reason
     if verdict == "INVALID":
         assert where in [f.code for f in report.findings]
     else:
         assert report.difference is not None
+        assert any(n.startswith("counterexample: ") for n in report.notes)
         assert any(f"; stage {where} from " in n for n in report.notes), report.notes
+
+
+def test_a_router_without_its_gradient_is_refuted() -> None:
+    """The gate learns nothing from the experts' answers, only from the balance."""
+    logical, plan = experts("tp")
+    change = instead("pp0", "mb0/layers.0.moe.logits.grad.2", "identity", "mb0/layers.0.moe.logits.grad")
+    report = verify(logical, change(plan), engine="smt", points=1)
+    assert report.verdict == "REFUTED"
+    assert any("; stage layers.0.moe.logits.grad.2 from " in n for n in report.notes), report.notes

@@ -32,6 +32,7 @@ from trainverify.prove.staged.workers import run_all
 
 MAX_ELEMENTS: Final = 2_000_000
 DIFFERENT: Final = 1e-6
+DIFFERS: Final = "differs on random inputs at the sizes of the proof"
 LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
 Progress = Callable[[str], None]
 Node = Place | int  # a claim by its place, a goal of an obligation by its number
@@ -121,8 +122,10 @@ class Engine:
             if all(self._agrees(g) for g in goals):
                 self.goals_of[o] = [self._goal(g) for g in goals]
             else:  # nothing to prove
-                proof.failed[o] = "differs on random inputs at the sizes of the proof"
-                proof.violated[o] = self._first_violated(o.output.tensor)
+                proof.failed[o] = DIFFERS
+        differ = [o for o, why in proof.failed.items() if why == DIFFERS]
+        if differ:
+            proof.violated.update(zip(differ, self._first_violated([o.output.tensor for o in differ]), strict=True))
         if proof.violated:  # refuted, most likely: the rest is not worth the time
             proof.failed |= {o: "not tried: another obligation differs" for o in self.wanted if o not in proof.failed}
             return proof
@@ -191,21 +194,31 @@ class Engine:
                 return False
         return True
 
-    def _first_violated(self, output: str) -> str:
-        """The first logical tensor that an output needs and that no tensors of the plan make up: the stage that fails."""
-        a = self.alignment
-        needed, stack = set(), [output]
+    def _first_violated(self, outputs: Sequence[str]) -> list[str]:
+        """For each of these outputs the stage that fails: the first logical tensor that it needs and that no tensors of the plan make up,
+        if possible one that all of them need."""
+        cones = [self._needed(output) for output in outputs]
+        shared = set.intersection(*cones) if cones else set()
+        common = next((n for n in self._wrong if n in shared), None)
+        found = []
+        for output, cone in zip(outputs, cones, strict=True):
+            wrong = common or next((n for n in self._wrong if n in cone), output)
+            call = self.alignment.graph.makers.get((LOGICAL, 0, wrong))
+            inputs = [] if call is None else [i[2] for i in call.inputs if i is not None]
+            found.append(f"stage {wrong}" if call is None else f"stage {wrong} from {', '.join(inputs)}: {call.text}")
+        return found
+
+    def _needed(self, output: str) -> set[str]:
+        """Everything that a logical tensor is made of, and itself."""
+        needed: set[str] = set()
+        stack = [output]
         while stack:
             name = stack.pop()
             if name not in needed:
                 needed.add(name)
-                call = a.graph.makers.get((LOGICAL, 0, name))
+                call = self.alignment.graph.makers.get((LOGICAL, 0, name))
                 stack += [] if call is None else [i[2] for i in call.inputs if i is not None]
-        wrong = next((n for n in self._wrong if n in needed), output)
-        call = a.graph.makers.get((LOGICAL, 0, wrong))
-        if call is None:
-            return f"stage {wrong}"
-        return f"stage {wrong} from {', '.join(i[2] for i in call.inputs if i is not None)}: {call.text}"
+        return needed
 
     @cached_property
     def _wrong(self) -> list[str]:

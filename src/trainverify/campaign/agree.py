@@ -1,0 +1,124 @@
+"""Do the two engines agree? Random plans and random mistakes, each shown to both; `python -m trainverify.campaign agree`.
+
+Both are asked about every obligation by itself, so that neither hides behind the other or behind the verdict: nothing that the algebra proves
+may look different to the staged engine, and nothing that the staged engine proves may be different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from trainverify.campaign.run import make
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import Plan, units
+from trainverify.graph.program import Program
+from trainverify.limits import OutOfTime, limited
+from trainverify.ops import OPS
+from trainverify.prove.staged.engine import DIFFERS, StagedProof, prove
+from trainverify.verify import declared, related, verify
+
+BAD: Final = ("contradiction", "crash")
+
+
+@dataclass(frozen=True)
+class Compared:
+    what: str  # what the two make of it; BAD ones must never happen
+    reason: str = ""
+    seconds: float = 0.0
+    seed: int = 0
+    mutant: bool = False
+
+
+def staged(logical: Program, plan: Plan) -> StagedProof:
+    """The staged engine alone, no evaluation beside it."""
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    wanted += declared(logical, plan, wanted)
+    return prove(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
+
+
+def compare(logical: Program, plan: Plan) -> Compared:
+    """What the algebra with its evaluation says, against what stages show."""
+    report = verify(logical, plan, points=1)
+    if report.verdict == "INVALID":
+        return Compared("both: INVALID")
+    proof = staged(logical, plan)
+    shown = {str(o) for o in proof.proved}
+    differ = {str(o): why for o, why in proof.failed.items() if why == DIFFERS}
+    status = {o.name: o.status for o in report.obligations}
+    for name, s in status.items():
+        if s == "proved" and name in differ:
+            return Compared("contradiction", f"the algebra proves {name}, to stages it {differ[name]}")
+        if s == "different" and name in shown:
+            return Compared("contradiction", f"stages prove {name}, which differs: {report.reason}")
+    if report.verdict == "REFUTED":
+        return Compared("both: REFUTED" if differ else "REFUTED, stages open", report.reason)
+    if report.verdict.startswith("PROVED"):
+        why = next(iter(proof.failed.values()), "")
+        return Compared("PROVED, stages open" if proof.failed else "both: PROVED", why)
+    if differ:
+        return Compared("algebra open, stages see a difference", report.reason)
+    return Compared("algebra open, stages PROVED" if not proof.failed else "both open", report.reason)
+
+
+def case(item: tuple[int, bool], seconds: float) -> Compared:
+    seed, mutant = item
+    began = time.perf_counter()
+    try:
+        with limited(seconds, None):
+            made = make(seed, mutant)
+            found = compare(made.logical, made.plan)
+    except OutOfTime:
+        found = Compared("out of time")
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        found = Compared("crash", f"{type(error).__name__} in {at.filename.rsplit('/', 1)[-1]}:{at.name}: {error}")
+    return Compared(found.what, found.reason, time.perf_counter() - began, seed, mutant)
+
+
+def agree(seeds: Iterable[int], seconds: float = 30.0, workers: int = 1) -> Iterator[Compared]:
+    """A correct plan and one with a mistake for every seed."""
+    items = [(seed, mutant) for seed in seeds for mutant in (False, True)]
+    if workers <= 1:
+        for item in items:
+            yield case(item, seconds)
+        return
+    with ProcessPoolExecutor(workers, max_tasks_per_child=50) as pool:
+        yield from pool.map(case, items, [seconds] * len(items))
+
+
+def summary(found: Iterable[Compared]) -> dict[str, Any]:
+    found = list(found)
+    count = {g: dict(Counter(c.what for c in found if c.mutant == m).most_common()) for g, m in (("correct", False), ("mistake", True))}
+    return {
+        "cases": len(found),
+        **count,
+        "bad": [asdict(c) for c in found if c.what in BAD],
+        "slowest_seconds": round(max((c.seconds for c in found), default=0.0), 1),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainverify.campaign agree", description="Both engines on random plans and mistakes.")
+    parser.add_argument("--count", type=int, default=500, help="seeds: a correct plan and a mistake each")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time limit of a case")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--verbose", action="store_true", help="a line per case")
+    args = parser.parse_args(arguments)
+    found = []
+    for c in agree(range(args.seed, args.seed + args.count), args.seconds, args.workers):
+        found.append(c)
+        if args.verbose or c.what in BAD:
+            print(f"{c.seed}{' mistake' if c.mutant else ''}: {c.what} ({c.seconds:.1f} s) {c.reason[:200]}", flush=True)
+    made = summary(found)
+    print(json.dumps(made, indent=2))
+    return 1 if made["bad"] else 0
