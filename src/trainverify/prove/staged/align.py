@@ -35,6 +35,7 @@ CLOSE: Final = 1e-8  # relative to the element
 NOISE: Final = 1e-9  # relative to the largest element of the tensor
 ROUGH: Final = 1e-4  # on loud points, relative to the largest element on that point
 LENIENT: Final = 1e-6  # for elements that are made alike
+LARGE: Final = 300_000  # expressions of an op that are looked through for it
 LARGEST: Final = 10_000  # numerator times denominator of constant factors
 
 
@@ -76,6 +77,7 @@ class Alignment:
         self.signs = tensor_signs(self.small)
         self._kinds: dict[str, Any] = {}
         self._same_of: dict[str, list[int]] = {}
+        self._made_of: dict[str, dict[tuple[Any, tuple[int, ...]], int]] = {}
         self.claims: dict[Place, Claim] = {}
         self.sources: dict[Place, Array] = {}
         self._moves: dict[int, bool] = {}
@@ -298,43 +300,73 @@ class Alignment:
 
     def _made_alike(self, place: Place, v: Array) -> bool:
         """Whether logical elements are made by the same term from the same elements, up to a factor: no rounding in the way."""
-        ids: list[int] = []
-        factors: set[Factor] = set()
-        for at in range(v.shape[1]):
-            term, leaves = self.graph.definition(place, at)
-            found: list[int] = []
-            for leaf, position in leaves:
-                known = self._named(leaf)
-                if known is None:
-                    return False
-                found.append(int(known[0][position]))
-                factors.add(known[1])
-            made = self._definitions.get((term, tuple(found)))
-            if made is None:
-                return False
-            ids.append(made)
+        found = self.alike(place)
+        if found is None:
+            return False
+        ids, factors = self.same[found[0]], found[1]
         for factor in sorted(factors | {Factor()}, key=lambda f: f == Factor()):
             want = self.table.values[:, ids] * float(factor.number)
             if factor.element is not None:
                 want = want * self._value_of(factor.element)[:, None] ** factor.power
             close = (np.abs(v - want) <= LENIENT * np.abs(want).max(axis=1, keepdims=True)).all(axis=1)
             if 2 * int(close.sum()) > self.points:
-                self.claims[place] = Claim(place, np.array(ids), factor)
+                self.claims[place] = Claim(place, ids, factor)
                 return True
         return False
 
-    @cached_property
-    def _definitions(self) -> dict[tuple[Any, tuple[int, ...]], int]:
-        """(term, ids that it is over) → the first logical element that is made so."""
-        found: dict[tuple[Any, tuple[int, ...]], int] = {}
-        for name, first in self.start.items():
-            place = (LOGICAL, 0, name)
-            if place in self.graph.makers and self.graph.kind(place) == "real":
-                for at in range(math.prod(self.small.shapes[name])):
-                    term, leaves = self.graph.definition(place, at)
-                    key = (term, tuple(int(self._same_ids(leaf[2])[position]) for leaf, position in leaves))
-                    found.setdefault(key, int(self.same[first + at]))
+    def alike(self, place: Place) -> tuple[Array, set[Factor]] | None:
+        """Logical elements that are made by the same terms from the same elements, and the factors that those have in the plan."""
+        ids: list[int] = []
+        factors: set[Factor] = set()
+        for at in range(math.prod(self.graph.shape(place))):
+            if self.graph.work(place) > LARGE:
+                return None
+            term, leaves = self.graph.definition(place, at)
+            found: list[int] = []
+            for leaf, position in leaves:
+                known = self._named(leaf)
+                if known is None:
+                    return None
+                found.append(int(known[0][position]))
+                factors.add(known[1])
+            first = next((i for i in found if 0 <= i < self.count), None)
+            made = None if first is None else self._definitions(self.owner[first]).get((term, tuple(found)))
+            if made is None:
+                return None
+            ids.append(made)
+        return np.array(ids), factors
+
+    def _definitions(self, name: str) -> dict[tuple[Any, tuple[int, ...]], int]:
+        """(term, ids that it is over) → the first logical element that is made so, among what is made of a tensor."""
+        found = self._made_of.get(name)
+        if found is None:
+            found = self._made_of[name] = {}
+            for output in self._users.get(name, ()):
+                place = (LOGICAL, 0, output)
+                if output in self.start and self.graph.kind(place) == "real" and self.graph.work(place) <= LARGE:
+                    for at in range(math.prod(self.small.shapes[output])):
+                        term, leaves = self.graph.definition(place, at)
+                        key = (term, tuple(int(self._same_ids(leaf[2])[position]) for leaf, position in leaves))
+                        found.setdefault(key, self.start[output] + at)
         return found
+
+    @cached_property
+    def shared(self) -> Array:
+        """For every element whether another one has the same values on all points."""
+        found = np.zeros(self.count + len(self.extra) + 1, dtype=bool)  # the last one is NOTHING
+        found[self.same[self.same != np.arange(self.count)]] = True
+        return found
+
+    @cached_property
+    def _users(self) -> dict[str, list[str]]:
+        """Logical tensor that has elements of its own → outputs of the ops that take some of them."""
+        found: dict[str, list[str]] = {}
+        for step in self.small.logical_steps:
+            for i in step.inputs:
+                if i is not None:
+                    for owner in {self.owner[n] for n in np.unique(self.same[self.ids[i]])}:
+                        found.setdefault(owner, []).extend(step.outputs)
+        return {name: list(dict.fromkeys(outputs)) for name, outputs in found.items()}
 
     def _same_ids(self, name: str) -> list[int]:
         if name not in self._same_of:
@@ -352,7 +384,7 @@ class Alignment:
     def _moved(self, place: Place) -> bool:
         """What only moves elements keeps their names."""
         call = self.graph.makers[place]
-        if call.nodes is not None and not self._only_moves(call):
+        if not self.only_moves(place):
             return False
         used = set(range(len(call.inputs))) if call.collective else {n.attrs[0] for n in topological(call.nodes or ()) if n.prim == "input"}
         args: list[Any] = [None] * len(call.inputs)
@@ -375,7 +407,11 @@ class Alignment:
         self.claims[place] = Claim(place, np.asarray(ids).reshape(-1), factors.pop())
         return True
 
-    def _only_moves(self, call: Any) -> bool:
+    def only_moves(self, place: Place) -> bool:
+        """Whether a tensor has the elements of others, in some order."""
+        call = self.graph.makers[place]
+        if call.nodes is None:
+            return True
         if call.signature not in self._moves:
             self._moves[call.signature] = moves_only(call.nodes)
         return self._moves[call.signature]

@@ -23,7 +23,7 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.align import Alignment, Contradiction
+from trainverify.prove.staged.align import Alignment, Claim, Contradiction
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.reduce import reduced
@@ -106,6 +106,7 @@ class Engine:
         self.stages: dict[Node, Stage] = {}
         self.level: dict[Node, int] = {}
         self.with_facts: set[Node] = set()
+        self.retried: set[Node] = set()
         self.results: dict[Any, Result] = {}  # by key
         self.shown_by: dict[Any, tuple[Stage, int]] = {}  # the stage and element that stood for all with this key
         self.broken: dict[Node, str] = {}
@@ -289,6 +290,8 @@ class Engine:
                 if failure is None or node in self.broken:
                     continue
                 conditional = failure.reason.startswith("a condition")
+                if isinstance(node, tuple) and failure.model and self._another(node, open_):
+                    continue
                 if conditional and node not in self.with_facts and not (isinstance(node, tuple) and node[0] == FACT):
                     self.with_facts.add(node)
                     open_.add(node)
@@ -303,6 +306,34 @@ class Engine:
                     self.broken[node] = failure.reason
                 if node in open_:
                     self.stages.pop(node, None)
+
+    def _another(self, place: Place, open_: set[Node]) -> bool:
+        """A claim that fails for some inputs, given another meaning: values agreed by chance (a gradient that was never clipped)."""
+        a = self.alignment
+        if place in self.retried or place[0] == FACT:
+            return False
+        self.retried.add(place)
+        if place[0] == LOGICAL:
+            self._drop(place, open_)
+            return True
+        found = a.alike(place)
+        if found is None or (found[0] == a.claims[place].ids).all() or len(found[1]) != 1:
+            if not a.shared[a.claims[place].ids].any():
+                return False
+            self._drop(place, open_)
+        else:
+            a.claims[place] = Claim(place, found[0], found[1].pop())
+            for node, stage in list(self.stages.items()):
+                if node == place or place in stage.uses:
+                    del self.stages[node]
+                    open_.add(node)
+        changed = {place}
+        for other in a.graph.order:  # what only moves these elements has their names
+            if other in a.claims and a.only_moves(other) and not changed.isdisjoint(a.graph.makers[other].inputs):
+                changed.add(other)
+                if other not in self.cutter.dropped:
+                    self._drop(other, open_)
+        return True
 
     def _drop(self, place: Place, open_: set[Node]) -> None:
         """A claim that is given up: everything that used it is cut again."""
@@ -333,12 +364,17 @@ class Engine:
             stack.extend(p for p in stage.uses if p not in self.stages)
 
     def _stage(self, node: Node) -> Stage:
-        if isinstance(node, int):
-            return self.cutter.stage(self.goals[node], self.level.get(node, 0), node in self.with_facts)
-        if node[0] == FACT:
+        if isinstance(node, tuple) and node[0] == FACT:
             return self.cutter.condition(node[1])
-        goal = self.cutter.goal_of(self.alignment.claims[node])
-        return self.cutter.stage(goal, self.level.get(node, 0), node in self.with_facts)
+        goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.alignment.claims[node])
+        level = self.level.get(node, 0)
+        first = self.cutter.stage(goal, level, node in self.with_facts)
+        if first.foreign and level < LEVELS:  # nothing would come of it: further back, both sides may speak of the same
+            second = self.cutter.stage(goal, level + 1, node in self.with_facts)
+            if not second.foreign:
+                self.level[node] = level + 1
+                return second
+        return first
 
     # -- conclusions -------------------------------------------------------------------------------------------------
 

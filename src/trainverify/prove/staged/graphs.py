@@ -46,6 +46,7 @@ class Graph:
         self.terms = Terms()
         self.same = self.terms.make("leaf", 0)  # what only passes on
         self._rows: dict[int, list[list[Any]]] = {}  # signature → for every output and element: a term, or a canonical one with its leaves
+        self._work: dict[int, int] = {}
         self._sizes: dict[int, int] = {}  # signature of a collective → elements of one member
         for at, step in enumerate(small.logical_steps):
             self._step(at, LOGICAL, step, (0,))
@@ -89,6 +90,17 @@ class Graph:
         found = self._signatures.setdefault(key, len(self._signatures))
         self._by_nodes[id(nodes)] = (found, nodes)
         return found
+
+    def work(self, place: Place) -> int:
+        """About how many expressions there are to look through for all elements of an op's outputs."""
+        call = self.makers[place]
+        if call.nodes is None:
+            return 0
+        if call.signature not in self._work:
+            nodes = topological(call.nodes)
+            most = max(math.prod(n.shape) for n in nodes)
+            self._work[call.signature] = most * len(nodes) * max(2, math.prod(call.nodes[0].shape)) // 8
+        return self._work[call.signature]
 
     def definition(self, place: Place, at: int) -> tuple[Term, list[tuple[Place, int]]]:
         """An element as a term over elements of the inputs of the call that makes it."""

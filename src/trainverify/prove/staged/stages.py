@@ -73,6 +73,7 @@ class Stage:
     tasks: tuple[tuple[Any, int], ...] = ()  # (key, an element of the goal): equal keys differ in names only
     identical: int = 0  # elements that are the same expression on both sides
     partial: bool = False  # some of those divide, or take roots or logarithms
+    foreign: bool = False  # the logical side speaks of elements that the plan's side does not know
 
     def text(self, alignment: Alignment) -> str:
         show = alignment.graph.show
@@ -281,12 +282,14 @@ class Cutter:
         """What has to be shown, element by element, up to names; what is the same expression on both sides is nothing to show."""
         seen: dict[Any, int] = {}
         for n in range(len(stage.goal.ids)):
-            key, partial = _Walk(self, stage).key(n)
+            walk = _Walk(self, stage)
+            key = walk.key(n)
             if key is None:
                 stage.identical += 1
-                stage.partial |= partial
+                stage.partial |= walk.partial
             else:
                 seen.setdefault(key, n)
+                stage.foreign |= walk.foreign
         stage.tasks = tuple(seen.items())
 
     def numbers(self, stage: Stage, n: int) -> dict[int, int]:
@@ -306,20 +309,22 @@ class _Walk:
         self.tokens: list[Any] = []
         self.seen: dict[Any, int] = {}
         self.partial = False
+        self.foreign = False
 
-    def key(self, n: int) -> tuple[Any, bool]:
-        """Names go, structure stays; None instead if both sides are the same expression. And whether it may have no value."""
+    def key(self, n: int) -> Any:
+        """Names go, structure stays; None instead if both sides are the same expression."""
         stage, goal = self.stage, self.stage.goal
         i = int(goal.ids[n])
         for t in goal.terms:
             self.tokens.append(1 if t.number == 1 else t.number)
             self.place(stage.plan, t.place, int(t.elements[n]))
         if not stage.nonzero:
-            got, self.tokens, self.seen = self.tokens, [], {}
+            got, self.tokens, self.seen, known = self.tokens, [], {}, len(self.numbers)
             self.tokens.append(1)
             self.wanted(i)
             if goal.factor.plain and got == self.tokens:
-                return None, self.partial
+                return None
+            self.foreign = len(self.numbers) > known
             self.tokens = [*got, "=", *self.tokens]
             self.factor(goal.factor)
         for f in stage.facts:
@@ -331,14 +336,8 @@ class _Walk:
             for at in range(int(np.prod(self.cutter.graph.shape(last)))):
                 self.place(part, last, at)
         kinds = tuple(self.cutter.alignment.symbol_kind(i) for i in self.numbers)
-        return (
-            stage.nonzero,
-            tuple(self.tokens),
-            len(goal.terms),
-            len(stage.facts),
-            tuple(f in stage.written for f in stage.facts),
-            kinds,
-        ), False
+        facts = tuple(f in stage.written for f in stage.facts)
+        return (stage.nonzero, tuple(self.tokens), len(goal.terms), facts, kinds)
 
     def wanted(self, i: int) -> None:
         a = self.cutter.alignment
