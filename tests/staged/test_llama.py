@@ -16,7 +16,6 @@ from trainverify.verify import verify
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 from verify.changes import Change, attrs, in_program, inputs, on_rank, replaced
 
-
 SEQUENCE = replace(MANY, sp=True)
 CONTEXT = Degrees(dp=2, pp=2, cp=2, cp_kind="ulysses", microbatches=2, normalise="loss")
 
