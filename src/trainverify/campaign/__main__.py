@@ -1,4 +1,4 @@
-"""`python -m trainverify.campaign --count 2000 --seed 0 [--mutants] [--json]`; `--case SEED` shows one case; `agree` compares the engines."""
+"""`python -m trainverify.campaign --count 2000 --seed 0 [--mutants] [--json]`; `--case SEED` shows one; `agree` compares the engines."""
 
 from __future__ import annotations
 

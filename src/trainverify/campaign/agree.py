@@ -1,7 +1,7 @@
-"""Do the two engines agree? Random plans and random mistakes, each shown to both; `python -m trainverify.campaign agree`.
+"""`python -m trainverify.campaign agree`: do the two engines agree? Random plans and mistakes, or dumps of nnScaler, each shown to both.
 
-Both are asked about every obligation by itself, so that neither hides behind the other or behind the verdict: nothing that the algebra proves
-may look different to the staged engine, and nothing that the staged engine proves may be different.
+Both are asked about every obligation by itself, so that neither hides behind the other or behind the verdict: nothing that the
+algebra proves may look different to the staged engine, and nothing that the staged engine proves may be different.
 """
 
 from __future__ import annotations
@@ -11,21 +11,30 @@ import json
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from trainverify.campaign.run import make
+from trainverify.explain.place import Place
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime, limited
+from trainverify.nnscaler.device import Broken
+from trainverify.nnscaler.dump import read
+from trainverify.nnscaler.judge import ratio
+from trainverify.nnscaler.plan import Trainer, program
+from trainverify.nnscaler.plan import plan as translated
+from trainverify.nnscaler.table import Expected, expected
 from trainverify.ops import OPS
 from trainverify.prove.staged.engine import DIFFERS, StagedProof, prove
 from trainverify.verify import declared, related, verify
 
 BAD: Final = ("contradiction", "crash")
+NOWHERE: Final = Place("", None, 0, "", None, "")
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,11 @@ class Compared:
     seconds: float = 0.0
     seed: int = 0
     mutant: bool = False
+    name: str = ""
+
+    def __str__(self) -> str:
+        which = self.name or f"{self.seed}{' mistake' if self.mutant else ''}"
+        return f"{which}: {self.what} ({self.seconds:.1f} s) {self.reason[:200]}"
 
 
 def staged(logical: Program, plan: Plan) -> StagedProof:
@@ -47,7 +61,7 @@ def staged(logical: Program, plan: Plan) -> StagedProof:
 
 def compare(logical: Program, plan: Plan) -> Compared:
     """What the algebra with its evaluation says, against what stages show."""
-    report = verify(logical, plan, points=1)
+    report = verify(logical, plan, points=1, locator=lambda *_: NOWHERE)
     if report.verdict == "INVALID":
         return Compared("both: INVALID")
     proof = staged(logical, plan)
@@ -71,17 +85,43 @@ def compare(logical: Program, plan: Plan) -> Compared:
 
 def case(item: tuple[int, bool], seconds: float) -> Compared:
     seed, mutant = item
+
+    def programs() -> tuple[Program, Plan]:
+        made = make(seed, mutant)
+        return made.logical, made.plan
+
+    return replace(timed(programs, seconds), seed=seed, mutant=mutant)
+
+
+def timed(programs: Callable[[], tuple[Program, Plan]], seconds: float) -> Compared:
     began = time.perf_counter()
     try:
         with limited(seconds, None):
-            made = make(seed, mutant)
-            found = compare(made.logical, made.plan)
+            found = compare(*programs())
     except OutOfTime:
         found = Compared("out of time")
+    except Broken:
+        raise
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         found = Compared("crash", f"{type(error).__name__} in {at.filename.rsplit('/', 1)[-1]}:{at.name}: {error}")
-    return Compared(found.what, found.reason, time.perf_counter() - began, seed, mutant)
+    return replace(found, seconds=time.perf_counter() - began)
+
+
+def dumps(folder: Path, verdicts: Path, seconds: float) -> Iterator[Compared]:
+    """The plans of a list of verdicts on dumps of nnScaler."""
+    for row in expected(verdicts):
+        trainer = Trainer("mean" if row.mean else "none")
+
+        def programs(row: Expected = row, trainer: Trainer = trainer) -> tuple[Program, Plan]:
+            single, dump = (read(folder / f"{name}.json.gz") for name in (row.logical, row.plan))
+            made = translated(dump, OPS, trainer)
+            return program(single, OPS, trainer, ratio(single, dump, made)), made.plan
+
+        try:
+            yield replace(timed(programs, seconds), name=row.plan)
+        except Broken as error:
+            yield Compared("not translated", str(error), name=row.plan)
 
 
 def agree(seeds: Iterable[int], seconds: float = 30.0, workers: int = 1) -> Iterator[Compared]:
@@ -112,13 +152,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--seconds", type=float, default=30.0, help="time limit of a case")
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--dumps", type=Path, metavar="FOLDER", help="dumps of nnScaler instead")
+    parser.add_argument("--verdicts", type=Path, help="their list, if not FOLDER/verdicts.txt")
     parser.add_argument("--verbose", action="store_true", help="a line per case")
     args = parser.parse_args(arguments)
     found = []
-    for c in agree(range(args.seed, args.seed + args.count), args.seconds, args.workers):
+    if args.dumps is not None:
+        cases = dumps(args.dumps, args.verdicts or args.dumps / "verdicts.txt", args.seconds)
+    else:
+        cases = agree(range(args.seed, args.seed + args.count), args.seconds, args.workers)
+    for c in cases:
         found.append(c)
         if args.verbose or c.what in BAD:
-            print(f"{c.seed}{' mistake' if c.mutant else ''}: {c.what} ({c.seconds:.1f} s) {c.reason[:200]}", flush=True)
+            print(c, flush=True)
     made = summary(found)
     print(json.dumps(made, indent=2))
     return 1 if made["bad"] else 0
