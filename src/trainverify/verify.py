@@ -305,9 +305,10 @@ class _Evaluation:
             if not still and not self._close_look(other, difference.seed):
                 reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
                 return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
-        if self.proof.proved.get(difference.obligation, ("", ""))[1] == FULL_SIZE:
+        engine, scope = self.proof.proved.get(difference.obligation, ("", ""))
+        if scope == FULL_SIZE or (engine and self.proof.strict):
             values = f"{difference.got} instead of {difference.want}"
-            raise Disagreement(f"{difference.obligation} was proved, but rank {difference.rank} computes {values}")
+            raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
         place = self.locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}

@@ -26,9 +26,10 @@ from trainverify.limits import OutOfTime, limited
 from trainverify.nnscaler.device import Broken
 from trainverify.nnscaler.dump import read
 from trainverify.nnscaler.judge import ratio
-from trainverify.nnscaler.plan import Trainer, program
 from trainverify.nnscaler.plan import plan as translated
+from trainverify.nnscaler.plan import program
 from trainverify.nnscaler.table import Expected, expected
+from trainverify.nnscaler.trainer import Trainer
 from trainverify.ops import OPS
 from trainverify.prove.staged.engine import DIFFERS, StagedProof, prove
 from trainverify.verify import declared, related, verify

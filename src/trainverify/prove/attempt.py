@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -17,6 +17,10 @@ Engine = Literal["algebra", "smt", "both", "auto"]
 FULL_SIZE, REDUCED = "full size", "reduced sizes"
 
 
+class Contradiction(Exception):
+    """One engine proves what the other sees fail: a bug of TrainVerify, never a verdict."""
+
+
 @dataclass(frozen=True)
 class Attempt:
     proved: Mapping[Obligation, tuple[str, str]]  # obligation → (engine, scope)
@@ -27,6 +31,7 @@ class Attempt:
     prover: Prover | None = None
     violated: Mapping[Obligation, str] = field(default_factory=dict)  # the stage in which an obligation fails
     models: Mapping[Obligation, Mapping[str, Mapping[int, Fraction]]] = field(default_factory=dict)
+    strict: bool = False  # both engines were asked about everything: what one of them proves must not be refuted
 
     @property
     def reduced(self) -> bool:
@@ -50,7 +55,16 @@ def attempt(
     if engine == "algebra" or (engine == "auto" and not first.failed):
         return first
     left = wanted if engine == "both" else [o for o in wanted if o in first.failed]
-    return joined(first, by_stages(staged.prove(system, left, lineage, workers, progress=progress)))
+    second = by_stages(staged.prove(system, left, lineage, workers, progress=progress))
+    contradiction(first, second)
+    return replace(joined(first, second), strict=engine == "both")
+
+
+def contradiction(first: Attempt, second: Attempt) -> None:
+    """Stop if stages see an obligation fail that the algebra proves."""
+    for o, why in second.failed.items():
+        if o in first.proved and why == staged.DIFFERS:
+            raise Contradiction(f"the algebra proves {o}, but to the staged engine it {why}")
 
 
 def by_algebra(proof: Proof, system: System) -> Attempt:

@@ -281,9 +281,13 @@ class Engine:
                     if key not in self.results:
                         todo.setdefault(key, (s, n))
             self.progress(f"{len(self.stages)} stages, {len(todo)} different elements to show")
-            made = run_all(list(todo.values()), self.alignment, self.limits, self.workers, self.progress)
-            self.results.update(zip(todo, made, strict=True))
             self.shown_by |= todo
+            keys = list(todo)
+
+            def done(n: int, result: Result, keys: Sequence[Any] = keys) -> None:
+                self.results[keys[n]] = result
+
+            run_all(list(todo.values()), self.alignment, self.limits, self.workers, done, self.progress)
             open_ = set()
             for node, stage in list(self.stages.items()):
                 failure = self._failure(stage)

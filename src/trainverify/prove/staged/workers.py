@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
+from trainverify.limits import OutOfTime
 from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.execute import Limits, Result, check
 from trainverify.prove.staged.stages import Stage
@@ -23,49 +24,62 @@ _work: tuple[Sequence[Sequence[Task]], Alignment, Limits] | None = None
 
 
 def run_all(
-    tasks: Sequence[Task], alignment: Alignment, limits: Limits, workers: int, progress: Callable[[str], None] = lambda text: None
-) -> list[Result]:
-    """Results in the order of the tasks; without workers, in this process. Elements of one stage go together."""
+    tasks: Sequence[Task],
+    alignment: Alignment,
+    limits: Limits,
+    workers: int,
+    done: Callable[[int, Result], None],
+    progress: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Every task, in this process or in workers; `done` hears of each result at once. Elements of one stage go together."""
     groups: dict[int, list[int]] = {}
     for n, (stage, _) in enumerate(tasks):
         groups.setdefault(id(stage), []).append(n)
     bundles = [[tasks[n] for n in numbers] for numbers in groups.values()]
+    numbers = list(groups.values())
+
+    def finished(bundle: int, results: Sequence[Result]) -> None:
+        for n, result in zip(numbers[bundle], results, strict=True):
+            done(n, result)
+
     if workers < 1 or not tasks:
-        made = []
         for n, bundle in enumerate(bundles):
             progress(f"stages {n + 1} of {len(bundles)}: {bundle[0][0].goal.name}")
-            made.append(_guarded(bundle, alignment, limits))
-    else:
-        global _work
-        _work = (bundles, alignment, limits)
-        try:
-            made = _in_pools(bundles, workers, progress)
-        finally:
-            _work = None
-    by_task = {
-        n: result for numbers, results in zip(groups.values(), made, strict=True) for n, result in zip(numbers, results, strict=True)
-    }
-    return [by_task[n] for n in range(len(tasks))]
+            finished(n, _guarded(bundle, alignment, limits))
+        return
+    global _work
+    _work = (bundles, alignment, limits)
+    try:
+        _in_pools(bundles, workers, finished, progress)
+    finally:
+        _work = None
 
 
-def _in_pools(bundles: Sequence[Sequence[Task]], workers: int, progress: Callable[[str], None]) -> list[list[Result]]:
+Finished = Callable[[int, Sequence[Result]], None]
+
+
+def _in_pools(bundles: Sequence[Sequence[Task]], workers: int, finished: Finished, progress: Callable[[str], None]) -> None:
     """After a crash those that were running are tried again one by one, so that the guilty one is known; the rest goes on."""
-    results: dict[int, list[Result]] = {}
     left = list(range(len(bundles)))
+    count = 0
+
+    def counted(n: int, results: Sequence[Result]) -> None:
+        nonlocal count
+        count += 1
+        finished(n, results)
+        progress(f"{count} of {len(bundles)} stages")
+
     while left:
-        broken = _pool(left, workers, results, progress, len(bundles))
+        broken = _pool(left, workers, counted)
         if broken is None:
             break
         running, left = broken
         for n in running:
-            if _pool([n], 1, results, progress, len(bundles)) is not None:
-                results[n] = [Result(False, "the worker process ended: killed, crashed or out of memory") for _ in bundles[n]]
-    return [results[n] for n in range(len(bundles))]
+            if _pool([n], 1, counted) is not None:
+                counted(n, [Result(False, "the worker process ended: killed, crashed or out of memory") for _ in bundles[n]])
 
 
-def _pool(
-    batch: list[int], workers: int, results: dict[int, list[Result]], progress: Callable[[str], None], count: int
-) -> tuple[list[int], list[int]] | None:
+def _pool(batch: list[int], workers: int, finished: Finished) -> tuple[list[int], list[int]] | None:
     """Run a batch; None, or (stages that may have ended their worker, stages not started) if the pool broke."""
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(min(workers, len(batch)), mp_context=context, initializer=_limit)
@@ -76,11 +90,10 @@ def _pool(
             while waiting and len(running) < workers:  # no queue: what runs is what may be guilty
                 n = waiting.pop(0)
                 running[pool.submit(_one, n)] = n
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                results[running[future]] = future.result()
-                del running[future]
-                progress(f"{len(results)} of {count} stages")
+            ready, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in ready:
+                results = future.result()
+                finished(running.pop(future), results)
         pool.shutdown()
         return None
     except BrokenProcessPool:
@@ -120,4 +133,8 @@ def _guarded(bundle: Sequence[Task], alignment: Alignment, limits: Limits) -> li
         except MemoryError:
             gc.collect()
             results.append(Result(False, "out of memory"))
+        except Exception as error:
+            if OutOfTime.__name__ in str(error):  # raised inside the solver's library, which wraps it
+                raise OutOfTime(str(error)) from error
+            results.append(Result(False, f"the check failed: {type(error).__name__}: {error}"))
     return results

@@ -1,0 +1,150 @@
+"""Around the stages: limits of memory and time, crashes, interruptions, engines that contradict each other, the solver's models."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+
+import pytest
+
+import trainverify as tv
+from trainverify.bench.stages import bench
+from trainverify.campaign.agree import BAD, agree
+from trainverify.domains.polynomials import Scalars
+from trainverify.prove import attempt as attempts
+from trainverify.prove.staged import execute, workers
+from trainverify.prove.staged.execute import Limits
+from trainverify.prove.staged.solver import Z3
+from trainverify.verify import Disagreement, verify
+from verify.test_mlp import logical, plan
+
+
+def test_memory_of_a_worker_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An obligation that eats memory is UNKNOWN with the reason, the others are proved."""
+    real = workers.check
+
+    def check(stage, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if stage.goal.name == "loss":
+            eaten = bytearray(resource.getrlimit(resource.RLIMIT_AS)[0])  # more than there may be
+            assert eaten
+        return real(stage, *args, **kwargs)
+
+    monkeypatch.setattr(workers, "check", check)
+    monkeypatch.setattr(workers, "_MEMORY", 300)
+    report = verify(logical(), plan(), engine="smt", points=1, workers=2)
+    assert report.verdict == "UNKNOWN"
+    assert {o.name for o in report.obligations if o.status != "proved"} == {"loss"}
+    assert any("loss: out of memory" in n for n in report.notes), report.notes
+
+
+def test_a_check_that_crashes_is_not_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = workers.check
+
+    def check(stage, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if stage.goal.name == "loss":
+            raise ZeroDivisionError("planted")
+        return real(stage, *args, **kwargs)
+
+    monkeypatch.setattr(workers, "check", check)
+    for n in (0, 2):
+        report = verify(logical(), plan(), engine="smt", points=1, workers=n)
+        assert report.verdict == "UNKNOWN"
+        assert {o.name for o in report.obligations if o.status != "proved"} == {"loss"}
+        assert any("loss: the check failed: ZeroDivisionError: planted" in note for note in report.notes), report.notes
+
+
+def test_an_interruption_reports_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle: UNKNOWN, and nothing is lost or invented."""
+    real = workers.check
+
+    def check(stage, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if stage.goal.name == "loss":
+            raise KeyboardInterrupt
+        return real(stage, *args, **kwargs)
+
+    monkeypatch.setattr(workers, "check", check)
+    report = verify(logical(), plan(), engine="smt", points=1)
+    assert report.verdict == "UNKNOWN"
+    status = {o.name: o.status for o in report.obligations}
+    assert status["loss"] != "proved"
+    assert "proved" in status.values()
+    assert any(n.startswith("interrupted") for n in report.notes), report.notes
+
+
+def test_time_of_an_obligation_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "check", lambda s, n, a, limits: execute.check(s, n, a, Limits(seconds=-1.0)))
+    report = verify(logical(), plan(), engine="smt", points=1)
+    assert report.verdict == "UNKNOWN"
+    assert any("time limit of the obligation" in n for n in report.notes), report.notes
+
+
+def test_what_the_solver_cannot_say_in_time_is_not_shown() -> None:
+    s = Scalars()
+    x, y, z = (s.symbol(n) for n in "xyz")
+    p = s.sub(s.add(s.power(x, 5), s.mul(s.power(y, 4), z)), s.add(s.mul(s.power(z, 3), s.mul(x, y)), s.const(7)))
+    answer = Z3(seconds=0.001).implied(s, ("nonzero", frozenset(s.add(s.mul(p, p), s.const(1)).items())), [])
+    assert answer.status == "unknown"
+    assert "solver: " in answer.reason
+
+
+def _squares(power: int) -> tv.Program:
+    b = tv.program("squares")
+    x = b.input("x", (5, 3))
+    b.loss(b.sum(b.pow(x, exponent=power)))
+    return b.build()
+
+
+def test_both_stops_when_only_a_broken_staged_engine_proves(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = attempts.staged.prove
+
+    def everything(system, wanted, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return replace(real(system, wanted, *args, **kwargs), proved=list(wanted), failed={}, violated={})
+
+    assert verify(_squares(2), _squares(4), engine="both", points=1).verdict == "REFUTED"
+    monkeypatch.setattr(attempts.staged, "prove", everything)
+    with pytest.raises(Disagreement, match="loss was proved by smt, but rank 0 computes"):
+        verify(_squares(2), _squares(4), engine="both", points=1)
+
+
+def test_both_stops_when_only_a_broken_algebra_proves(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = attempts.by_algebra
+
+    def everything(proof, system):  # type: ignore[no-untyped-def]
+        made = real(proof, system)
+        return replace(made, proved=dict.fromkeys(made.failed, ("algebra", attempts.FULL_SIZE)), failed={})
+
+    monkeypatch.setattr(attempts, "by_algebra", everything)
+    with pytest.raises(attempts.Contradiction, match="the algebra proves loss, but to the staged engine it differs"):
+        verify(_squares(2), _squares(4), engine="both", points=1)
+
+
+def test_a_model_of_the_solver_is_a_counterexample() -> None:
+    """Random numbers do not get there: the solver says where, and enclosures confirm it."""
+
+    def step(most: float | None) -> tv.Program:
+        b = tv.program("clamped")
+        x = b.input("x", (3,))
+        b.loss(b.sum(x if most is None else b.clamp(x, max=most)))
+        return b.build()
+
+    assert verify(step(100.0), step(100.0), engine="smt", points=1).verdict.startswith("PROVED")
+    report = verify(step(None), step(100.0), engine="smt", points=1)
+    assert report.verdict == "REFUTED", report.notes
+    assert report.difference is not None
+    assert any("counterexample: the solver's model" in n for n in report.notes), report.notes
+    assert verify(step(None), step(100.0), points=1).verdict == "UNKNOWN"  # the algebra with random points does not see it
+
+
+def test_few_random_programs_agree() -> None:
+    found = list(agree((1, 8), seconds=60))
+    assert not [c for c in found if c.what in BAD], found
+    assert {c.what for c in found} == {"both: PROVED", "both: REFUTED", "both: INVALID"}
+
+
+def test_bench_measures_workers_and_memory() -> None:
+    rows = list(bench(quick=True))
+    assert [r.workers for r in rows] == [0, 2]
+    assert {r.verdict for r in rows} == {"all proved"}
+    assert all(r.megabytes > 0 and r.seconds > 0 for r in rows)
+    assert rows[1].worker_megabytes > 0
+    assert rows[0].stages == rows[1].stages
