@@ -306,3 +306,9 @@ def adapter_twice(plan: Tree) -> None:
 @wrong("REFUTED", "28@3/0,1", "it is torch.exp, on other devices nnscaler.runtime.function.identity", MLP)
 def another_function_on_one_rank(plan: Tree) -> None:
     cell(plan, 3, 28)["signature"] = "torch.exp"
+
+
+@wrong("INVALID", "26@1/0,1", "it is missing: nothing makes float_2")
+def operation_missing(plan: Tree) -> None:
+    nodes = cell(plan, 1, 123)["nodes"]
+    nodes.remove(next(n for n in nodes if n["cid"] == 26))

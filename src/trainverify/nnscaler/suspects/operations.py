@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainverify.check.findings import names
 from trainverify.nnscaler.dump import OPERATIONS, Cell, Dump, Slice
 from trainverify.nnscaler.edit import cells
-from trainverify.nnscaler.suspects.kinds import Suspect, grouped
+from trainverify.nnscaler.suspects.kinds import Change, Suspect, after, grouped
 
 _INSERTED: Final = ("nnscaler.runtime.function.multiref", "nnscaler.runtime.function.identity")  # by nnScaler, as a plan needs them
 
@@ -41,6 +41,20 @@ def operations(logical: Dump, dump: Dump) -> Iterator[Suspect]:
                 why, better = made
                 found.append((cell.results()[0].full.tid, device, cell, why, None if better is None else (cell, better)))
     yield from grouped(dump, found)
+    yield from grouped(dump, _lost(dump, siblings))
+
+
+def _lost(dump: Dump, siblings: Mapping[int, list[Cell]]) -> Iterator[tuple[object, int, Cell, str, Change | None]]:
+    """Tensors of a forward segment that nothing makes: the operation that makes them on other devices is missing."""
+    for device in dump.devices:
+        for segment in {id(s.cell): s.cell for s in dump.sequences[device] if s.cell.kind == "IRSegment" and s.cell.isfw}.values():
+            made = {t.tid for n in segment.nodes for t in n.results()} | {t.tid for t in segment.tensors()}
+            for t in dict.fromkeys(t for n in segment.nodes for t in n.tensors() if t.tid not in made and not t.full.weight):
+                other = next((c for c in siblings.get(t.full.tid, ()) if t.tid in {r.tid for r in c.results()}), None)
+                if other is not None:
+                    why = f"it is missing: nothing makes {t}"
+                    yield why, device, other, why, (segment, after(segment, other))
+                    break
 
 
 def _stranger(cell: Cell, siblings: Mapping[int, list[Cell]]) -> tuple[str, Cell | None] | None:
