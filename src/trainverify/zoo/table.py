@@ -111,12 +111,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainverify.zoo.table", description=__doc__)
     parser.add_argument("--only", default="", help="combinations whose names contain this")
     given = parser.parse_args(arguments)
+    rows = [r for r in ROWS if given.only in r.name]
+    if not rows:
+        print(f"error: no combination is called {given.only!r}", file=sys.stderr)
+        return 2
     wrong = 0
-    for row in ROWS:
-        if given.only in row.name:
-            good, text = checked(row)
-            wrong += not good
-            print(text, flush=True)
+    for row in rows:
+        good, text = checked(row)
+        wrong += not good
+        print(text, flush=True)
     return 1 if wrong else 0
 
 
