@@ -32,10 +32,12 @@ def _row(model: str, layers: int = 2, packed: bool = False, master: bool = False
     words = [f"{k}={v}" if v is not True else k for k, v in how.items()]
     words += [w for w, on in (("packed", packed), ("master", master), (f"loss={loss}", loss is not None)) if on]
     name = f"{model} {' '.join(words) or 'alone'}"
-    return Row(name, Wish(model, degrees, layers=layers, packed=packed, master=master, loss=loss))
+    vocabulary = 50304 if model == GPT else None  # 50257 is odd: Megatron pads it
+    return Row(name, Wish(model, degrees, layers=layers, vocabulary=vocabulary, packed=packed, master=master, loss=loss))
 
 
-LLAMA, GPT, DEEPSEEK = "llama3-8b", "gpt2-xl", "deepseek-16b"
+LLAMA, GPT, DEEPSEEK = "llama3-8b", "gpt2", "deepseek-16b"
+
 
 ALONE: Final = (
     _row(LLAMA, dp=4),
@@ -76,7 +78,7 @@ PRODUCTS: Final = (
     _row("llama3-405b", dp=16, tp=8, sp=True, pp=2, zero=1, microbatches=4),
     _row(LLAMA, dp=3, zero=3, shards="flat", microbatches=2),
     _row(LLAMA, dp=4, pp=2, zero=1, shards="flat", microbatches=2),
-    _row(GPT, dp=3, zero=2, shards="chunk"),
+    _row(GPT, layers=1, dp=5, zero=2, shards="chunk"),
     _row(LLAMA, dp=2, cp=2, cp_kind="zigzag", tp=2, microbatches=2),
     _row(LLAMA, dp=2, cp=2, cp_kind="ring", tp=2, pp=2, microbatches=2),
     _row(LLAMA, dp=2, cp=2, cp_kind="ulysses", tp=2, sp=True),
