@@ -25,9 +25,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from trainverify import files
+from trainverify.bench import table3
 from trainverify.bench.algebra import bench
 from trainverify.bench.stages import bench as bench_stages
 from trainverify.build.tape import BuildError
+from trainverify.campaign import zoo as mutants
 from trainverify.check import Finding, validate
 from trainverify.files.errors import one_line
 from trainverify.graph.plan import Plan, PlanError, expand
@@ -659,6 +661,65 @@ def bench_stages_command(
     for r in rows:
         out.print(str(r), markup=False, highlight=False)
     return 0
+
+
+@measurements.command("table3")
+@guarded
+def bench_table3_command(
+    as_json: AsJson = False,
+    only: Annotated[str, typer.Option(metavar="L1,…", help="Some of them.")] = ",".join(table3.NAMES),
+    layers: _change("So many layers, if not all.") = None,  # type: ignore[valid-type]
+    zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO, as in `verify --zoo`.")] = 1,
+    timeout: Timeout = None,
+) -> int:
+    """The paper's six models at full size, each in a process of its own: verdict, time by phase, memory."""
+    names = only.split(",")
+    if unknown := [n for n in names if n not in table3.NAMES]:
+        raise Refused(f"--only {unknown[0]}: some of {', '.join(table3.NAMES)}")
+    with progress(as_json) as tell:
+        results = list(table3.bench(names, layers, zero, timeout, tell))
+    code = 0 if all(r.run.verdict == "PROVED" for r in results) else 3
+    if as_json:
+        return emit("bench table3", code, cases=[r.json() for r in results])
+    wide = Console(width=None if out.is_terminal else 240, highlight=False, file=sys.stdout)
+    wide.print(table3.table(results))
+    for r in results:
+        if r.run.verdict != "PROVED":
+            out.print(f"{r.run.name}: {r.run.reason}", markup=False)
+    return code
+
+
+@app.command("mutate")
+@guarded
+@with_zoo
+def mutate_command(
+    zoo: Annotated[str, typer.Option(metavar="NAME", help="A model, divided as the options say.")],
+    model: Wish | None = None,
+    count: Annotated[int, typer.Option(min=1, help="Mutants.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first mutant.")] = 0,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Tiny widths: PROVED mutants are also simulated rank by rank at full size.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a mutant.")] = 60.0,
+    as_json: AsJson = False,
+) -> int:
+    """Random single mistakes anywhere in a plan: what is said of each. A PROVED one that evaluation contradicts is a bug (exit code 1)."""
+    assert model is not None
+    try:
+        family_of(model.name)
+        logical, plan = mutants.small(model) if tiny else built(model)
+    except (BuildError, ValueError) as error:
+        raise Refused(str(error)) from error
+    with progress(as_json) as tell:
+        summary = mutants.run(logical, plan, count, seed, seconds, tiny, lambda o: tell(f"mutant {o.seed}: {o.verdict}"))
+    code = 1 if summary.bad else 0
+    if as_json:
+        return emit("mutate", code, zoo=zoo, mesh=str(plan.mesh), count=count, seed=seed, **summary.json())
+    shown = ", ".join(f"{n} {v}" for v, n in sorted(summary.verdicts.items()))
+    out.print(f"{count} mutants of {zoo} on {plan.mesh}: {shown}; without a verdict {100 * summary.unknown:.1f} %", markup=False)
+    for cause, n in summary.causes.most_common():
+        out.print(f"  {n} × {cause}", markup=False)
+    for o in summary.bad:
+        err.print(f"[bold red]BUG[/] {escape(f'{o.bad}: seed {o.seed}: {o.reason}: {o.text}')}")
+    return code
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -38,9 +38,11 @@ from trainverify.prove.staged.align import inputs_of
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
 from trainverify.report import Report, Shown, Verdict
 
-MAX_ELEMENTS = 100_000_000  # of all tensors of all ranks together, in one evaluation
+MAX_ELEMENTS = 100_000_000  # of all tensors of all ranks together, in one evaluation that keeps them
+EVALUATED = 2_000_000_000  # in one that drops them when they are used
 FULL = 1 << 60  # nothing larger than this shrinks
 ENCLOSED = 40_000_000  # elements up to which enclosures decide rounding noise on what is proved
+DECIDED = 40  # obligations that enclosures look at one by one before there is no verdict
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
 
 Progress = Callable[[str], None]
@@ -183,10 +185,11 @@ class _Evaluation:
         return sampled(self.system)
 
     def report(self) -> Report:
+        self.progress("choosing small sizes")
         why = ""
         try:
             try:
-                small = shrink_system(self.system, kept=self.kept, most=MAX_ELEMENTS)
+                small = self._small()
             except NotABoundary as error:
                 why = f"no small sizes keep the structure of the plan: {error}"
                 small = shrink_system(self.system, base=FULL, most=MAX_ELEMENTS)
@@ -225,6 +228,13 @@ class _Evaluation:
             )
         found = self._replayed()
         return found or self._open(f"agreed on {self.points} random points", "agreed", (note, *self.proof.notes))
+
+    def _small(self) -> Small:
+        """Small sizes, with 2 and 3 in turn; where that is a lot, all as small as they can be."""
+        try:
+            return shrink_system(self.system, kept=self.kept, most=MAX_ELEMENTS)
+        except TooMuch:
+            return shrink_system(self.system, kept=self.kept, most=EVALUATED, alternate=False)
 
     def _other_sizes(self) -> Report | None:
         """A proof at reduced sizes must not rest on them: one evaluation at larger ones, which may refute."""
@@ -274,7 +284,10 @@ class _Evaluation:
         if len(proved) > 1:  # all together first; what remains is looked at one by one
             left = unsettled(small, self.plan.lineage, proved, random_inputs(small, point))
             wrong = [s for s in wrong if s in left or s not in proved]
-        for suspect in wrong:
+        worst = {s.obligation: s for s in sorted(wrong, key=lambda s: s.distance)}  # of every obligation one rank, in order
+        one_each = [worst[o] for o in dict.fromkeys(s.obligation for s in wrong)]
+        special.update({s.obligation: "undecided" for s in one_each[DECIDED:]})
+        for suspect in one_each[:DECIDED]:
             self.progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
             decision, difference = decide(small, self.plan.lineage, suspect, random_inputs(small, point), point)
             if decision == "different" and difference is not None:

@@ -39,6 +39,10 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
                 attrs = (d, _slice_start(node, axes, sizes, d, start, step), step)
                 if step == 1 and sizes.position(axes.dims[id(node.args[0])][d], start + node.shape[d]) - attrs[1] != shape[d]:
                     raise NotABoundary(f"{start}:{start + node.shape[d]} of {node.args[0].shape[d]} where structures do not align")
+                if shape[d] and not 0 <= attrs[1] + step * (shape[d] - 1) < args[0].shape[d]:
+                    raise NotABoundary(f"{start} and every {step}th of {node.args[0].shape[d]} where structures do not align")
+            case "rowwise" if node.attrs[0] not in ("argmax", "argmin") and shape[node.attrs[1]] != args[0].shape[node.attrs[1]]:
+                raise NotABoundary(f"a choice among {node.shape[node.attrs[1]]} that became smaller")
             case "concat" if shape[node.attrs[0]] != sum(a.shape[node.attrs[0]] for a in args):
                 raise NotABoundary(f"{[a.shape[node.attrs[0]] for a in node.args]} in a row where structures do not align")
             case "reshape" if math.prod(shape) != math.prod(args[0].shape):

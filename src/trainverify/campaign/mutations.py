@@ -66,16 +66,7 @@ Change = tuple[tuple[Op, ...], dict[str, TensorType], dict[str, tuple[Value, ...
 
 def mutate(plan: Plan, rng: random.Random) -> Mutant:
     """A plan with one mistake (or a harmless edit)."""
-    kinds: list[tuple[int, str, Callable[[_Site, random.Random], Change | None]]] = [
-        (3, "operator", _operator),
-        (2, "drop", _drop),
-        (2, "double", _double),
-        (3, "group", _group),
-        (3, "constant", _constant),
-        (2, "shift", _shift),
-        (2, "inputs swapped", _swapped),
-        (4, "other tensor", _other),
-    ]
+    kinds = _kinds()
     plans: list[tuple[int, str, Callable[[Plan, random.Random], Mutant | None]]] = [
         (2, "order", _order),
         (2, "lineage", _lineage),
@@ -94,13 +85,45 @@ def mutate(plan: Plan, rng: random.Random) -> Mutant:
         if not template.program.ops:
             continue
         rank = rng.choice(template.ranks) if rng.random() < 0.3 and len(template.ranks) > 1 else None
-        site = _Site(plan, template, rng.randrange(len(template.program.ops)), rank)
-        new: Change | None = change(site, rng)
-        if new is not None and new[0] != (site.op,):
-            where = template.program.name if rank is None else f"rank {rank}"
-            text = f"{where}, op {site.index}: {site.op}  →  {'; '.join(map(str, new[0])) or 'nothing'}"
-            return Mutant(_applied(site, new), found[1] + ("" if rank is None else ", one rank"), text)
+        new = _mutant(_Site(plan, template, rng.randrange(len(template.program.ops)), rank), found[1], change, rng)
+        if new is not None:
+            return new
     raise ValueError("nothing to change in this plan")
+
+
+def at_one_rank(plan: Plan, rank: int, rng: random.Random) -> Mutant:
+    """A plan with one op of one rank changed."""
+    template = next(t for t in plan.templates if rank in t.ranks)
+    kinds = _kinds()
+    for _ in range(1000):
+        ((_, kind, change),) = rng.choices(kinds, [w for w, _, _ in kinds])
+        new = _mutant(_Site(plan, template, rng.randrange(len(template.program.ops)), rank), kind, change, rng)
+        if new is not None:
+            return new
+    raise ValueError(f"nothing to change on rank {rank}")
+
+
+def _kinds() -> list[tuple[int, str, Callable[[_Site, random.Random], Change | None]]]:
+    """Changes of one op, and how often each is made."""
+    return [
+        (3, "operator", _operator),
+        (2, "drop", _drop),
+        (2, "double", _double),
+        (3, "group", _group),
+        (3, "constant", _constant),
+        (2, "shift", _shift),
+        (2, "inputs swapped", _swapped),
+        (4, "other tensor", _other),
+    ]
+
+
+def _mutant(site: _Site, kind: str, change: Callable[[_Site, random.Random], Change | None], rng: random.Random) -> Mutant | None:
+    new = change(site, rng)
+    if new is None or new[0] == (site.op,):
+        return None
+    where = site.template.program.name if site.rank is None else f"rank {site.rank}"
+    text = f"{where}, op {site.index}: {site.op}  →  {'; '.join(map(str, new[0])) or 'nothing'}"
+    return Mutant(_applied(site, new), kind + ("" if site.rank is None else ", one rank"), text)
 
 
 def _applied(site: _Site, change: Change) -> Plan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -61,11 +62,17 @@ def _objects(entries: list[Any], shape: tuple[int, ...]) -> Array:
 
 
 class Ball(ArrayDomain):
-    def __init__(self, widen_literals: bool = False):
+    """With `move`, every float literal is one unit in its last place off: "up", "down", or as a coin of that name falls."""
+
+    def __init__(self, widen_literals: bool = False, move: str = ""):
         self.widen_literals = widen_literals
+        self.move = move
 
     def literal(self, value: Literal, kind: str) -> Array:
         out = np.empty((), dtype=object)
+        if self.move and isinstance(value, float) and math.isfinite(value) and value != int(value):
+            up = self.move == "up" or (self.move != "down" and zlib.crc32(f"{self.move} {value!r}".encode()) & 1)
+            value = math.nextafter(value, math.inf if up else -math.inf)
         out[()] = ball(value, self.widen_literals) if kind == "real" else value
         return out
 

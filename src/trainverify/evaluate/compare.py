@@ -30,6 +30,8 @@ from trainverify.primitives.scalars import Undecided
 
 EQUAL, DIFFERENT = 1e-9, 1e-6  # relative to the largest entry of the tensor
 PRECISIONS = (96, 192, 384, 768)
+MOVES = (("up", "down"), ("up", "up"), ("a coin", "another coin"))  # of all float literals, tried
+MOVED = 1000  # a difference that changes by less than this part of it is not made of units in the last place
 CALMED = 64  # times smaller is rounding noise with eleven more bits
 TOGETHER = 60_000_000  # elements up to which points are run together
 
@@ -55,6 +57,7 @@ class Difference:
     got: str
     want: str
     seed: int
+    gap: float | None = None  # about got − want; None where the plan has no number
 
 
 Decision = Literal["equal", "different", "literal rounding", "undecided"]
@@ -219,16 +222,40 @@ def decide(
     for bits in PRECISIONS:
         with precision(bits):
             try:
-                exact = _ball_difference(part, lineage, suspect, inputs, seed, widen=False)
+                exact = _ball_difference(part, lineage, suspect, inputs, seed, Ball(), Ball())
                 if exact is None:
                     continue
                 if exact == "equal":
                     return "equal", None
-                wide = _ball_difference(part, lineage, suspect, inputs, seed, widen=True)
+                wide = _ball_difference(part, lineage, suspect, inputs, seed, Ball(widen_literals=True), Ball(widen_literals=True))
             except Undecided:
                 continue
-            return ("different", wide) if isinstance(wide, Difference) else ("literal rounding", None)
+            if isinstance(wide, Difference):
+                return "different", wide
+            return ("different", exact) if _stays(part, lineage, suspect, inputs, exact) else ("literal rounding", None)
     return "undecided", None
+
+
+def _stays(small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], found: Difference) -> bool:
+    """Whether a certain difference hardly changes when float literals move by a unit in the last place, each its own way in each program.
+
+    Widened literals make enclosures of deep programs meet whatever the difference. What a unit makes is linear in it: a difference that
+    units explain changes by as much as it is when some of them move.
+    """
+    gap = found.gap
+    for one, other in MOVES:
+        try:
+            moved = _ball_difference(small, lineage, suspect, inputs, found.seed, Ball(move=one), Ball(move=other), found.index)
+        except Undecided:
+            return False
+        if not isinstance(moved, Difference):
+            return False
+        if gap is None or moved.gap is None:  # the plan has no number
+            if (gap is None) != (moved.gap is None):
+                return False
+        elif abs(moved.gap - gap) > abs(gap) / MOVED:
+            return False
+    return True
 
 
 def unsettled(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], inputs: Mapping[str, Array]) -> list[Suspect]:
@@ -258,12 +285,18 @@ def _tiny(got: Any, want: Any) -> bool:
 
 
 def _ball_difference(
-    small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], seed: int, widen: bool
+    small: Small,
+    lineage: tuple[Layout, ...],
+    suspect: Suspect,
+    inputs: Mapping[str, Array],
+    seed: int,
+    domain: Ball,
+    plan_domain: Ball,
+    only: tuple[int, ...] | None = None,
 ) -> Difference | Literal["equal"] | None:
-    """A certain difference, "equal" (all enclosures meet and are tiny), or None (too wide to tell)."""
-    domain = Ball(widen_literals=widen)
+    """A certain difference (of one element, if `only` says so), "equal" (all enclosures meet and are tiny), or None (too wide to tell)."""
     logical = run_logical(small, inputs, domain)
-    values = run_plan(small, lineage, inputs, domain)
+    values = run_plan(small, lineage, inputs, plan_domain)
     local = values.get(*places(small)[suspect.rank], suspect.layout.local)
     if local is None:
         return None
@@ -274,9 +307,17 @@ def _ball_difference(
         for g, w, p in zip(got.flat, want.flat, where.flat, strict=True):
             if _apart(g, w):
                 index = tuple(int(i) for i in np.unravel_index(int(p), shape))
-                return Difference(suspect.obligation, suspect.layout, suspect.rank, index, show(g), show(w), seed)
+                if only is None or index == only:
+                    return Difference(suspect.obligation, suspect.layout, suspect.rank, index, show(g), show(w), seed, _gap(g, w))
             tiny &= _tiny(g, w)
     return "equal" if tiny else None
+
+
+def _gap(got: Any, want: Any) -> float | None:
+    """About how far apart; None where the plan has no number."""
+    if isinstance(got, arb):
+        return float((got - want).mid()) if got.is_finite() else None
+    return float(got) - float(want)
 
 
 def _apart(got: Any, want: Any) -> bool:

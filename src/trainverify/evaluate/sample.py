@@ -19,9 +19,12 @@ from trainverify.axes.shrink import alike, shrink
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import System
 from trainverify.domains.arrays import Array
+from trainverify.primitives.node import topological
 
 RANKS: Final = 64  # up to which all are evaluated
 _OF_A_SORT: Final = 2
+_FULL: Final = 1 << 60  # nothing larger than this shrinks
+_TAKES_APART: Final = ("slice", "concat", "pad", "iota", "one_hot", "reshape", "rowwise", "map")
 
 Kept = dict[str, tuple[tuple[int, ...], ...]]  # mesh axis → for every digit of it, slow first, the values that stay
 
@@ -63,7 +66,7 @@ class Digits:
 
     def known(self, system: System, axis: str) -> Digits:
         """The same, and which digits are free."""
-        known = {id(x): len(self.leaves) == 1 or _free(system, axis, self, x) for x in self.leaves}
+        known = {id(x): _free(system, axis, self, x) for x in self.leaves}
         return replace(self, free=frozenset(n for n, x in enumerate(self.leaves) if known[id(x)]))
 
     def split(self, at: int) -> tuple[tuple[int, ...], ...]:
@@ -100,19 +103,27 @@ def _free(system: System, axis: str, digits: Digits, leaf: Axis) -> bool:
     """Whether no op takes apart or puts together the positions of a digit (the halves of a rotated vector)."""
     if leaf.pieces is not None or leaf.frozen:
         return False
-    sizes = Sizes(system.inference.axes, system.inference.all, kept=[(leaf, (0,))])
+    sizes = Sizes(system.inference.axes, system.inference.all, base=leaf.size + _FULL, kept=[(leaf, (0,))])
     kept = digits.coordinates([(0,) if x is leaf else range(x.size) for x in digits.leaves])
     there = ranks(system, {axis: frozenset(kept)})
-    ops = {id(x.axes): x for x in system.logical_ops}
-    for u, found in enumerate(system.unit_ops):
-        here = frozenset(row for row, r in enumerate(system.talk.units[u].ranks) if r in there)
-        ops.update({id(x.axes): x for x in found if not here.isdisjoint(x.rows)})
-    distinct = {alike(x.lowered, x.axes): x for x in ops.values()}
-    try:
-        for x in distinct.values():
-            shrink(x.lowered.outputs, x.axes, sizes)
-    except NotABoundary:
-        return False
+    prims: dict[int, bool] = {}
+    seen: set[object] = set()
+    for u, found in enumerate((system.logical_ops, *system.unit_ops)):
+        here = None if u == 0 else frozenset(row for row, r in enumerate(system.talk.units[u - 1].ranks) if r in there)
+        for x in found:
+            key = id(x.lowered)
+            if key not in prims:
+                prims[key] = any(n.prim in _TAKES_APART for n in topological(x.lowered.outputs))
+            if not prims[key] or id(x.axes) in seen or (here is not None and here.isdisjoint(x.rows)):
+                continue
+            seen.add(id(x.axes))
+            if alike(x.lowered, x.axes) in seen or all(sizes(a) == a.size for dims in x.axes.dims.values() for a in dims):
+                continue
+            seen.add(alike(x.lowered, x.axes))
+            try:
+                shrink(x.lowered.outputs, x.axes, sizes)
+            except NotABoundary:
+                return False
     return True
 
 
