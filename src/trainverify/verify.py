@@ -16,11 +16,12 @@ from trainverify.check import validate
 from trainverify.check.findings import Finding, names
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
-from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, close_look, compare, decide, suspects, unsettled
+from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, close_look, compare, decide, gaps, suspects, unsettled
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
-from trainverify.evaluate.sample import Kept, sampled
+from trainverify.evaluate.sample import RANKS, Kept, sampled
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.explain.locate import locate
+from trainverify.explain.odd import odd
 from trainverify.explain.place import Known, Place
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.lineage import Layout, Parts, Placements
@@ -33,6 +34,7 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.discover import Found, covered, discover
 from trainverify.prove.algebra.engine import Prover, prove
+from trainverify.prove.algebra.folding import fold
 from trainverify.prove.attempt import FULL_SIZE, Attempt, Engine, attempt
 from trainverify.prove.staged.align import inputs_of
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
@@ -42,6 +44,9 @@ MAX_ELEMENTS = 100_000_000  # of all tensors of all ranks together, in one evalu
 EVALUATED = 2_000_000_000  # in one that drops them when they are used
 FULL = 1 << 60  # nothing larger than this shrinks
 ENCLOSED = 40_000_000  # elements up to which enclosures decide rounding noise on what is proved
+WALKED = 1_000_000  # ops of all folded programs from which on the evaluation comes before the proof
+WALKED_AT_ALL = 20_000_000  # above, nothing is proved
+LOCATED = 4_000_000  # elements up to which enclosures are run one by one, and the first wrong tensor is searched for
 DECIDED = 40  # obligations that enclosures look at one by one before there is no verdict
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
 
@@ -119,8 +124,23 @@ def _verify(
     progress("inferring axes")
     system = related(logical, plan, ops, parts, wanted)
     progress("proving")
+    count, ops_walked = folded(system) if plan.size > RANKS else (0, 0)
+    if ops_walked > WALKED:  # a rank unlike the others: what it is found by is cheap, a proof is not
+        why = f"ranks fold to {count} programs only, {ops_walked} ops together"
+        unproved = Attempt({}, dict.fromkeys(wanted, why))
+        found = _Evaluation(system, plan, wanted, unproved, points, seed, progress, subject, findings, locator).report()
+        if found.verdict != "UNKNOWN" or ops_walked > WALKED_AT_ALL:
+            return found
+        progress("proving")
     proof = attempt(engine, prove, system, wanted, plan.lineage, workers, progress)
     return _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings, locator).report()
+
+
+def folded(system: System) -> tuple[int, int]:
+    """Into how many programs ranks fold, and the ops of these together."""
+    instances = fold(system)
+    units_of = [system.schedule.classes[i.class_index].unit for i in instances]
+    return len(instances), sum(len(system.unit_programs[u].ops) for u in units_of)
 
 
 def related(logical: Program, plan: Plan, ops: OpTable, parts: Sequence[Template], wanted: Sequence[Obligation]) -> System:
@@ -287,6 +307,8 @@ class _Evaluation:
         worst = {s.obligation: s for s in sorted(wrong, key=lambda s: s.distance)}  # of every obligation one rank, in order
         one_each = [worst[o] for o in dict.fromkeys(s.obligation for s in wrong)]
         special.update({s.obligation: "undecided" for s in one_each[DECIDED:]})
+        if elements(small) > LOCATED and (found := self._stable(small, one_each, point)) is not None:
+            return self._refuted(small, wrong, found)
         for suspect in one_each[:DECIDED]:
             self.progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
             decision, difference = decide(small, self.plan.lineage, suspect, random_inputs(small, point), point)
@@ -302,6 +324,14 @@ class _Evaluation:
             "undecided": f"undecided: {first} differs numerically, but no enclosure separates the values",
         }[kind]
         return Report("UNKNOWN", why, self.subject, self.findings, self._shown("agreed", special), notes=self._attempts())
+
+    def _stable(self, small: Small, wrong: list[Suspect], point: int) -> Difference | None:
+        """A clear difference in a plan too large for enclosures: as large in extended precision as in float64."""
+        clear = [s for s in wrong if s.distance > DIFFERENT and s.obligation not in self.proof.proved]
+        for s, exact in zip(clear, gaps(small, self.plan.lineage, clear, point), strict=True):
+            if exact.gap == s.distance or abs(exact.gap - s.distance) < s.distance / 1000:
+                return Difference(s.obligation, s.layout, s.rank, exact.index, f"{exact.got:.12g}", f"{exact.want:.12g}", point, exact.gap)
+        return None
 
     def _close_look(self, small: Small, point: int) -> list[Suspect]:
         """What is not proved and only float64 calls equal."""
@@ -323,7 +353,11 @@ class _Evaluation:
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
-        place = self.locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
+        place = self._odd(difference.seed) if self.kept and inputs is None else None
+        if place is None and elements(small) > LOCATED:
+            place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
+        if place is None:
+            place = self.locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         where = f"random inputs of seed {difference.seed}" if inputs is None else "the solver's model"
@@ -331,6 +365,25 @@ class _Evaluation:
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
         forms += tuple(f"violated: {difference.layout}; {self.proof.violated[o]}" for o in bad if o in self.proof.violated)[:1]
         return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
+
+    def _odd(self, seed: int) -> Place | None:
+        """The op in which one rank of a large plan differs from its like, if the plan agrees without that."""
+        for found in odd(self.plan):
+            parts = units(found.plan)
+            wanted, missing = obligations(self.system.logical, found.plan, parts)
+            if missing:
+                continue
+            system = related(self.system.logical, found.plan, self.system.table, parts, wanted)
+            try:
+                small = shrink_system(system, kept=sampled(system, also=[found.rank]), most=EVALUATED)
+                wrong, _ = compare_at(small, found.plan, wanted, seed)
+            except (NotABoundary, TooMuch, NotComputed):
+                continue
+            if not wrong or not calm(small, found.plan.lineage, wrong, seed):
+                op = found.mine[0] if found.mine else found.theirs
+                cause = f"{found.cause} (with this changed the whole plan agrees)"
+                return Place(found.tensor, None, found.rank, found.tensor, op, cause)
+        return None
 
     def _known(self) -> Known:
         """Which logical tensors the proof attempt found in the plan, for every rank."""

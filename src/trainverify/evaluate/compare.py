@@ -193,6 +193,40 @@ def calm(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], se
     return [s for s in wrong if now.get((s.obligation, s.layout, s.rank), 0.0) * CALMED > s.distance]
 
 
+@dataclass(frozen=True)
+class Gap:
+    """Where a suspect is furthest off, and by how much, in extended precision."""
+
+    index: tuple[int, ...]  # in the logical tensor
+    got: float
+    want: float
+    gap: float  # relative to the largest entry
+
+
+def gaps(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: int) -> list[Gap]:
+    """The same suspects, run once more with more digits."""
+    if not wrong:
+        return []
+    wanted = list(dict.fromkeys(s.obligation for s in wrong))
+    (plan,) = _outputs(small, lineage, wanted, [seed], EXTENDED)
+    (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {o.output.tensor for o in wanted})
+    found = []
+    for s in wrong:
+        best = Gap((), 0.0, 0.0, 0.0)
+        if plan.get(*places(small)[s.rank], s.layout.local) is not None:
+            for got, want, where in held(small, s.layout, s.rank, logical[s.layout.logical], plan):
+                far = np.abs(_real(got) - _real(want)).reshape(-1)
+                if far.size:
+                    far = np.where(np.isnan(far), np.inf, far)
+                    n = int(far.argmax())
+                    index = np.unravel_index(int(where.reshape(-1)[n]), small.shapes[s.layout.logical])
+                    scale = max(float(np.abs(_real(want)).max()), 1e-300)
+                    here = Gap(tuple(map(int, index)), float(got.reshape(-1)[n]), float(want.reshape(-1)[n]), float(far[n]) / scale)
+                    best = max(best, here, key=lambda g: g.gap)
+        found.append(best)
+    return found
+
+
 def close_look(small: Small, lineage: tuple[Layout, ...], obligations: Sequence[Obligation], inputs: Mapping[str, Array]) -> list[Suspect]:
     """What float64 calls equal and enclosures tell apart: differences of an ulp, a missing eps. Both programs are run once."""
     with precision(PRECISIONS[0]):
