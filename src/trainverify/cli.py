@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from trainverify import files
-from trainverify.bench import table3
+from trainverify.bench import needle, table3
 from trainverify.bench.algebra import bench
 from trainverify.bench.stages import bench as bench_stages
 from trainverify.build.tape import BuildError
@@ -687,6 +687,26 @@ def bench_table3_command(
         if r.run.verdict != "PROVED":
             out.print(f"{r.run.name}: {r.run.reason}", markup=False)
     return code
+
+
+@measurements.command("needle")
+@guarded
+def bench_needle_command(
+    as_json: AsJson = False,
+    count: Annotated[int, typer.Option(min=1, help="Places.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first place.")] = 0,
+    layers: _change("So many layers, if not all.") = None,  # type: ignore[valid-type]
+) -> int:
+    """One op changed on one of 8192 ranks, at random places: is it found and named, and in how much time?"""
+    found = []
+    with progress(as_json) as tell:
+        for n in needle.bench(count, seed, layers, tell):
+            found.append(n)
+            if not as_json:
+                named = "named" if n.rank_named and n.op_named else "op named" if n.op_named else "not named"
+                out.print(f"{n.verdict}, {named}, {n.times:g}×: {n.text}", markup=False)
+    code = 0 if all(n.verdict in ("REFUTED", "INVALID") for n in found) else 3
+    return emit("bench needle", code, needles=[n.json() for n in found]) if as_json else code
 
 
 @app.command("mutate")

@@ -44,8 +44,7 @@ MAX_ELEMENTS = 100_000_000  # of all tensors of all ranks together, in one evalu
 EVALUATED = 2_000_000_000  # in one that drops them when they are used
 FULL = 1 << 60  # nothing larger than this shrinks
 ENCLOSED = 40_000_000  # elements up to which enclosures decide rounding noise on what is proved
-WALKED = 1_000_000  # ops of all folded programs from which on the evaluation comes before the proof
-WALKED_AT_ALL = 20_000_000  # above, nothing is proved
+WALKED = 500_000  # ops of all folded programs of a plan whose ranks do not fold, up to which it is proved
 LOCATED = 4_000_000  # elements up to which enclosures are run one by one, and the first wrong tensor is searched for
 DECIDED = 40  # obligations that enclosures look at one by one before there is no verdict
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
@@ -125,11 +124,11 @@ def _verify(
     system = related(logical, plan, ops, parts, wanted)
     progress("proving")
     count, ops_walked = folded(system) if plan.size > RANKS else (0, 0)
-    if ops_walked > WALKED:  # a rank unlike the others: what it is found by is cheap, a proof is not
+    if count > RANKS:  # a rank unlike the others: what it is found by is cheap, a proof is not
         why = f"ranks fold to {count} programs only, {ops_walked} ops together"
         unproved = Attempt({}, dict.fromkeys(wanted, why))
         found = _Evaluation(system, plan, wanted, unproved, points, seed, progress, subject, findings, locator).report()
-        if found.verdict != "UNKNOWN" or ops_walked > WALKED_AT_ALL:
+        if found.verdict != "UNKNOWN" or ops_walked > WALKED:
             return found
         progress("proving")
     proof = attempt(engine, prove, system, wanted, plan.lineage, workers, progress)

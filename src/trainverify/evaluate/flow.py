@@ -125,9 +125,11 @@ class Flow:
         if not steps:
             return
         counts = [len(step.rows) * self.points for step, _, _ in steps]
+        nodes = steps[0][0].nodes
+        used = {n.attrs[0] for n in self._order(nodes) if n.prim == "input"}  # others may differ from step to step
         args: list[Array | None] = []
         for i, name in enumerate(steps[0][0].inputs):
-            if name is None:
+            if name is None or i not in used:
                 args.append(None)
                 continue
             parts = []
@@ -135,7 +137,6 @@ class Flow:
                 value = values[c][step.inputs[i]]  # type: ignore[index]
                 parts.append(value if rows is None else value[rows])
             args.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
-        nodes = steps[0][0].nodes
         made = domain.run(nodes, args, (sum(counts),), self._order(nodes))
         for i, result in enumerate(made):
             whole = np.asarray(result)
