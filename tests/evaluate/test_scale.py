@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import trainverify as tv
 from trainverify.evaluate.compare import calm, compare
 from trainverify.evaluate.sample import coordinates, ranks, sampled
 from trainverify.evaluate.small import shrink_system
@@ -98,12 +97,3 @@ def test_points_together_are_points_alone(both: tuple[Program, Plan]) -> None:
         ((alone, n),) = compare(small, wrong.lineage, wanted, [seed])
         assert (len(found), count) == (len(alone), n)
         assert np.allclose([s.distance for s in found], [s.distance for s in alone])
-
-
-def test_an_input_that_an_op_does_not_need_may_have_any_size() -> None:
-    """The gradient of an addition does not look at what was added: two of them run as one."""
-    b = tv.program("sums")
-    x, y, w = b.input("x", (6, 5)), b.input("y", (6, 5)), b.parameter("w", (5,))
-    b.loss(b.sum_(b.mul(b.add(x, w, name="s"), b.add(b.sum_(y, dims=[0], name="t"), w, name="u"), name="p"), name="loss"))
-    program = tv.complete(b.build())
-    assert verify(program, program).verdict == "PROVED"
