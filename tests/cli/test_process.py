@@ -22,6 +22,7 @@ from files.big import big_plan
 from trainverify import files
 
 COMMAND = [sys.executable, "-m", "trainverify.cli"]
+LONG = ["verify", "--zoo", "llama3-8b", "--dp", "2", "--tp", "2", "--pp", "2", "--microbatches", "2"]  # some seconds
 
 
 @pytest.fixture
@@ -50,8 +51,8 @@ def test_time_limit(folder: Path) -> None:
 
 def test_time_limit_of_a_long_run(folder: Path) -> None:
     begin = time.perf_counter()
-    code, out, _ = run("verify", "model.json", "good.json", "--points", "1000", "--timeout", "0.5")
-    assert (code, out) == (3, "UNKNOWN good.json against model.json: time limit: no verdict within 0.5 s\n")
+    code, out, _ = run(*LONG, "--timeout", "0.5")
+    assert (code, out.split()[0], out.rpartition(": ")[2]) == (3, "UNKNOWN", "no verdict within 0.5 s\n")
     assert time.perf_counter() - begin < 5
 
 
@@ -134,8 +135,7 @@ def on_terminal(*arguments: str, columns: int = 80, until: bytes = b"", then: in
 @pytest.mark.parametrize("limits", [[], ["--timeout", "50"]], ids=["plain", "limited"])
 def test_interrupt(folder: Path, limits: list[str]) -> None:
     before = sorted(p.name for p in folder.iterdir())
-    command = ["verify", "model.json", "good.json", "--points", "1000", *limits]
-    code, text = on_terminal(*command, until=b"evaluating point", then=signal.SIGINT)
+    code, text = on_terminal(*LONG, *limits, until=b"evaluating", then=signal.SIGINT)
     assert code == 130
     assert "interrupted; no verdict" in text
     assert not re.search("PROVED|REFUTED|INVALID|UNKNOWN", text)
@@ -166,9 +166,7 @@ def test_interrupted_writer_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_child_ends_with_its_parent(folder: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "verify", "model.json", "good.json", "--points", "1000", "--timeout", "50"], stdout=subprocess.PIPE
-    )
+    process = subprocess.Popen([*COMMAND, *LONG, "--timeout", "50"], stdout=subprocess.PIPE)
     time.sleep(1.5)
     process.kill()
     assert process.stdout is not None
@@ -217,7 +215,7 @@ def test_narrow_terminal(folder: Path) -> None:
 
 def test_progress_on_stderr_of_a_terminal_only(folder: Path) -> None:
     assert run("verify", "model.json", "good.json")[2] == ""
-    assert "evaluating point" in on_terminal("verify", "model.json", "good.json", "--points", "300")[1]
+    assert "evaluating 300 points" in on_terminal("verify", "model.json", "good.json", "--points", "300")[1]
     code, text = on_terminal("verify", "model.json", "good.json", "--json")
     assert json.loads(text)["exit_code"] == code == 0
 
