@@ -53,6 +53,35 @@ def test_repeated_tokens_are_covered() -> None:
     assert verify(step(True), step(False), engine="smt", points=8).verdict == "REFUTED"
 
 
+def test_an_embedding_gradient_that_overwrites_is_refuted() -> None:
+    """The gradient of the last occurrence only: right where no token occurs twice."""
+    b = tv.program("tokens")
+    ids, t, w = b.input("ids", (5,), "i64", ids=7), b.input("t", (5, 3)), b.parameter("w", (7, 3))
+    b.loss(b.sum(b.mul(b.embedding(ids, w, name="x"), t, name="xt")))
+    right = tv.complete(b.build())
+
+    b = tv.program("overwritten")
+    ids, t, w = b.input("ids", (5,), "i64", ids=7), b.input("t", (5, 3)), b.parameter("w", (7, 3))
+    b.loss(b.sum(b.mul(b.embedding(ids, w, name="x"), t, name="xt")))
+    equal = b.to(b.eq(b.reshape(ids, shape=(5, 1)), b.reshape(ids, shape=(1, 5))), dtype="f32", name="equal")
+    later = b.sum(b.triu(equal, diagonal=1), dim=1, name="later")
+    last = b.to(b.le(later, value=0.5), dtype="f32", name="last")
+    b.mul(t, b.reshape(last, shape=(5, 1)), name="kept")
+    extra = b.build()
+    made = {o for op in right.ops for o in op.outputs}
+    ops = [op for op in extra.ops if op.outputs[0] not in made]
+    at = next(i for i, op in enumerate(right.ops) if op.outputs == ("w.grad",))
+    wrong = replace(right.ops[at], inputs=("ids", "w", "kept"))
+    tensors = {**right.tensors, **{n: extra.tensors[n] for op in ops for n in op.outputs}}
+    program = replace(right, ops=(*right.ops[:at], *ops, wrong, *right.ops[at + 1 :]), tensors=tensors)
+
+    assert verify(right, right, engine="smt", points=1).verdict.startswith("PROVED")
+    report = verify(right, program, engine="smt", points=4)
+    assert report.verdict == "REFUTED", report.reason
+    assert report.difference is not None
+    assert str(report.difference.obligation) == "gradient of w"
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2, 17])
 @pytest.mark.parametrize("mutant", [False, True], ids=["correct", "mistake"])
 def test_engines_agree_on_random_programs(seed: int, mutant: bool) -> None:

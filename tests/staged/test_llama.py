@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -10,6 +11,7 @@ import pytest
 
 from parallel.test_experts_planted import base as experts
 from parallel.test_planted import LLAMA, MANY, again, column, exchanged_sends, instead, other_batch, skipped, synced_early, together, turned
+from trainverify.bench.stages import BASE, HOW
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref
 from trainverify.verify import verify
@@ -32,6 +34,18 @@ def test_plan_is_proved() -> None:
     report = verify(llama_step(config), llama_plan(config, how), engine="smt", points=1)
     assert report.verdict == "PROVED(reduced)", report.notes
     assert {o.status for o in report.obligations} == {"proved"}
+
+
+def test_four_layers_at_real_widths_are_proved() -> None:
+    """dp2×pp2×tp2 with two micro-batches: thousands of stages, about a hundred that differ in more than names."""
+    config = replace(BASE, batch=8)
+    report = verify(llama_step(config), llama_plan(config, HOW), engine="smt", points=1)
+    assert report.verdict == "PROVED(reduced)", report.notes
+    assert {o.status for o in report.obligations} == {"proved"}
+    (shown,) = (re.search(r"(\d+) stages: .* (\d+) distinct others", n) for n in report.notes if " stages: " in n)
+    assert shown is not None
+    assert int(shown[1]) > 2000
+    assert int(shown[2]) < 200
 
 
 def gathered(program: Program) -> Program:

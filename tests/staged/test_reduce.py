@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import trainverify as tv
+from trainverify import cli, files
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
@@ -58,3 +60,13 @@ def test_sizes_of_llama_do_not_matter() -> None:
     small = reduced(related(program, other, OPS, parts, obligations(program, other, parts)[0]))
     assert small.shapes["logits"] == (8, 2, 4)  # dp × micro-batch × 2 rows; sequence; tp × 2 ids
     assert max(max(s, default=1) for s in small.shapes.values()) <= 32  # query heads × their size
+
+
+def test_command_shows_the_shapes_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write(tmp_path / "model.json", logical())
+    files.write(tmp_path / "plan.json", plan())
+    assert cli.run(["reduce", str(tmp_path / "plan.json"), "--logical", str(tmp_path / "model.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "x: [20, 6] → [8, 2]" in shown  # dp × micro-batch × 2 rows
+    assert "w1 (rank 0): [7, 6] → [2, 2]" in shown
+    assert cli.run(["reduce", str(tmp_path / "plan.json")]) == 2  # a plan needs its logical program

@@ -132,7 +132,7 @@ def agree(seeds: Iterable[int], seconds: float = 30.0, workers: int = 1) -> Iter
         for item in items:
             yield case(item, seconds)
         return
-    with ProcessPoolExecutor(workers, max_tasks_per_child=50) as pool:
+    with ProcessPoolExecutor(workers) as pool:
         yield from pool.map(case, items, [seconds] * len(items))
 
 
