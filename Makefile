@@ -1,6 +1,6 @@
 # make demo    Llama-3-8B on 8 devices, then a small plan with everything shown, then a buggy one (core dependencies only)
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
-# make campaign  thousands of random plans and of random mistakes in them (20 to 30 minutes on 2 cores)
+# make campaign  thousands of random plans and of random mistakes in them (about an hour on 2 cores)
 # make clean   remove the virtual environment and what was built
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -36,7 +36,7 @@ test: $(VENV)/dev.stamp
 	$(BIN)/pytest -n 2
 
 campaign: $(VENV)/core.stamp
-	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 5 --oracle 0.3
+	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -35,7 +35,7 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.discover import Found, covered, discover
 from trainverify.prove.algebra.engine import Prover, prove
 from trainverify.prove.algebra.folding import fold
-from trainverify.prove.attempt import FULL_SIZE, Attempt, Engine, attempt
+from trainverify.prove.attempt import FULL_SIZE, Attempt, Engine, attempt, listed_too
 from trainverify.prove.staged.align import inputs_of
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
 from trainverify.report import Report, Shown, Verdict
@@ -234,6 +234,13 @@ class _Evaluation:
         note = f"{compared} comparisons of {len(self.wanted)} obligations" + (" at reduced sizes" if small.reduced else " at full size")
         if self.kept:
             note += f", on {len(small.places)} of {self.plan.size} ranks"
+        if self.proof.failed and self.proof.prover is not None:
+            self.progress("listing what was not aligned")
+            return replace(self, proof=listed_too(self.proof, self.system, self.wanted))._agreed(note)
+        return self._agreed(note)
+
+    def _agreed(self, note: str) -> Report:
+        """The verdict when evaluation found no difference."""
         if not self.proof.failed:
             found = self._other_sizes() if self.proof.reduced else None
             if found is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from trainverify.primitives.scalars import Undecided
 from trainverify.prove.algebra.engine import Prover
 from trainverify.prove.algebra.evaluate_forms import Balls, Evaluator, Floats, place
 from trainverify.prove.algebra.grids import mixed_radix
+from trainverify.prove.listed.engine import ListedProver
 from trainverify.verify import declared, single
 
 TOLERANCE = 1e-8
@@ -75,6 +76,7 @@ class Point:
         system = prover.system
         self.axes = system.inference.axes
         self.inputs = inputs
+        self.place = listed_place if isinstance(prover, ListedProver) else place
         self.radix: dict[str, list[int]] = {}
         for n in system.logical.domains:
             line = system.scope.lines.get(n)
@@ -90,7 +92,7 @@ class Point:
         for n, array in self.inputs.items():
             dims = system.scope.dims[n]
             for p in positions(array.shape):
-                tags, at = place(self.axes, dims, p)
+                tags, at = self.place(self.axes, dims, p)
                 block = n if not tags else f"{n}#{','.join(map(str, tags))}"
                 if n in radix:
                     radix[block] = radix[n]
@@ -103,7 +105,7 @@ class Point:
             want = float(array[p])
             if not np.isfinite(want):
                 continue
-            tags, at = place(self.axes, dims, p)
+            tags, at = self.place(self.axes, dims, p)
             try:
                 got = self.floats.value(value[tags], {**at, **mesh})
             except NotImplementedError as error:
@@ -125,10 +127,27 @@ class Point:
             return
 
 
-def check_program(program: Program, seed: int, inputs: Mapping[str, Any] | None = None) -> Compared:
-    """The forms of all tensors of a logical program mean their numbers."""
+def listed_place(axes: Any, dims: Sequence[Axis], position: tuple[int, ...]) -> Any:
+    """Where an element of a tensor over listed axes is: (listed digits, variables)."""
+    leaves = [(a, d) for x, i in zip(dims, position, strict=True) for a, d in zip(axes.leaves([x]), _digits(axes, x, i), strict=True)]
+    tags = tuple(d for a, d in leaves if axes.listed(a))
+    return tags, {-1 - n: d for n, (a, d) in enumerate(leaves) if not axes.listed(a)}
+
+
+def _digits(axes: Any, axis: Axis, i: int) -> list[int]:
+    return mixed_radix(i, [a.size for a in axes.leaves([axis])])
+
+
+def check_program(
+    program: Program, seed: int, inputs: Mapping[str, Any] | None = None, list_some: Callable[[System], None] | None = None
+) -> Compared:
+    """The forms of all tensors of a logical program mean their numbers; over listed axes if `list_some` says what to list besides."""
     system, _ = system_of(program, single(program))
-    prover = Prover(system)
+    if list_some is not None:
+        system = system.listed()
+        system.inference.axes.sealed = False  # type: ignore[attr-defined]
+        list_some(system)
+    prover = Prover(system) if list_some is None else ListedProver(system)
     prover._run_logical()
     inputs = inputs_of(program, seed) if inputs is None else inputs
     numbers = numbers_of(program, inputs)
@@ -150,11 +169,12 @@ def check_program(program: Program, seed: int, inputs: Mapping[str, Any] | None 
     return out
 
 
-def check_plan(logical: Program, plan: Plan, seed: int) -> Compared:
+def check_plan(logical: Program, plan: Plan, seed: int, listed: bool = False) -> Compared:
     """The forms of all rank-local tensors mean what each rank computes."""
     system, wanted = system_of(logical, plan)
-    prover = Prover(system)
+    prover = ListedProver(system.listed()) if listed else Prover(system)
     prover.prove(wanted)
+    system = prover.system
     inputs = inputs_of(logical, seed)
     small = shrink_system(system, FULL)
     assert not small.reduced

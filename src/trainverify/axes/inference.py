@@ -48,9 +48,9 @@ class NodeAxes:
 
 
 class Inference:
-    def __init__(self, flat: bool = False) -> None:
+    def __init__(self, flat: bool = False, axes: Axes | None = None) -> None:
         """With `flat`, tensors written in one dimension keep axes of their own."""
-        self.axes = Axes()
+        self.axes = axes or Axes()
         self.flat = flat
         self.members = 0  # of the collective at hand
         self._flattened: dict[int, tuple[Dims, Axis]] = {}
@@ -244,11 +244,11 @@ class Inference:
             return piece
         if step == 1:
             return axes.piece(axis, start, size)
-        if step > 1 and axis.size % step == 0 and start // step + size <= axis.size // step:
+        if step > 1 and not axes.lists and axis.size % step == 0 and start // step + size <= axis.size // step:
             outer = Axis(axis.size // step)
             axes.align([axis], [outer, Axis(step, fixed=True)])
             return axes.piece(outer, start // step, size)
-        if step == -1 and size == axis.size:  # flipped: the same size, but pieces would come in the other order
+        if step == -1 and size == axis.size and not axes.lists:  # flipped: the same size, but pieces would come in the other order
             a = axis.root()
             if a.pieces is None and a.factors is None:
                 return a

@@ -60,6 +60,8 @@ class Clash:
 class Axes:
     """Axes under construction; `where` names the op at hand, for messages."""
 
+    lists = False  # whether what cannot be aligned is listed position by position: see `listed`
+
     def __init__(self) -> None:
         self.clashes: list[Clash] = []
         self.where = ""
@@ -158,6 +160,10 @@ class Axes:
         a.fixed = True
         for part in a.factors or a.pieces or ():
             self.fix(part)
+
+    def count(self, axis: Axis) -> None:
+        """An axis of the members of a group: they are counted, not shrunk."""
+        self.fix(axis)
 
     def split(self, axis: Axis, slow: int) -> bool:
         """Make an atom or a sum a product of `slow` and the rest; False where its pieces do not allow it."""

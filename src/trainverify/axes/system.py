@@ -12,7 +12,8 @@ from typing import Final
 
 from trainverify.axes.buckets import taken_out
 from trainverify.axes.inference import Dims, Inference, Line, NodeAxes
-from trainverify.axes.structure import Axis
+from trainverify.axes.listed import ListedAxes
+from trainverify.axes.structure import Axes, Axis
 from trainverify.graph.communication import Communication, Schedule, is_communication
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
@@ -71,13 +72,23 @@ class Scope:
 class System:
     """Constraints from both programs and the lineage between them."""
 
-    def __init__(self, logical: Program, plan: Plan, table: OpTable, talk: Communication, plan_order: Schedule, flat: bool = False):
+    def __init__(
+        self,
+        logical: Program,
+        plan: Plan,
+        table: OpTable,
+        talk: Communication,
+        plan_order: Schedule,
+        flat: bool = False,
+        axes: Axes | None = None,
+    ):
         self.table = table
         self.plan = plan
         self.talk = talk
         self.schedule = plan_order
         self.flat = flat  # tensors written in one dimension keep axes of their own: for buckets that are cut anywhere
-        self.inference = Inference(flat)
+        self.inference = Inference(flat, axes)
+        self.lists = self.inference.axes.lists
         self.logical = inline(logical)
         inlined = [inline(u.program, plan.functions) for u in talk.units]
         self.unit_programs = inlined
@@ -90,7 +101,7 @@ class System:
         self._types: dict[TensorType, int] = {}
         self._type_of: dict[int, int] = {}
         programs = [self.logical, *inlined]
-        outlined = [singles(p) for p in programs] if flat else outline(programs, self._sort)
+        outlined = [singles(p) for p in programs] if flat or self.lists else outline(programs, self._sort)
         self.logical_blocks, self.unit_blocks = outlined[0], outlined[1:]
         self._first: dict[int, tuple[Scope, Block]] = {}  # of a kind
         self._lowered: dict[int, list[list[LoweredOp]]] = {}  # of the ops of a kind: one for every variant
@@ -119,6 +130,13 @@ class System:
         self.inference.finish()
         return self
 
+    def listed(self) -> System:
+        """The same programs over axes of which everything that is cut is listed position by position."""
+        axes = ListedAxes()
+        made = System(self.logical, self.plan, self.table, self.talk, self.schedule, axes=axes).collect(self.obligations)
+        axes.sealed = True
+        return made
+
     # -- constraints -------------------------------------------------------------------------------------------------
 
     def _lower(self, op: Op, program: Program, bindings: Mapping[str, object], members: int = 0) -> Lowered:
@@ -136,7 +154,7 @@ class System:
             return NodeAxes({id(n): made if n.prim == "reshape" else given for n in topological(lowered.outputs)}, {})
         roots = [None if d is None else [a.root() for a in d] for d in dims]
         key = (id(lowered), self.inference.even, tuple([None if d is None else tuple(map(id, d)) for d in roots]))
-        known = None if any(lines) or self.flat else self._applied.get(key)
+        known = None if any(lines) or self.flat or self.lists else self._applied.get(key)
         if known is None:
             found = self.inference.op(lowered, dims, lines)
             if not any(lines):
@@ -245,7 +263,7 @@ class System:
             names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)}) if refers(op) else []
             variants = self._variants(u, tuple(names))
             found = {rows: self._lower(op, scope.program, dict(zip(names, values, strict=True))) for values, rows in variants.items()}
-            self.inference.even = not self.flat and op.name == "slice" and _all_slices(list(found.values()))
+            self.inference.even = not self.flat and not self.lists and op.name == "slice" and _all_slices(list(found.values()))
             for rows, x in found.items():
                 yield LoweredOp(index, rows, x, self._apply(scope, op, x))
             self.inference.even = False
@@ -307,7 +325,7 @@ class System:
         inf.members = 0
         if along is not None and made.shape[0] == len(members):
             inf.axes.align([axes.dims[id(made)][0]], [inf.mesh_axis(self.plan.mesh, a) for a in along])
-        inf.axes.fix(axes.dims[id(made)][0])  # members are counted, not shrunk
+        inf.axes.count(axes.dims[id(made)][0])
         for c, other in met:
             if other.inputs:
                 scope, dims = self._tensor(c, str(other.inputs[0]))

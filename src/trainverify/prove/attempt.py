@@ -11,6 +11,7 @@ from trainverify.axes.system import System
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.prove.algebra.engine import Proof, Prover
+from trainverify.prove.listed import engine as listed
 from trainverify.prove.staged import engine as staged
 
 Engine = Literal["algebra", "smt", "both", "auto"]
@@ -77,6 +78,19 @@ def by_stages(proof: staged.StagedProof) -> Attempt:
     shown = dict.fromkeys(proof.proved, ("smt", REDUCED if proof.reduced else FULL_SIZE))
     notes = (proof.summary(), *(("interrupted: what was not reached is not proved",) if proof.interrupted else ()))
     return Attempt(shown, proof.failed, tuple(proof.preconditions), (), notes, None, proof.violated, proof.models)
+
+
+def listed_too(first: Attempt, system: System, wanted: Sequence[Obligation]) -> Attempt:
+    """Obligations of a small plan that were not shown, tried again with everything that is cut listed."""
+    proof = listed.prove(system, [o for o in wanted if o in first.failed])
+    if not proof.proved:
+        return first
+    proved = {**first.proved, **dict.fromkeys(proof.proved, ("algebra, listed", FULL_SIZE))}
+    failed = {o: why for o, why in first.failed.items() if o not in proved}
+    conditions = tuple(dict.fromkeys((*first.preconditions, *proof.preconditions)))
+    lint = tuple(dict.fromkeys((*first.lint, *proof.lint)))
+    note = f"listed: {len(proof.proved)} obligations rank by rank, {proof.atoms} distinct expressions"
+    return replace(first, proved=proved, failed=failed, preconditions=conditions, lint=lint, notes=(*first.notes, note))
 
 
 def joined(first: Attempt, second: Attempt) -> Attempt:

@@ -684,6 +684,7 @@ class Kernel:
 
     always_valid: set[str] = field(default_factory=set)
     only_block: Callable[[Factor], Factor | None] | None = None  # a sum as a masked one of the logical program, if there is one
+    closed: Callable[[int], bool] | None = None  # sums that exp and maxima do not open; none if they open all
 
     # -- functions ---------------------------------------------------------------------------------------------------
 
@@ -712,7 +713,7 @@ class Kernel:
     def exp(self, p: Poly) -> Poly:
         """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator."""
         result = constant(1)
-        for m, c in self.flat(p).items():
+        for m, c in self.flat(p, self.closed).items():
             if len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "fn":
                 name = self.name(m[0][0])
                 inner = self.argument(m[0][0], m[0][1])
@@ -947,7 +948,7 @@ class Kernel:
         if kind != "max":  # the order of a row matters: its digits keep theirs
             number = {v: i for i, v in enumerate(over)}
             sizes = list(over.values())
-        for m, c in self.ordered(self.flat(p)):
+        for m, c in self.ordered(self.flat(p, self.closed)):
             factors = []
             for u, idx, w in m:
                 entries = []
