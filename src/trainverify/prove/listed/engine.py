@@ -28,8 +28,8 @@ from trainverify.prove.listed.opened import Opened
 
 RANKS: Final = 16  # of a plan
 OPS: Final = 20_000  # of all ranks
-BLOCKS: Final = 100_000  # of all tensors of all ranks
-LOST: Final = 100_000  # terms written out for equations that seem to hold and are not shown, before the rest is not tried
+BLOCKS: Final = 50_000  # of all tensors of all ranks
+LOST: Final = 30_000  # terms written out for equations that seem to hold and are not shown, before the rest is not tried
 
 
 def prove(system: System, wanted: Sequence[Obligation]) -> Proof:
