@@ -35,7 +35,7 @@ class Limits:
     monomials: int = 20_000  # of one polynomial
     factors: int = 400  # of one monomial
     ties: int = 5_040  # orders tried to make a form canonical
-    slots: int = 256  # of one atom; forms that match nothing grow, those that do stay small
+    slots: int = 1024  # of one atom; forms that match nothing grow, those that do stay small
     atoms: int = 5_000_000
     bits: int = 100_000  # of a coefficient
     depth: int = 100  # of sums within sums while one is normalised
