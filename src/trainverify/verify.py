@@ -314,7 +314,9 @@ class _Evaluation:
         one_each = [worst[o] for o in dict.fromkeys(s.obligation for s in wrong)]
         special.update({s.obligation: "undecided" for s in one_each[DECIDED:]})
         if elements(small) > LOCATED and (found := self._stable(small, one_each, point)) is not None:
-            return self._refuted(small, wrong, found)
+            said = self._refuted(small, wrong, found)
+            how = "too large for enclosures: the difference is as large in extended precision as in float64"
+            return replace(said, notes=(*said.notes, how))
         for suspect in one_each[:DECIDED]:
             self.progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
             decision, difference = decide(small, self.plan.lineage, suspect, random_inputs(small, point), point)
