@@ -17,7 +17,7 @@ from typing import Final
 
 GRACE: Final = 2.0  # seconds after the time limit until a process that does not stop by itself is ended
 
-_SELDOM: Final = (200_000, 20, 20)  # new objects until a collection, and how many of these until older ones are looked at
+_SELDOM: Final = (500_000, 20, 20)  # new objects until a collection, and how many of these until older ones are looked at
 _OVER: Final = b"\xff"  # no exit code
 
 
