@@ -47,6 +47,7 @@ ENCLOSED = 40_000_000  # elements up to which enclosures decide rounding noise o
 WALKED = 500_000  # ops of all folded programs of a plan whose ranks do not fold, up to which it is proved
 LOCATED = 4_000_000  # elements up to which enclosures are run one by one, and the first wrong tensor is searched for
 DECIDED = 40  # obligations that enclosures look at one by one before there is no verdict
+CLEAR = 1e-3  # relative difference that needs no larger one
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
 
 Progress = Callable[[str], None]
@@ -310,8 +311,14 @@ class _Evaluation:
         if len(proved) > 1:  # all together first; what remains is looked at one by one
             left = unsettled(small, self.plan.lineage, proved, random_inputs(small, point))
             wrong = [s for s in wrong if s in left or s not in proved]
-        worst = {s.obligation: s for s in sorted(wrong, key=lambda s: s.distance)}  # of every obligation one rank, in order
-        one_each = [worst[o] for o in dict.fromkeys(s.obligation for s in wrong)]
+        most: dict[Obligation, float] = {}
+        for s in wrong:
+            most[s.obligation] = max(s.distance, most.get(s.obligation, 0.0))
+        clear: dict[Obligation, Suspect] = {}
+        for s in wrong:  # of every obligation the first rank that is clearly off, or about as far as any
+            if s.distance >= min(most[s.obligation] / 2, CLEAR):
+                clear.setdefault(s.obligation, s)
+        one_each = list(clear.values())
         special.update({s.obligation: "undecided" for s in one_each[DECIDED:]})
         if elements(small) > LOCATED and (found := self._stable(small, one_each, point)) is not None:
             said = self._refuted(small, wrong, found)
