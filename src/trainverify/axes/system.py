@@ -99,7 +99,7 @@ class System:
             Hashable, tuple[NodeAxes, object]
         ] = {}  # ids of (op at types, axes of inputs) → axes of nodes, what has the ids
         self._types: dict[TensorType, int] = {}
-        self._type_of: dict[int, int] = {}
+        self._type_of: dict[int, dict[str, int]] = {}  # of every program: tensor → number of its type
         programs = [self.logical, *inlined]
         outlined = [singles(p) for p in programs] if flat or self.lists else outline(programs, self._sort)
         self.logical_blocks, self.unit_blocks = outlined[0], outlined[1:]
@@ -193,20 +193,18 @@ class System:
                 return None
             if definition is not None and definition.collective:
                 attrs = tuple((k, self._group_sort(p - 1, v) if k == "group" else self._column(p - 1, v)) for k, v in op.attrs)
-        types, number = program.tensors, self._type_number
+        if p not in self._type_of:
+            once = {id(t): t for t in program.tensors.values()}
+            numbers = {i: self._types.setdefault(t, len(self._types)) for i, t in once.items()}
+            self._type_of[p] = {n: numbers[id(t)] for n, t in program.tensors.items()}
+        types = self._type_of[p]
         return (
             min(p, 1),
             op.name,
             attrs,
-            tuple([None if i is None else number(types[i]) for i in op.inputs]),
-            tuple([number(types[o]) for o in op.outputs]),
+            tuple([None if i is None else types[i] for i in op.inputs]),
+            tuple([types[o] for o in op.outputs]),
         )
-
-    def _type_number(self, kind: TensorType) -> int:
-        found = self._type_of.get(id(kind))  # the programs keep their types
-        if found is None:
-            found = self._type_of[id(kind)] = self._types.setdefault(kind, len(self._types))
-        return found
 
     def _column(self, u: int, value: Value) -> Hashable:
         """A value on every rank of a unit."""

@@ -213,7 +213,10 @@ def has_ref(value: Value) -> bool:
 
 def refers(op: Op) -> bool:
     """Whether some attribute of an op has a reference."""
-    return bool(op.attrs) and has_ref(op.attrs)
+    for _, v in op.attrs:  # noqa: SIM110 (on the way of every op)
+        if isinstance(v, Ref) or (isinstance(v, tuple) and has_ref(v)):
+            return True
+    return False
 
 
 def refs(value: Value) -> list[Ref]:
