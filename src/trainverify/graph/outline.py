@@ -17,7 +17,7 @@ from trainverify.graph.program import Op, Program
 SHORTEST: Final = 8  # ops of a block; shorter stretches stay single ops
 _MATCH: Final = 0.5  # what recognising a block costs, in ops that are worked out (some three times)
 _CLOSE: Final = 32
-_SAMPLE: Final = 12_000  # ops that cuts are chosen by
+_SAMPLE: Final = 24_000  # ops that cuts are chosen by
 _MODULUS: Final = (1 << 61) - 1
 _BASE: Final = 1_000_003
 
