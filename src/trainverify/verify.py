@@ -369,7 +369,7 @@ class _Evaluation:
             raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
         place = self._odd(difference.seed) if self.kept and inputs is None else None
-        if place is None and elements(small) > LOCATED:
+        if place is None and elements(small) > LOCATED and self.locator is locate:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
         if place is None:
             place = self.locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
