@@ -311,12 +311,10 @@ class _Evaluation:
         if len(proved) > 1:  # all together first; what remains is looked at one by one
             left = unsettled(small, self.plan.lineage, proved, random_inputs(small, point))
             wrong = [s for s in wrong if s in left or s not in proved]
-        most: dict[Obligation, float] = {}
-        for s in wrong:
-            most[s.obligation] = max(s.distance, most.get(s.obligation, 0.0))
+        worst = {s.obligation: s for s in sorted(wrong, key=lambda s: s.distance)}
         clear: dict[Obligation, Suspect] = {}
         for s in wrong:  # of every obligation the first rank that is clearly off, or about as far as any
-            if s.distance >= min(most[s.obligation] / 2, CLEAR):
+            if s.distance >= min(worst[s.obligation].distance / 2, CLEAR):
                 clear.setdefault(s.obligation, s)
         one_each = list(clear.values())
         special.update({s.obligation: "undecided" for s in one_each[DECIDED:]})
@@ -324,7 +322,7 @@ class _Evaluation:
             said = self._refuted(small, wrong, found)
             how = "too large for enclosures: the difference is as large in extended precision as in float64"
             return replace(said, notes=(*said.notes, how))
-        for suspect in one_each[:DECIDED]:
+        for suspect in [x for s in one_each[:DECIDED] for x in dict.fromkeys((s, worst[s.obligation]))]:
             self.progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
             decision, difference = decide(small, self.plan.lineage, suspect, random_inputs(small, point), point)
             if decision == "different" and difference is not None:

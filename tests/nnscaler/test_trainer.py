@@ -63,7 +63,9 @@ def test_groups() -> None:
     with pytest.raises(FileError, match="ZeRO in 3 groups: 4 ranks share layers"):
         made(MLP, replace(ZERO, zero=3))
     _, local = made(MLP, replace(ZERO, zero=4))  # groups of one rank
-    assert all(isinstance(lay.form, Pattern) and "dp" not in lay.form.text for lay in local.lineage if lay.logical.endswith(".m"))
+    moments = [lay.form for lay in local.lineage if lay.logical.endswith(".m")]
+    assert moments
+    assert all(isinstance(form, Pattern) and "dp" not in form.text for form in moments)
 
 
 # -- mistakes in the completion -------------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ def test_synchronised_batch_norm_agrees() -> None:
 def test_bottlenecks_and_the_large_stem_agree() -> None:
     config = replace(SMALL, bottleneck=True, stem="large", size=(12, 8))
     report = verify(resnet_step(config), resnet_plan(config, Degrees(dp=3)), points=1)
+    assert report.verdict in ("PROVED", "UNKNOWN")
+    assert {o.name for o in report.obligations} >= {"loss"}
     assert {o.status for o in report.obligations} <= {"agreed", "proved"}, report.reason
 
 

@@ -218,6 +218,7 @@ def test_too_many_blocks_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BLOCKS", 50)
     proof = prove(system, wanted)
     assert not proof.proved
+    assert set(proof.failed) == set(wanted)
     assert all("too many to list" in why for why in proof.failed.values())
 
 

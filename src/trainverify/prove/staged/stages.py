@@ -218,11 +218,12 @@ class Cutter:
         """Elements of the logical program by the first ones that equal them; that they do is a claim of its own."""
         a = self.alignment
         same = a.same[ids]
-        for i in ids[same != ids].tolist():
-            owner = (LOGICAL, 0, a.owner[i])
+        for n in np.flatnonzero(same != ids).tolist():
+            owner = (LOGICAL, 0, a.owner[int(ids[n])])
             if owner in self.dropped:
-                return np.array([i if (LOGICAL, 0, a.owner[i]) in self.dropped else a.same[i] for i in ids.tolist()])
-            uses.add(owner)
+                same[n] = ids[n]
+            else:
+                uses.add(owner)
         return same
 
     def _write_out(
