@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from trainverify import files
-from trainverify.bench import needle, table3
+from trainverify.bench import needle, scaling, table3
 from trainverify.bench.algebra import bench
 from trainverify.bench.stages import bench as bench_stages
 from trainverify.build.tape import BuildError
@@ -687,6 +687,37 @@ def bench_table3_command(
         if r.run.verdict != "PROVED":
             out.print(f"{r.run.name}: {r.run.reason}", markup=False)
     return code
+
+
+@measurements.command("scaling")
+@guarded
+def bench_scaling_command(
+    as_json: AsJson = False,
+    only: Annotated[str, typer.Option(metavar="dp,…", help="Some of the variables.")] = ",".join(scaling.NAMES),
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of every case, of which the median is taken.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Few layers, two values of every variable, each once.")] = False,
+    file: Annotated[Path | None, typer.Option("--out", metavar="FILE.svg", help="Write the plots there.")] = None,
+) -> int:
+    """How the time of a whole `verify` grows with batch, sizes, ranks, layers and micro-batches, one at a time (the paper's Figure 7)."""
+    names = only.split(",")
+    if unknown := [n for n in names if n not in scaling.NAMES]:
+        raise Refused(f"--only {unknown[0]}: some of {', '.join(scaling.NAMES)}")
+    if file is not None and not file.absolute().parent.is_dir():
+        raise Refused(f"{file}: no such folder")
+    results = []
+    with progress(as_json) as tell:
+        for result in scaling.bench(names, repeat, quick, tell):
+            results.append(result)
+            if not as_json:
+                wide = Console(width=None if out.is_terminal else 240, highlight=False, file=sys.stdout)
+                wide.print(result.table(), "")
+    if file is not None:
+        try:
+            file.write_text(scaling.picture(results), "utf-8")
+        except OSError as error:
+            raise Refused(f"{file}: {error.strerror}") from error
+    code = 0 if all(r.proved for r in results) else 3
+    return emit("bench scaling", code, series=[r.json() for r in results]) if as_json else code
 
 
 @measurements.command("needle")

@@ -8,22 +8,45 @@ import pytest
 
 from trainverify.bench import algebra
 from trainverify.bench.algebra import SERIES, Result, Series
-from trainverify.bench.measure import PHASES, PROVE, Case, exponent, measure
+from trainverify.bench.case import Case
+from trainverify.bench.clock import Clock, exponent, in_turns, medians
+from trainverify.bench.measure import PHASES, PROVE, measure
 from trainverify.cli import run
-from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees
 
-TINY = Config(layers=1, hidden=32, heads=4, kv_heads=4, ffn=48, vocabulary=64, sequence=16, batch=4)
+TINY = {"layers": 1, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 48, "vocabulary": 64, "sequence": 16, "batch": 4}
 
 
 def tiny(dp: int) -> Case:
-    return Case(TINY, Degrees(dp=dp, tp=2))
+    return Case("tiny", "llama3-8b", Degrees(dp=dp, tp=2), sizes=tuple(TINY.items()))
 
 
 def test_growth() -> None:
     assert exponent([1, 2, 4, 8], [3, 6, 12, 24]) == pytest.approx(1)
     assert exponent([1, 2, 4, 8], [5, 5, 5, 5]) == pytest.approx(0)
     assert exponent([2, 4, 8], [4, 16, 64]) == pytest.approx(2)
+
+
+def test_clock_counts_every_moment_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr("time.process_time", lambda: next(now))
+    clock = Clock("build")
+    with clock.phase("compare"), clock.phase("plan"):
+        pass
+    clock.enter("")
+    assert clock.seconds == {"build": 2, "compare": 2, "plan": 1}
+
+
+def test_cases_take_turns() -> None:
+    order: list[str] = []
+
+    def once(case: str, before: object) -> int | None:
+        order.append(case)
+        return None if case == "b" and before else len(order)
+
+    assert in_turns(["a", "b"], 3, once) == [[1, 3, 5], [2]]
+    assert order == ["a", "b"] * 3
+    assert medians([{"x": 1.0}, {"x": 5.0, "y": 2.0}, {"x": 2.0}], ["x", "y", "z"]) == {"x": 2.0, "y": 2.0}
 
 
 def test_phases_and_counts() -> None:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from trainverify.bench.phases import Case, Run, verified
+from trainverify.bench.case import Case
+from trainverify.bench.phases import Run, verified
 from trainverify.bench.table3 import ROWS
 from trainverify.cli import run
 from trainverify.zoo.parallel import Degrees

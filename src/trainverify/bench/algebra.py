@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from trainverify.bench.measure import PHASES, PROVE, Case, Measurement, exponent, measure
-from trainverify.zoo.llama import Config
+from trainverify.bench.case import Case
+from trainverify.bench.clock import exponent
+from trainverify.bench.measure import PHASES, PROVE, Measurement, measure
 from trainverify.zoo.parallel import Degrees
 
-BASE: Final = Config(layers=2, hidden=1024, heads=128, kv_heads=128, ffn=4096, vocabulary=128256, sequence=8192)
+BASE: Final = {"layers": 2, "hidden": 1024, "heads": 128, "kv_heads": 128, "ffn": 4096, "vocabulary": 128256, "sequence": 8192}
 HOW: Final = Degrees(dp=2, tp=2, microbatches=2)
 
 CONSTANT: Final = 1.2  # what must not depend on a parameter may grow by so much
@@ -29,20 +30,18 @@ class Series:
     linear: bool
 
 
-def _case(config: Config = BASE, **degrees: Any) -> Case:
-    how = replace(HOW, **degrees)
-    return Case(replace(config, batch=how.dp * how.microbatches), how)
+def _case(degrees: dict[str, Any] | None = None, **sizes: int) -> Case:
+    how = replace(HOW, **(degrees or {}))
+    return Case("", "llama3-8b", how, sizes=tuple({**BASE, **sizes, "batch": how.dp * how.microbatches}.items()))
 
 
 SERIES: Final = (
-    Series("layers", (2, 4, 8, 16, 32), (2, 4), lambda n: _case(replace(BASE, layers=n)), True),
-    Series("micro-batches", (2, 4, 8, 16), (2, 4), lambda n: _case(microbatches=n), True),
-    Series("layers and micro-batches, n of each", (2, 4, 8), (2, 4), lambda n: _case(replace(BASE, layers=n), microbatches=n), True),
-    Series("dp", (2, 8, 32, 128, 512), (2, 32), lambda n: _case(dp=n), False),
-    Series("tp", (2, 8, 32, 64), (2, 8), lambda n: _case(tp=n), False),
-    Series(
-        "hidden", (256, 1024, 4096, 16384), (256, 1024), lambda n: _case(replace(BASE, heads=64, kv_heads=64, hidden=n, ffn=4 * n)), False
-    ),
+    Series("layers", (2, 4, 8, 16, 32), (2, 4), lambda n: _case(layers=n), True),
+    Series("micro-batches", (2, 4, 8, 16), (2, 4), lambda n: _case({"microbatches": n}), True),
+    Series("layers and micro-batches, n of each", (2, 4, 8), (2, 4), lambda n: _case({"microbatches": n}, layers=n), True),
+    Series("dp", (2, 8, 32, 128, 512), (2, 32), lambda n: _case({"dp": n}), False),
+    Series("tp", (2, 8, 32, 64), (2, 8), lambda n: _case({"tp": n}), False),
+    Series("hidden", (256, 1024, 4096, 16384), (256, 1024), lambda n: _case(heads=64, kv_heads=64, hidden=n, ffn=4 * n), False),
 )
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import gc
-import math
-import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Final
 
 from trainverify.axes.system import System
+from trainverify.bench.case import Case
+from trainverify.bench.clock import Clock, in_turns, medians, walks
 from trainverify.check import validate
 from trainverify.evaluate.run import elements
 from trainverify.evaluate.small import shrink_system
@@ -23,56 +21,11 @@ from trainverify.limits import seldom_collected
 from trainverify.ops import OPS
 from trainverify.prove.algebra.engine import Prover
 from trainverify.verify import MAX_ELEMENTS, compare_at
-from trainverify.zoo.llama import Config
-from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 
 PROVE: Final = ("validate", "schedule", "axes", "fold", "logical", "plan", "compare")  # what a proof needs
 CROSS_CHECK: Final = ("shrink", "evaluate")  # one random point, all ranks
 PHASES: Final = ("build", *PROVE, *CROSS_CHECK)
 SHORT: Final = 3.0  # seconds; a proof or an evaluation that takes longer is measured once
-
-
-@dataclass
-class Clock:
-    """Processor seconds and, if memory is traced, peak bytes above the start, by phase."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    peak: dict[str, int] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        traced = tracemalloc.is_tracing()
-        if traced:
-            tracemalloc.reset_peak()
-        began = time.process_time()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - began
-        if traced:
-            self.peak[name] = max(self.peak.get(name, 0), tracemalloc.get_traced_memory()[1])
-
-
-class _Timed(Prover):
-    """The prover, with its two walks timed."""
-
-    def __init__(self, system: System, clock: Clock):
-        self.clock = clock
-        super().__init__(system)
-
-    def _run_logical(self) -> None:
-        with self.clock.phase("logical"):
-            super()._run_logical()
-
-    def _run_plan(self) -> None:
-        with self.clock.phase("plan"):
-            super()._run_plan()
-
-
-@dataclass(frozen=True)
-class Case:
-    """A plan of Llama to prove."""
-
-    config: Config
-    how: Degrees
 
 
 @dataclass
@@ -132,9 +85,9 @@ def once(case: Case, evaluate: bool = True) -> tuple[Measurement, Clock]:
 
 
 def _once(case: Case, evaluate: bool) -> tuple[Measurement, Clock]:
-    clock = Clock()
+    clock = Clock("between")
     with clock.phase("build"):
-        logical, plan = llama_step(case.config), llama_plan(case.config, case.how)
+        logical, plan = case.build()
     with clock.phase("validate"):
         findings = validate(logical, plan, OPS)
     if findings:
@@ -147,10 +100,9 @@ def _once(case: Case, evaluate: bool) -> tuple[Measurement, Clock]:
     with clock.phase("axes"):
         system = System(logical, plan, OPS, talk, order).collect(wanted)
     with clock.phase("fold"):
-        prover = _Timed(system, clock)
-    with clock.phase("compare"):
+        prover = Prover(system)
+    with clock.phase("compare"), walks(clock):
         proof = prover.prove(wanted)
-    clock.seconds["compare"] -= clock.seconds["logical"] + clock.seconds["plan"]
     suspects = 0
     if evaluate:
         with clock.phase("shrink"):
@@ -183,35 +135,25 @@ def traced(case: Case, evaluate: bool = True) -> dict[str, float]:
         _, clock = once(case, evaluate)
     finally:
         tracemalloc.stop()
-    return {p: b / 1e6 for p, b in clock.peak.items()}
+    return {p: clock.peak[p] / 1e6 for p in PHASES if p in clock.peak}
 
 
 def measure(cases: Sequence[Case], repeat: int = 3, memory: bool = True, evaluate: bool = True) -> list[Measurement]:
     """Medians. The cases take turns, so that a machine that becomes slower does so for all of them."""
     once(cases[0], evaluate)  # imports, caches
-    found: list[Measurement | None] = [None] * len(cases)
-    runs: list[list[dict[str, float]]] = [[] for _ in cases]
-    for turn in range(repeat):
-        for i, case in enumerate(cases):
-            first = runs[i][0] if turn else {}
-            if sum(first.get(p, 0.0) for p in PROVE) < SHORT:
-                long = sum(first.get(p, 0.0) for p in CROSS_CHECK) > SHORT
-                made, clock = once(case, evaluate and not long)
-                found[i] = found[i] or made
-                runs[i].append(clock.seconds)
+
+    def run(case: Case, before: Sequence[tuple[Measurement, Clock]]) -> tuple[Measurement, Clock] | None:
+        first = before[0][1].seconds if before else {}
+        if sum(first.get(p, 0.0) for p in PROVE) >= SHORT:
+            return None
+        long = sum(first.get(p, 0.0) for p in CROSS_CHECK) > SHORT
+        return once(case, evaluate and not long)
+
     result = []
-    for m, case, mine in zip(found, cases, runs, strict=True):
-        assert m is not None
-        m.seconds = {p: median(r[p] for r in mine if p in r) for p in PHASES if p in mine[0]}
+    for case, runs in zip(cases, in_turns(cases, repeat, run), strict=True):
+        m = runs[0][0]
+        m.seconds = medians([clock.seconds for _, clock in runs], PHASES)
         if memory:
             m.megabytes = traced(case, evaluate)
         result.append(m)
     return result
-
-
-def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """The e of y = c·xᵉ that fits best: least squares of the logarithms."""
-    a, b = [math.log(x) for x in xs], [math.log(max(y, 1e-9)) for y in ys]
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    spread = sum((x - mean_a) ** 2 for x in a)
-    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / spread

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainverify.bench.phases import Case, verified
+from trainverify.bench.case import Case
+from trainverify.bench.phases import verified
 from trainverify.bench.table3 import ROWS
 from trainverify.campaign.mutations import Mutant, at_one_rank
 from trainverify.graph.plan import Plan

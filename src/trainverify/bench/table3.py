@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from trainverify.bench.phases import PHASES, Case, Run, alone
+from trainverify.bench.case import Case
+from trainverify.bench.phases import PHASES, Run, alone
 from trainverify.zoo.parallel.degrees import Degrees
 
 SHOWN: Final = tuple(p for p in PHASES if p != "explain")
