@@ -81,6 +81,8 @@ class Report:
             console.print(f"  [{'yellow' if f.severity == 'warning' else 'red'}]{escape(text)}[/]", highlight=False)
         if self.difference is not None:
             self._print_difference(console, self.difference)
+        if self.place is not None:
+            _print_place(console, self.place)
         if self.obligations:
             _print_obligations(console, self.obligations)
         if self.assumptions:
@@ -94,11 +96,12 @@ class Report:
         console.print(f"  [bold]{escape(str(d.obligation))}[/] differs on rank {d.rank}:", highlight=False)
         console.print(f"    {d.layout.local} on rank {d.rank}: got {d.got}", highlight=False, markup=False)
         console.print(f"    {d.layout.logical}{list(d.index)}: want {d.want}", highlight=False, markup=False)
-        if self.place is not None:
-            p = self.place
-            console.print(f"  [bold]first wrong tensor[/]: {escape(p.tensor)} on rank {p.rank}: {escape(p.cause)}", highlight=False)
-            console.print(f"    plan:    {_op_line(p.op)}", highlight=False, markup=False)
-            console.print(f"    logical: {_op_line(p.logical_op)}", highlight=False, markup=False)
+
+
+def _print_place(console: Console, p: Place) -> None:
+    console.print(f"  [bold]first wrong tensor[/]: {escape(p.tensor)} on rank {p.rank}: {escape(p.cause)}", highlight=False)
+    console.print(f"    plan:    {_op_line(p.op)}", highlight=False, markup=False)
+    console.print(f"    logical: {_op_line(p.logical_op)}", highlight=False, markup=False)
 
 
 def _print_obligations(console: Console, obligations: tuple[Shown, ...]) -> None:

@@ -21,7 +21,7 @@ from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_l
 from trainverify.evaluate.sample import RANKS, Kept, sampled
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.explain.locate import locate
-from trainverify.explain.odd import odd
+from trainverify.explain.odd import ill_formed, odd
 from trainverify.explain.place import Known, Place
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.lineage import Layout, Parts, Placements
@@ -112,7 +112,12 @@ def _verify(
     findings = tuple(validate(logical, plan, ops))
     errors = [f for f in findings if f.severity == "error"]
     if errors:
-        return Report("INVALID", f"{len(errors)} finding{'s' if len(errors) > 1 else ''}: {errors[0].code}", subject, findings)
+        progress("locating the first wrong tensor")
+        place = ill_formed(logical, plan, ops)
+        reason = f"{len(errors)} finding{'s' if len(errors) > 1 else ''}: {errors[0].code}"
+        if place is not None:
+            reason += f"; rank {place.rank} is unlike the others: {place.tensor}"
+        return Report("INVALID", reason, subject, findings, place=place)
     unsupported = [f for f in findings if f.severity == "unsupported"]
     if unsupported:
         return Report("UNKNOWN", f"unsupported: {unsupported[0].message}", subject, findings)
@@ -393,9 +398,7 @@ class _Evaluation:
             except (NotABoundary, TooMuch, NotComputed):
                 continue
             if not wrong or not calm(small, found.plan.lineage, wrong, seed):
-                op = found.mine[0] if found.mine else found.theirs
-                cause = f"{found.cause} (with this changed the whole plan agrees)"
-                return Place(found.tensor, None, found.rank, found.tensor, op, cause)
+                return found.place("the whole plan agrees")
         return None
 
     def _known(self) -> Known:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -80,6 +81,16 @@ class Report:
         self._seen: set[tuple[str, str, str | None]] = set()
         self._counts: dict[tuple[str, Severity], int] = {}
         self.count = 0  # of all findings, also those made again
+        self._rank: int | None = None
+
+    @contextmanager
+    def on(self, rank: int | None) -> Iterator[None]:
+        """Findings that name no rank are of this one."""
+        before, self._rank = self._rank, rank
+        try:
+            yield
+        finally:
+            self._rank = before
 
     def add(
         self,
@@ -99,7 +110,7 @@ class Report:
         self._seen.add(key)
         count = self._counts[code, severity] = self._counts.get((code, severity), 0) + 1
         if count <= self.most:
-            self._found.append(Finding(code, message, rank, tensor, source, hint, severity))
+            self._found.append(Finding(code, message, self._rank if rank is None else rank, tensor, source, hint, severity))
 
     def has(self, *codes: str) -> bool:
         """Whether something other than a warning was found under one of these codes."""

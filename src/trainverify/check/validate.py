@@ -59,7 +59,10 @@ def _plan(plan: Plan, operators: Operators, report: Report) -> list[Template]:
         report.add("TV208", str(error))
         return []
     bodies = Bodies(operators, report, plan.groups)
-    followed = [check_program(u.program, plan.functions, bodies, False, u) for u in found]
+    followed = []
+    for u in found:
+        with report.on(u.ranks[0] if len(u.ranks) == 1 and plan.size > 1 else None):
+            followed.append(check_program(u.program, plan.functions, bodies, False, u))
     if all(followed) and not report.has("TV100", "TV107", "TV110"):
         check_talk(plan, found, operators, report)
     return found

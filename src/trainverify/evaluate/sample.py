@@ -160,12 +160,12 @@ def _odd(system: System) -> list[int]:
     for unit in system.talk.units:
         at = np.asarray([tuple(mesh.coordinates(r).values()) for r in unit.ranks])
         for column in {c for c in unit.bindings.values() if all(type(v) is int for v in c)}:
-            wrong = np.flatnonzero(_predicted(at, np.asarray(column)) != np.asarray(column))
+            wrong = np.flatnonzero(predicted(at, np.asarray(column)) != np.asarray(column))
             found += [unit.ranks[i] for i in wrong[:_OF_A_SORT]]
     return found
 
 
-def _predicted(at: Array, values: Array) -> Array:
+def predicted(at: Array, values: Array) -> Array:
     """What most of the values say that the others are, if they are linear in the coordinates."""
     whole = values.copy()
     for d in range(at.shape[1]):
