@@ -18,7 +18,7 @@ from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, close_look, compare, decide, gaps, suspects, unsettled
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
-from trainverify.evaluate.sample import RANKS, Kept, sampled
+from trainverify.evaluate.sample import RANKS, Sample, sampled
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.explain.locate import locate
 from trainverify.explain.odd import ill_formed, odd
@@ -205,8 +205,8 @@ class _Evaluation:
     locator: Locator
 
     @cached_property
-    def kept(self) -> Kept:
-        """The ranks of a large plan that are evaluated."""
+    def kept(self) -> Sample:
+        """What is evaluated of a large plan."""
         return sampled(self.system)
 
     def report(self) -> Report:

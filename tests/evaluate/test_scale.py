@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainverify.evaluate.compare import calm, compare
-from trainverify.evaluate.sample import coordinates, ranks, sampled
+from trainverify.evaluate.sample import sampled
 from trainverify.evaluate.small import shrink_system
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Edit, Plan, units
@@ -38,7 +38,7 @@ def changed(plan: Plan, rank: int, tensor: str, **attrs: float) -> Plan:
 def kept(logical: Program, plan: Plan) -> frozenset[int]:
     wanted, _ = obligations(logical, plan, units(plan))
     system = related(logical, plan, OPS, units(plan), wanted)
-    return ranks(system, coordinates(system, sampled(system)))
+    return sampled(system).ranks(system)
 
 
 def test_192_ranks_with_zero_are_proved_on_a_sample(both: tuple[Program, Plan]) -> None:

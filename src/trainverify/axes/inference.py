@@ -58,6 +58,7 @@ class Inference:
         self._lines: list[Line] = []
         self._later: list[tuple[Line, int, Axis, str]] = []  # one-hots of integers whose line is not known yet
         self.mesh: dict[str, Axis] = {}  # one axis per mesh axis, however often it is used
+        self.choices: list[tuple[Axis, Axis | None]] = []  # rows that are sorted, with the places in the sorted row
         self.even = False  # whether ranks take all equal slices of what the op at hand slices, one each
 
     def mesh_axis(self, mesh: Mesh, name: str) -> Axis:
@@ -199,9 +200,12 @@ class Inference:
                     return args[0]
                 axes.fix(args[0][d])  # a choice among n: n is not a matter of scale
                 if fn in ("argmax", "argmin"):
+                    self.choices.append((args[0][d], None))
                     return [a for i, a in enumerate(args[0]) if i != d]
                 (order,) = self.fresh([node.shape[d]])  # places in the sorted row, not the row's own positions
                 axes.fix(order)
+                order.apart = True  # what is chosen and what is not, also if they are as many
+                self.choices.append((args[0][d], order))
                 return self._replace(args[0], d, order)
         raise ValueError(f"no primitive {node.prim!r}")
 

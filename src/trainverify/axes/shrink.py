@@ -24,8 +24,8 @@ def _counted(line: Line | None) -> Axis | None:
     return None if axis is None else axis.root()
 
 
-def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
-    """The same nodes with reduced shapes and attributes."""
+def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes, sorts: bool = True) -> list[Node]:
+    """The same nodes with reduced shapes and attributes; without `sorts`, a row may be shorter than the places in its sorted one."""
 
     def change(node: Node, args: tuple[Node, ...]) -> Node:
         dims = axes.dims[id(node)]
@@ -41,7 +41,7 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
                     raise NotABoundary(f"{start}:{start + node.shape[d]} of {node.args[0].shape[d]} where structures do not align")
                 if shape[d] and not 0 <= attrs[1] + step * (shape[d] - 1) < args[0].shape[d]:
                     raise NotABoundary(f"{start} and every {step}th of {node.args[0].shape[d]} where structures do not align")
-            case "rowwise" if node.attrs[0] not in ("argmax", "argmin") and shape[node.attrs[1]] != args[0].shape[node.attrs[1]]:
+            case "rowwise" if sorts and node.attrs[0] not in ("argmax", "argmin") and shape[node.attrs[1]] != args[0].shape[node.attrs[1]]:
                 raise NotABoundary(f"a choice among {node.shape[node.attrs[1]]} that became smaller")
             case "concat" if shape[node.attrs[0]] != sum(a.shape[node.attrs[0]] for a in args):
                 raise NotABoundary(f"{[a.shape[node.attrs[0]] for a in node.args]} in a row where structures do not align")

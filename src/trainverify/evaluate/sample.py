@@ -2,11 +2,13 @@
 
 Coordinates along an axis are alike if ranks that differ by them only behave alike; two or more of each sort stay, and ranks
 whose integers are out of line. Groups then have fewer members, and sizes that count devices shrink with them, in both programs.
-An axis that tensors cut into digits (ZeRO shards that cross heads) keeps some values of every digit.
+An axis that tensors cut into digits (ZeRO shards that cross heads) keeps some values of every digit. Rows that are sorted get
+shorter too, and what is chosen from them fewer (`choices`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,39 +16,105 @@ from typing import Final
 
 import numpy as np
 
-from trainverify.axes.reduction import NotABoundary, Sizes
-from trainverify.axes.shrink import alike, shrink
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import System
 from trainverify.domains.arrays import Array
-from trainverify.primitives.node import topological
+from trainverify.evaluate.apart import Apart, Left
+from trainverify.evaluate.choices import LEAST, Row, agreed, grown, pieces, rows
 
 RANKS: Final = 64  # up to which all are evaluated
 _OF_A_SORT: Final = 2
-_FULL: Final = 1 << 60  # nothing larger than this shrinks
-_TAKES_APART: Final = ("slice", "concat", "pad", "iota", "one_hot", "reshape", "rowwise", "map")
-
-Kept = dict[str, tuple[tuple[int, ...], ...]]  # mesh axis → for every digit of it, slow first, the values that stay
 
 
-def sampled(system: System, also: Collection[int] = ()) -> Kept:
-    """Digits that stay, for every axis that loses some; the ranks in `also` are among those evaluated."""
+@dataclass(frozen=True)
+class Sample:
+    """What is left of a plan."""
+
+    mesh: Mapping[str, tuple[tuple[int, ...], ...]]  # axis that loses some → for every digit of it, slow first, the values that stay
+    axes: Left  # that lose positions
+
+    def __bool__(self) -> bool:
+        return bool(self.axes)
+
+    def ranks(self, system: System) -> frozenset[int]:
+        return ranks(system, {a: frozenset(Digits.of(system, a).coordinates(c)) for a, c in self.mesh.items()})
+
+
+ALL: Final = Sample({}, ())
+
+
+def sampled(system: System, also: Collection[int] = ()) -> Sample:
+    """What stays of a large plan; the ranks in `also` are among those evaluated."""
     mesh = system.plan.mesh
     if mesh.size <= RANKS:
-        return {}
-    digits = {a: Digits.of(system, a).known(system, a) for a in mesh.names}
+        return ALL
     odd = [mesh.coordinates(r) for r in (*also, *_odd(system))]
+    apart = Apart(system)
+    return _chosen(apart, odd, rows(system)) or _chosen(apart, odd, []) or ALL
+
+
+def _chosen(apart: Apart, odd: Sequence[Mapping[str, int]], sorts: Sequence[Row]) -> Sample | None:
+    """A sample with these rows shorter; None if that is not possible."""
+    system = apart.system
+    mesh = system.plan.mesh
+    digits = {a: Digits.of(system, a).known(apart, a, sorts) for a in mesh.names}
+    mine = {id(x) for d in digits.values() for x in d.leaves}
+    least = {id(x): _least(apart, x) for row in sorts for x in row.digits if id(x) not in mine}
     chosen = {a: d.product([*_sorts(system, a, d), *(d.split(at[a]) for at in odd)]) for a, d in digits.items()}
     changed = True
     while changed:
         changed = False
-        for axis, needed in _needed(system, {a: digits[a].coordinates(c) for a, c in chosen.items()}):
+        there = {a: digits[a].coordinates(c) for a, c in chosen.items()}
+        for axis, needed in itertools.chain(_needed(system, digits, there), _longer(digits, chosen, sorts, least)):
             d = digits[axis]
-            more = d.product([chosen[axis], tuple(range(n) for n in d.sizes) if needed is None else d.split(needed)])
+            more = d.product([chosen[axis], tuple(range(n) for n in d.sizes) if needed is None else needed])
             if more != chosen[axis]:
                 chosen[axis] = more
                 changed = True
-    return {a: c for a, c in chosen.items() if math.prod(map(len, c)) < mesh.length(a)}
+    left = {a: c for a, c in chosen.items() if math.prod(map(len, c)) < mesh.length(a)}
+    axes = {id(x): (x, c) for a in left for x, c in zip(digits[a].leaves, left[a], strict=True) if len(c) < x.size}
+    shorter = _shorter(system, _counts(digits, chosen), sorts, least)
+    if shorter is None:
+        return None
+    found = Sample(left, (*axes.values(), *shorter))
+    return found if not shorter or apart.free(found.axes, found.ranks(system)) else None
+
+
+def _counts(digits: Mapping[str, Digits], chosen: Mapping[str, Sequence[Sequence[int]]]) -> dict[int, int]:
+    """How many values of the digits of mesh axes stay."""
+    return {id(x): len(c) for a, d in digits.items() for x, c in zip(d.leaves, chosen[a], strict=True)}
+
+
+def _longer(
+    digits: Mapping[str, Digits], chosen: Mapping[str, Sequence[Sequence[int]]], sorts: Sequence[Row], least: Mapping[int, int]
+) -> Iterator[tuple[str, list[Sequence[int]]]]:
+    """(axis, values of its digits) without which a row would be too short for what is chosen from it."""
+    wanted = grown(sorts, _counts(digits, chosen), least)
+    for a, d in digits.items():
+        for n, (x, there) in enumerate(zip(d.leaves, chosen[a], strict=True)):
+            missing = wanted.get(id(x), 0) - len(there)
+            if missing > 0:
+                more = [i for i in range(x.size) if i not in there][:missing]
+                yield a, [more if m == n else () for m in range(len(d.leaves))]
+
+
+def _least(apart: Apart, leaf: Axis) -> int:
+    """How many positions a digit of a row has at least, where no mesh axis says so."""
+    few = min(leaf.size, LEAST)
+    return few if apart.free([(leaf, tuple(range(few)))], sorts=False) else leaf.size
+
+
+def _shorter(system: System, counts: Mapping[int, int], sorts: Sequence[Row], least: Mapping[int, int]) -> Left | None:
+    """What is left of the rows that are sorted, besides digits of mesh axes; None if that does not fit together."""
+    wanted = grown(sorts, counts, least)
+    found = [(x, wanted[id(x)]) for row in sorts for x in row.digits if id(x) not in counts]
+    for row in sorts:
+        size = math.prod(wanted[id(x)] for x in row.digits)
+        cut = pieces(system.inference.axes, row, size) if size < row.size else []
+        if cut is None or any(id(x) in counts for x, _ in cut):
+            return None
+        found += cut
+    return agreed(found)
 
 
 @dataclass(frozen=True)
@@ -64,9 +132,12 @@ class Digits:
     def sizes(self) -> tuple[int, ...]:
         return tuple(x.size for x in self.leaves)
 
-    def known(self, system: System, axis: str) -> Digits:
-        """The same, and which digits are free."""
-        known = {id(x): _free(system, axis, self, x) for x in self.leaves}
+    def known(self, apart: Apart, axis: str, sorts: Sequence[Row]) -> Digits:
+        """The same, and which digits are free, if these rows can be shorter."""
+        known = {}
+        for x in self.leaves:
+            kept = self.coordinates([(0,) if y is x else range(y.size) for y in self.leaves])
+            known[id(x)] = apart.free([(x, (0,))], ranks(apart.system, {axis: frozenset(kept)}), sorts=not sorts)
         return replace(self, free=frozenset(n for n, x in enumerate(self.leaves) if known[id(x)]))
 
     def split(self, at: int) -> tuple[tuple[int, ...], ...]:
@@ -92,39 +163,6 @@ class Digits:
         for size, digits in zip(self.sizes, kept, strict=True):
             found = [x * size + d for x in found for d in digits]
         return tuple(found)
-
-
-def coordinates(system: System, kept: Kept) -> dict[str, frozenset[int]]:
-    """Coordinates that stay, by axis."""
-    return {a: frozenset(Digits.of(system, a).coordinates(c)) for a, c in kept.items()}
-
-
-def _free(system: System, axis: str, digits: Digits, leaf: Axis) -> bool:
-    """Whether no op takes apart or puts together the positions of a digit (the halves of a rotated vector)."""
-    if leaf.pieces is not None or leaf.frozen:
-        return False
-    sizes = Sizes(system.inference.axes, system.inference.all, base=leaf.size + _FULL, kept=[(leaf, (0,))])
-    kept = digits.coordinates([(0,) if x is leaf else range(x.size) for x in digits.leaves])
-    there = ranks(system, {axis: frozenset(kept)})
-    prims: dict[int, bool] = {}
-    seen: set[object] = set()
-    for u, found in enumerate((system.logical_ops, *system.unit_ops)):
-        here = None if u == 0 else frozenset(row for row, r in enumerate(system.talk.units[u - 1].ranks) if r in there)
-        for x in found:
-            key = id(x.lowered)
-            if key not in prims:
-                prims[key] = any(n.prim in _TAKES_APART for n in topological(x.lowered.outputs))
-            if not prims[key] or id(x.axes) in seen or (here is not None and here.isdisjoint(x.rows)):
-                continue
-            seen.add(id(x.axes))
-            if alike(x.lowered, x.axes) in seen or all(sizes(a) == a.size for dims in x.axes.dims.values() for a in dims):
-                continue
-            seen.add(alike(x.lowered, x.axes))
-            try:
-                shrink(x.lowered.outputs, x.axes, sizes)
-            except NotABoundary:
-                return False
-    return True
 
 
 def ranks(system: System, kept: Mapping[str, Collection[int]]) -> frozenset[int]:
@@ -178,8 +216,10 @@ def predicted(at: Array, values: Array) -> Array:
     return values - whole + starts[counts.argmax()]
 
 
-def _needed(system: System, kept: Mapping[str, Collection[int]]) -> Iterator[tuple[str, int | None]]:
-    """(axis, coordinate) that the ranks which stay talk to; None for all of them."""
+def _needed(
+    system: System, digits: Mapping[str, Digits], kept: Mapping[str, Collection[int]]
+) -> Iterator[tuple[str, Sequence[Sequence[int]] | None]]:
+    """(axis, digits of a coordinate) that the ranks which stay talk to; None for all of them."""
     mesh, talk = system.plan.mesh, system.talk
     there = ranks(system, kept)
     seen: set[object] = set()
@@ -195,7 +235,7 @@ def _needed(system: System, kept: Mapping[str, Collection[int]]) -> Iterator[tup
                 others = [talk.value(r, op.get(name)) for name in ("peer", "root") if op.get(name) is not None]
                 for other in others:
                     if isinstance(other, int):
-                        yield from mesh.coordinates(other).items()
+                        yield from ((a, digits[a].split(at)) for a, at in mesh.coordinates(other).items())
                 if meeting.lowered is not None and meeting.mesh_axes is None:
                     at = [mesh.coordinates(m) for m in talk.groups[str(talk.value(r, op.get("group")))]]
                     yield from ((a, None) for a in mesh.names if len({x[a] for x in at}) > 1)

@@ -21,9 +21,9 @@ from trainverify.axes.shrink import alike, shrink
 from trainverify.axes.structure import Clash
 from trainverify.axes.system import MeetingAxes, System
 from trainverify.domains.arrays import Array
-from trainverify.evaluate.sample import Kept, coordinates, ranks
+from trainverify.evaluate.sample import ALL, Sample
 from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pattern_dims, positions
-from trainverify.graph.program import EMPTY, Domain, Op, Program
+from trainverify.graph.program import Domain, Op, Program
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, rebuild, topological
 
@@ -151,28 +151,22 @@ def shrink_system(
     base: int = 2,
     scale_literals: bool = False,
     alternate: bool = True,
-    kept: Kept | Mapping[str, Any] = EMPTY,
+    kept: Sample = ALL,
     most: int | None = None,
 ) -> Small:
-    """Both programs at small sizes; `scale_literals` takes the other reading of literals, `kept` leaves some digits of mesh axes.
+    """Both programs at small sizes; `scale_literals` takes the other reading of literals, `kept` leaves some ranks and positions.
 
     With more than `most` elements of all tensors of all ranks it gives up early.
     """
-    return _Shrinker(system, base, scale_literals, alternate, dict(kept)).small(most)
+    return _Shrinker(system, base, scale_literals, alternate, kept).small(most)
 
 
 class _Shrinker:
-    def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool, kept: Kept):
+    def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool, kept: Sample):
         self.system = system
         axes, mesh = system.inference.axes, system.plan.mesh
-        left = [
-            (leaf, positions)
-            for a, digits in kept.items()
-            for leaf, positions in zip(axes.leaves([system.inference.mesh_axis(mesh, a)]), digits, strict=True)
-            if len(positions) < leaf.size
-        ]
-        self.sizes = Sizes(axes, system.inference.all, base, alternate, left)
-        self.there = ranks(system, coordinates(system, kept)) if kept else frozenset(range(mesh.size))
+        self.sizes = Sizes(axes, system.inference.all, base, alternate, kept.axes)
+        self.there = kept.ranks(system) if kept else frozenset(range(mesh.size))
         self._classes = [tuple(r for r in k.ranks if r in self.there) for k in system.schedule.classes]
         self.scale_literals = scale_literals
         self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
