@@ -306,6 +306,9 @@ class _Evaluation:
             left = calm(small, self.plan.lineage, noise, point)
             wrong = [s for s in wrong if s in left or s not in noise]
             noise = [s for s in left if s.distance <= DIFFERENT]
+        proved = [s for s in wrong if s.obligation in self.proof.proved]
+        if elements(small) > ENCLOSED and (found := self._stable(small, proved, point)) is not None:
+            return self._refuted(small, wrong, found)
         if noise and elements(small) > ENCLOSED:  # enclosures of so many elements would take hours
             gap = max(s.distance for s in noise)
             return self._open(f"undecided: float64 agrees to {gap:.1e} only, and the plan is too large for enclosures", "undecided")
@@ -323,7 +326,8 @@ class _Evaluation:
                 clear.setdefault(s.obligation, s)
         one_each = list(clear.values())
         special.update({s.obligation: "undecided" for s in one_each[DECIDED:]})
-        if elements(small) > LOCATED and (found := self._stable(small, one_each, point)) is not None:
+        unproved = [s for s in one_each if s.obligation not in self.proof.proved]
+        if elements(small) > LOCATED and (found := self._stable(small, unproved, point)) is not None:
             said = self._refuted(small, wrong, found)
             how = "too large for enclosures: the difference is as large in extended precision as in float64"
             return replace(said, notes=(*said.notes, how))
@@ -345,7 +349,7 @@ class _Evaluation:
 
     def _stable(self, small: Small, wrong: list[Suspect], point: int) -> Difference | None:
         """A clear difference in a plan too large for enclosures: as large in extended precision as in float64."""
-        clear = [s for s in wrong if s.distance > DIFFERENT and s.obligation not in self.proof.proved]
+        clear = [s for s in wrong if s.distance > DIFFERENT]
         for s, exact in zip(clear, gaps(small, self.plan.lineage, clear, point), strict=True):
             if exact.gap == s.distance or abs(exact.gap - s.distance) < s.distance / 1000:
                 return Difference(s.obligation, s.layout, s.rank, exact.index, f"{exact.got:.12g}", f"{exact.want:.12g}", point, exact.gap)

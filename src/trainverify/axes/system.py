@@ -261,10 +261,18 @@ class System:
             names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)}) if refers(op) else []
             variants = self._variants(u, tuple(names))
             found = {rows: self._lower(op, scope.program, dict(zip(names, values, strict=True))) for values, rows in variants.items()}
-            self.inference.even = not self.flat and not self.lists and op.name == "slice" and _all_slices(list(found.values()))
+            self.inference.even = not self.flat and not self.lists and op.name == "slice" and self._even(scope, op, names, found)
             for rows, x in found.items():
                 yield LoweredOp(index, rows, x, self._apply(scope, op, x))
             self.inference.even = False
+
+    def _even(self, scope: Scope, op: Op, names: Sequence[str], found: Mapping[tuple[int, ...], Lowered]) -> bool:
+        """Whether ranks take all equal slices of a dimension; a rank with an edit takes one of those that its like take."""
+        if _all_slices(list(found.values())) or not self.plan.edits or not names:
+            return _all_slices(list(found.values()))
+        like = [u for u, unit in enumerate(self.talk.units) if all(n in unit.bindings for n in names)]
+        values = dict.fromkeys(v for u in like for v in self._variants(u, tuple(names)))
+        return _all_slices([self._lower(op, scope.program, dict(zip(names, v, strict=True))) for v in values])
 
     def _variants(self, u: int, names: tuple[str, ...]) -> dict[tuple[object, ...], tuple[int, ...]]:
         """Rows of a unit by the values of some references."""

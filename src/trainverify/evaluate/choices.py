@@ -1,7 +1,8 @@
 """Rows that are sorted, in a sample of a large plan: with fewer positions, and as many places as they have positions.
 
 A choice of 6 among 160 experts becomes one of 2 among 6. Where some op cuts the sorted row after 5 places and another after 6,
-both cuts stay, at different places: of all ways to sort a row the cuts are mapped alike.
+both cuts stay, at different places: of all ways to sort a row the cuts are mapped alike. Of groups of experts one is chosen: with
+more of them it would hardly matter to the choice of experts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Row:
     digits: tuple[Axis, ...]  # that it is made of, slow first
     orders: tuple[Axis, ...]  # places in the sorted row, by every op that sorts it
     cuts: tuple[int, ...]  # where some op cuts them
+    least: int = LEAST  # places between two cuts, if there are more
 
     @property
     def size(self) -> int:
@@ -39,12 +41,12 @@ class Row:
     def needed(self) -> int:
         """Positions with which every stretch keeps some."""
         *first, _ = self.stretches
-        return sum(min(n, LEAST) for n in first) + 1 if first else min(self.size, LEAST)
+        return sum(min(n, self.least) for n in first) + 1 if first else min(self.size, self.least)
 
     def places(self, size: int) -> dict[int, int]:
         """Where the cuts are in a row of that size."""
         full = self.stretches
-        small = [*(min(n, LEAST) for n in full[:-1]), 1]
+        small = [*(min(n, self.least) for n in full[:-1]), 1]
         left = size - sum(small)
         for i in reversed(range(len(full))):  # the last stretch is what is not chosen
             more = min(left, full[i] - small[i])
@@ -67,7 +69,8 @@ def rows(system: System) -> list[Row]:
     found = []
     for digits, orders in by_row.values():
         cuts = {c for order in orders.values() for c in axes.cuts(order)}
-        found.append(Row(digits, tuple(orders.values()), tuple(sorted(cuts))))
+        groups = any(len(x) > len(digits) and x[: len(digits)] == digits for x, _ in by_row.values())
+        found.append(Row(digits, tuple(orders.values()), tuple(sorted(cuts)), 1 if groups else LEAST))
     return found
 
 

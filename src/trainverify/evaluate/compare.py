@@ -33,7 +33,7 @@ PRECISIONS = (96, 192, 384, 768)
 MOVES = (("up", "down"), ("up", "up"), ("a coin", "another coin"))  # of all float literals, tried
 MOVED = 1000  # a difference that changes by less than this part of it is not made of units in the last place
 CALMED = 64  # times smaller is rounding noise with eleven more bits
-TOGETHER = 60_000_000  # elements up to which points are run together
+TOGETHER = 500_000_000  # elements up to which points are run together
 
 
 @dataclass(frozen=True)
@@ -241,9 +241,9 @@ def close_look(small: Small, lineage: tuple[Layout, ...], obligations: Sequence[
                 for rank in (r for r in h.ranks if r in at):
                     if plan.get(*at[rank], h.layout.local) is None:
                         continue
-                    parts = held(small, h.layout, rank, logical[o.output.tensor], plan)
-                    if any(_apart(g, w) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True)):
-                        found.append(Suspect(o, h.layout, rank, 0.0))
+                    suspect = Suspect(o, h.layout, rank, 0.0)
+                    if _somewhere_apart(small, suspect, logical, plan):
+                        found.append(suspect)
                         break
         return found
 
@@ -305,12 +305,19 @@ def unsettled(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect
             except Undecided:
                 continue
             left = [s for s in left if plan.get(*at[s.rank], s.layout.local) is None or not _all_equal(small, s, logical, plan)]
+            if any(plan.get(*at[s.rank], s.layout.local) is not None and _somewhere_apart(small, s, logical, plan) for s in left):
+                break  # a certain difference: more digits change nothing about it
     return left
 
 
 def _all_equal(small: Small, suspect: Suspect, logical: Mapping[str, Array], plan: PlanValues) -> bool:
     parts = held(small, suspect.layout, suspect.rank, logical[suspect.layout.logical], plan)
     return all(not _apart(g, w) and _tiny(g, w) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True))
+
+
+def _somewhere_apart(small: Small, suspect: Suspect, logical: Mapping[str, Array], plan: PlanValues) -> bool:
+    parts = held(small, suspect.layout, suspect.rank, logical[suspect.layout.logical], plan)
+    return any(_apart(g, w) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True))
 
 
 def _tiny(got: Any, want: Any) -> bool:
