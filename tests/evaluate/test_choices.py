@@ -20,7 +20,7 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program, Ref
 from trainverify.ops import OPS
-from trainverify.prove.algebra.engine import Proof
+from trainverify.prove.algebra.engine import Proof, prove
 from trainverify.verify import Disagreement, related, verify
 from trainverify.zoo.deepseek import PRESETS
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
@@ -167,3 +167,16 @@ def test_rows_grow_where_no_ranks_are_added() -> None:
     assert grown([experts], {id(groups): 2}, {id(own): 2}) == {id(groups): 2, id(own): 3}
     assert grown([experts, choice], {id(groups): 2}, {id(own): 2})[id(groups)] == 3
     assert grown([choice], {id(groups): 8}, {}) == {id(groups): 8}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_slices_of_a_rank_with_an_edit_are_equal_ones(wrong: bool) -> None:
+    """The axes of its slices are those of the others' slices; which one it takes is still looked at."""
+    config = replace(V3, layers=1, dense_layers=0, batch=4)
+    logical, plan = deepseek_step(config), deepseek_plan(config, Degrees(dp=4, ep=2, zero=1, normalise="loss"))
+    plan = on_rank(2, "mb0/layers.0.moe.up", lambda op: op)(plan)  # nothing changes, but it has a program of its own
+    system = system_of(logical, starts(2, "layers.0.mlp.gate.weight.shard")(plan) if wrong else plan)
+    assert not system.inference.axes.clashes
+    failed = {o.output.tensor for o in prove(system, system.obligations).failed}
+    assert ("layers.0.mlp.gate.weight.new" in failed) == wrong
+    assert bool(failed) == wrong
