@@ -21,7 +21,7 @@ from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_l
 from trainverify.evaluate.sample import RANKS, Sample, sampled
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.explain.locate import locate
-from trainverify.explain.odd import ill_formed, odd
+from trainverify.explain.odd import Odd, ill_formed, mended, odd
 from trainverify.explain.place import Known, Place
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.lineage import Layout, Parts, Placements
@@ -133,7 +133,7 @@ def _verify(
     if count > RANKS:  # a rank unlike the others: what it is found by is cheap, a proof is not
         why = f"ranks fold to {count} programs only, {ops_walked} ops together"
         unproved = Attempt({}, dict.fromkeys(wanted, why))
-        found = _Evaluation(system, plan, wanted, unproved, points, seed, progress, subject, findings, locator).report()
+        found = _Evaluation(system, plan, wanted, unproved, points, seed, progress, subject, findings, locator, False).report()
         if found.verdict != "UNKNOWN" or ops_walked > WALKED:
             return found
         progress("proving")
@@ -203,6 +203,7 @@ class _Evaluation:
     subject: str
     findings: tuple[Finding, ...]
     locator: Locator
+    together: bool = True  # all points at once, which is cheaper unless the first one refutes
 
     @cached_property
     def kept(self) -> Sample:
@@ -225,11 +226,15 @@ class _Evaluation:
         compared = 0
         points = range(self.seed, self.seed + self.points)
         self.progress(f"evaluating {self.points} points")
-        try:
-            results = compare(small, self.plan.lineage, self.wanted, points)
-        except NotComputed as error:
-            return self._open(f"the plan could not be run: {error}", "not compared")
-        for point, (wrong, n) in zip(points, results, strict=True):
+        results: dict[int, tuple[list[Suspect], int]] = {}
+        for point in points:
+            if point not in results:
+                some = points if self.together else [point]
+                try:
+                    results.update(zip(some, compare(small, self.plan.lineage, self.wanted, some), strict=True))
+                except NotComputed as error:
+                    return self._open(f"the plan could not be run: {error}", "not compared")
+            wrong, n = results[point]
             compared += n
             if not wrong and point == self.seed:
                 wrong = self._close_look(small, point)
@@ -350,7 +355,7 @@ class _Evaluation:
     def _stable(self, small: Small, wrong: list[Suspect], point: int) -> Difference | None:
         """A clear difference in a plan too large for enclosures: as large in extended precision as in float64."""
         clear = [s for s in wrong if s.distance > DIFFERENT]
-        for s, exact in zip(clear, gaps(small, self.plan.lineage, clear, point), strict=True):
+        for s, exact in zip(clear, gaps(small, self.plan.lineage, self.wanted, clear, point), strict=True):
             if exact.gap == s.distance or abs(exact.gap - s.distance) < s.distance / 1000:
                 return Difference(s.obligation, s.layout, s.rank, exact.index, f"{exact.got:.12g}", f"{exact.want:.12g}", point, exact.gap)
         return None
@@ -365,7 +370,8 @@ class _Evaluation:
     def _refuted(self, small: Small, wrong: list[Suspect], difference: Difference, inputs: Mapping[str, Array] | None = None) -> Report:
         if small.reduced and inputs is None:
             self.progress("trying the other reading of literals")
-            other = shrink_system(self.system, scale_literals=True, kept=self.kept)
+            assert small.other is not None
+            other = small.other(small)
             still, _ = compare_at(other, self.plan, self.wanted, difference.seed)
             if not still and not self._close_look(other, difference.seed):
                 reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
@@ -375,7 +381,8 @@ class _Evaluation:
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
-        place = self._odd(difference.seed) if self.kept and inputs is None else None
+        alike = inputs is None and (self.kept or self.locator is locate)
+        place = self._odd(small, difference.seed) if alike else None
         if place is None and elements(small) > LOCATED and self.locator is locate:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
         if place is None:
@@ -388,22 +395,28 @@ class _Evaluation:
         forms += tuple(f"violated: {difference.layout}; {self.proof.violated[o]}" for o in bad if o in self.proof.violated)[:1]
         return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
 
-    def _odd(self, seed: int) -> Place | None:
-        """The op in which one rank of a large plan differs from its like, if the plan agrees without that."""
+    def _odd(self, small: Small, seed: int) -> Place | None:
+        """The op in which one rank differs from its like, if the plan agrees without that."""
         for found in odd(self.plan):
+            try:
+                if not self._wrong_without(small, found, seed):
+                    return found.place("the whole plan agrees")
+            except (NotABoundary, TooMuch, NotComputed):
+                continue
+        return None
+
+    def _wrong_without(self, small: Small, found: Odd, seed: int) -> list[Suspect]:
+        """What differs if a rank does as the others do; where one op is all that changes, the plan is not built again."""
+        changed, wanted = mended(small, found), self.wanted
+        if changed is None:
             parts = units(found.plan)
             wanted, missing = obligations(self.system.logical, found.plan, parts)
             if missing:
-                continue
+                raise NotComputed("an output is missing")
             system = related(self.system.logical, found.plan, self.system.table, parts, wanted)
-            try:
-                small = shrink_system(system, kept=sampled(system, also=[found.rank]), most=EVALUATED)
-                wrong, _ = compare_at(small, found.plan, wanted, seed)
-            except (NotABoundary, TooMuch, NotComputed):
-                continue
-            if not wrong or not calm(small, found.plan.lineage, wrong, seed):
-                return found.place("the whole plan agrees")
-        return None
+            changed = shrink_system(system, kept=sampled(system, also=[found.rank]), most=EVALUATED)
+        wrong, _ = compare_at(changed, found.plan, wanted, seed)
+        return calm(changed, found.plan.lineage, wrong, seed) if wrong else []
 
     def _known(self) -> Known:
         """Which logical tensors the proof attempt found in the plan, for every rank."""

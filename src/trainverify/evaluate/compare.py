@@ -203,13 +203,12 @@ class Gap:
     gap: float  # relative to the largest entry
 
 
-def gaps(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: int) -> list[Gap]:
-    """The same suspects, run once more with more digits."""
+def gaps(small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], wrong: Sequence[Suspect], seed: int) -> list[Gap]:
+    """Some suspects, run once more with more digits; `wanted` are all obligations, as they were compared."""
     if not wrong:
         return []
-    wanted = list(dict.fromkeys(s.obligation for s in wrong))
     (plan,) = _outputs(small, lineage, wanted, [seed], EXTENDED)
-    (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {o.output.tensor for o in wanted})
+    (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {s.obligation.output.tensor for s in wrong})
     found = []
     for s in wrong:
         best = Gap((), 0.0, 0.0, 0.0)

@@ -45,10 +45,12 @@ def random_points(small: Small, seeds: Sequence[int], keep: Collection[str] | No
         points = [small.points[s] if s in small.points else _random_inputs(small, s, magnitude) for s in seeds]
         with np.errstate(all="ignore"):
             values = run_logicals(small, points, NUMERIC, keep)
+        if all(s in small.points for s in seeds):
+            return values
         noisy = _noisy(small, points, values)
         if best is None or noisy < best[0]:
             best = noisy, points, values
-        if not noisy or all(s in small.points for s in seeds):
+        if not noisy:
             break
     assert best is not None
     small.points.update(zip(seeds, best[1], strict=True))

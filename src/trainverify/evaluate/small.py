@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -96,6 +97,7 @@ class Small:
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
     points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
+    other: Callable[[Small], Small] | None = None  # makes the same with the other reading of literals
 
     @cached_property
     def _positions(self) -> dict[tuple[Part, tuple[int, ...]], Array]:
@@ -170,6 +172,7 @@ class _Shrinker:
         self._classes = [tuple(r for r in k.ranks if r in self.there) for k in system.schedule.classes]
         self.scale_literals = scale_literals
         self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
+        self._made: dict[object, tuple[Node, ...]] = {}  # small, literals as they are
         self._shrunk: dict[object, tuple[Node, ...]] = {}
         self._held: dict[object, Part] = {}
         self._alike: dict[object, tuple[Node, ...]] = {}  # ops that are equal at small sizes have the same nodes
@@ -180,7 +183,9 @@ class _Shrinker:
         if known is None:
             key = alike(lowered, axes)
             if key not in self._shrunk:
-                made = tuple(shrink(lowered.outputs, axes, self.sizes))
+                if key not in self._made:
+                    self._made[key] = tuple(shrink(lowered.outputs, axes, self.sizes))
+                made = self._made[key]
                 made = tuple(scaled(lowered.outputs, made, axes, self.sizes)) if self.scale_literals else made
                 self._shrunk[key] = self._alike.setdefault(_signature(made), made)
             known = self._nodes[id(axes)] = axes, self._shrunk[key]
@@ -190,28 +195,9 @@ class _Shrinker:
         system, sizes = self.system, self.sizes
         if most is not None:
             self._bounded(most)
-        ops = system.logical.ops
-        logical_steps = [
-            Step(ops[x.index], x.index, (0,), ops[x.index].inputs, ops[x.index].outputs, self.nodes(x.lowered, x.axes))
-            for x in system.logical_ops
-        ]
-        classes = []
-        local_shapes = []
-        for k, mine_all in zip(system.schedule.classes, self._classes, strict=True):
-            program, unit = system.unit_programs[k.unit], system.talk.units[k.unit]
-            own = SmallClass(mine_all, program)
-            row_of = {r: row for row, r in enumerate(mine_all)}
-            known: dict[int, tuple[int, ...]] = {}  # rows are shared by many ops
-            for x in system.unit_ops[k.unit]:
-                if id(x.rows) not in known:
-                    known[id(x.rows)] = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
-                mine = known[id(x.rows)]
-                if mine:
-                    op = program.ops[x.index]
-                    own.order.append(Step(op, x.index, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes)))
-            classes.append(own)
-            scope = system.unit_scopes[k.unit]
-            local_shapes.append({n: tuple(sizes(a) for a in dims) for n, dims in scope.dims.items()})
+        logical_steps, classes = self._steps()
+        scopes = [system.unit_scopes[k.unit] for k in system.schedule.classes]
+        local_shapes = [{n: tuple(sizes(a) for a in dims) for n, dims in scope.dims.items()} for scope in scopes]
         shapes = {n: tuple(sizes(a) for a in dims) for n, dims in system.scope.dims.items()}
         domains = {n: self._domain(n, d) for n, d in system.logical.domains.items()}
         parts = {}
@@ -244,7 +230,40 @@ class _Shrinker:
             tuple(system.inference.axes.clashes),
             largest,
             names,
+            other=self._other,
         )
+
+    def _steps(self) -> tuple[list[Step], list[SmallClass]]:
+        """Of the logical program, and of every class of ranks."""
+        system = self.system
+        ops = system.logical.ops
+        logical_steps = [
+            Step(ops[x.index], x.index, (0,), ops[x.index].inputs, ops[x.index].outputs, self.nodes(x.lowered, x.axes))
+            for x in system.logical_ops
+        ]
+        classes = []
+        for k, mine_all in zip(system.schedule.classes, self._classes, strict=True):
+            program, unit = system.unit_programs[k.unit], system.talk.units[k.unit]
+            own = SmallClass(mine_all, program)
+            row_of = {r: row for row, r in enumerate(mine_all)}
+            known: dict[int, tuple[int, ...]] = {}  # rows are shared by many ops
+            for x in system.unit_ops[k.unit]:
+                if id(x.rows) not in known:
+                    known[id(x.rows)] = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
+                mine = known[id(x.rows)]
+                if mine:
+                    op = program.ops[x.index]
+                    own.order.append(Step(op, x.index, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes)))
+            classes.append(own)
+        return logical_steps, classes
+
+    def _other(self, made: Small) -> Small:
+        twin = copy(self)
+        twin.scale_literals = not self.scale_literals
+        twin._nodes, twin._shrunk = {}, {}
+        logical_steps, classes = twin._steps()
+        meetings = [twin._meeting(m) for m in self.system.meetings]
+        return replace(made, logical_steps=logical_steps, classes=classes, meetings=meetings, points={}, other=None)
 
     def _bounded(self, most: int) -> None:
         known: dict[int, int] = {}  # elements by the axes of a tensor, which many share
@@ -352,6 +371,8 @@ def _mesh_axes(lay: Layout) -> set[str] | None:
 
 def scaled(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
     """The other reading of literals: a constant that equals a size of its op (or one over it) shrinks with that size."""
+    if not any(n.prim == "const" and n.kind == "real" and n.attrs[0] not in (0, 1) for n in topological(small)):
+        return list(small)
     known: dict[Fraction, Fraction] = {}
 
     def note(before: int, after: int) -> None:

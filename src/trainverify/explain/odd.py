@@ -14,6 +14,7 @@ import numpy as np
 
 from trainverify.check.validate import validate
 from trainverify.evaluate.sample import predicted
+from trainverify.evaluate.small import Small, Step
 from trainverify.explain.place import Place
 from trainverify.graph.plan import Edit, Groups, Plan, Template
 from trainverify.graph.program import CALL, Op, Program, Ref, Value, bind
@@ -66,6 +67,35 @@ def ill_formed(logical: Program, plan: Plan, table: OpTable) -> Place | None:
 def odd(plan: Plan) -> Iterator[Odd]:
     """The first few, those that are told apart most easily before the others."""
     return islice((o for kind in (_edited, _alone, _out_of_line) for o in kind(plan)), MOST)
+
+
+def mended(small: Small, found: Odd) -> Small | None:
+    """An evaluation in which the rank runs the ops of the others; None where that is not just another local op."""
+    if found.rank not in small.places:
+        return None
+    c, _ = small.places[found.rank]
+    own, classes = small.classes[c], list(small.classes)
+    if len(own.ranks) > 1:
+        return None
+    new: list[Step] = []
+    for op in found.theirs:
+        steps = next(
+            (
+                some
+                for d, k in enumerate(small.classes)
+                if d != c and (some := [s for s in k.order if s.outputs == op.outputs and s.inputs == op.inputs])
+                if op.outputs and all(small.local_shapes[d].get(n) == small.local_shapes[c].get(n) for n in (*op.inputs, *op.outputs) if n)
+            ),
+            [],
+        )
+        if len(steps) != 1:  # communication, or an op that depends on the rank
+            return None
+        new.append(replace(steps[0], rows=(0,)))
+    old = [s for s in own.order if any(s.inputs == op.inputs and s.outputs == op.outputs and s.op.name == op.name for op in found.mine)]
+    if len(old) != len(found.mine):
+        return None
+    classes[c] = replace(own, order=[*(s for s in own.order if not any(s is o for o in old)), *new])
+    return replace(small, classes=classes)
 
 
 # -- edits ------------------------------------------------------------------------------------------------------------
