@@ -17,7 +17,7 @@ from trainverify.axes.structure import Axes, Axis
 from trainverify.graph.communication import Communication, Schedule, is_communication
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
-from trainverify.graph.outline import Block, outline, singles
+from trainverify.graph.outline import ALONE, Block, outline, singles
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref, Value, has_ref, inline, refers, resolve
 from trainverify.graph.types import TensorType
@@ -32,10 +32,12 @@ _JOINS: Final = frozenset({"concat", "concat.grad", "slice", "slice.grad", "all_
 class LoweredOp:
     """A local op of a program for some rows (ranks) of its unit."""
 
-    index: int
     rows: tuple[int, ...]
     lowered: Lowered
     axes: NodeAxes
+
+
+Variants = tuple[LoweredOp, ...]  # an op as the ranks of a unit have it; every rank is in one
 
 
 @dataclass(frozen=True)
@@ -99,17 +101,18 @@ class System:
             Hashable, tuple[NodeAxes, object]
         ] = {}  # ids of (op at types, axes of inputs) → axes of nodes, what has the ids
         self._types: dict[TensorType, int] = {}
-        self._type_of: dict[int, dict[str, int]] = {}  # of every program: tensor → number of its type
+        self._tokens: dict[Hashable, int] = {}
         programs = [self.logical, *inlined]
-        outlined = [singles(p) for p in programs] if flat or self.lists else outline(programs, self._sort)
+        outlined = [singles(p) for p in programs] if flat or self.lists else outline(programs, [self._sorts(n, p) for n, p in enumerate(programs)])
         self.logical_blocks, self.unit_blocks = outlined[0], outlined[1:]
-        self._first: dict[int, tuple[Scope, Block]] = {}  # of a kind
-        self._lowered: dict[int, list[list[LoweredOp]]] = {}  # of the ops of a kind: one for every variant
+        self._first: dict[int, tuple[Scope, Block, int | None]] = {}  # of a kind: the first block, and in which unit it is
+        self._lowered: dict[tuple[int, int | None], list[Variants]] = {}  # of the ops of a kind in a program
+        self.talking = [[n for n, op in enumerate(p.ops) if is_communication(op, table)] for p in inlined]
         later = _later(outlined)
         self.scope = Scope(self.inference, self.logical, later[0])
         self.unit_scopes = [Scope(self.inference, p, names) for p, names in zip(inlined, later[1:], strict=True)]
-        self.logical_ops: list[LoweredOp] = []
-        self.unit_ops: list[list[LoweredOp]] = []
+        self.logical_ops: dict[int, Variants] = {}  # local ops by their place in the program
+        self.unit_ops: list[dict[int, Variants]] = []
         self.meetings: list[MeetingAxes] = []
         self.obligations: Sequence[Obligation] = ()
         self._rows_of: dict[tuple[int, tuple[str, ...]], dict[tuple[object, ...], tuple[int, ...]]] = {}
@@ -118,9 +121,9 @@ class System:
 
     def collect(self, obligations: Sequence[Obligation]) -> System:
         self.obligations = obligations
-        self.logical_ops = list(self._program(self.scope, self.logical_blocks, None))
+        self.logical_ops = self._program(self.scope, self.logical_blocks, None)
         for u, scope in enumerate(self.unit_scopes):
-            self.unit_ops.append(list(self._program(scope, self.unit_blocks[u], u)))
+            self.unit_ops.append(self._program(scope, self.unit_blocks[u], u))
         self._communicate()
         self._lineage()
         if self.flat:
@@ -181,30 +184,42 @@ class System:
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def _sort(self, p: int, op: Op) -> Hashable:
-        """What an op of a program is without names; None for transfers between ranks, and where ranks have variants of it."""
-        program = self.logical if p == 0 else self.unit_programs[p - 1]
+    def _sorts(self, p: int, program: Program) -> list[int]:
+        """What the ops of a program are without names, as numbers."""
+        once = {id(t): t for t in program.tensors.values()}
+        numbers = {i: self._types.setdefault(t, len(self._types)) for i, t in once.items()}
+        types: dict[str | None, int] = {n: numbers[id(t)] for n, t in program.tensors.items()}
+        types[None] = -1
+        heads: dict[Hashable, Hashable] = {}
+        tokens = self._tokens
+        found: list[int] = []
+        for op in program.ops:
+            own = (op.name, op.attrs)
+            head = heads.get(own)
+            if head is None:
+                head = heads[own] = self._head(p, op)
+            if head == ALONE:
+                found.append(ALONE)
+                continue
+            key = (head, len(op.inputs), *[types[i] for i in op.inputs], *[types[o] for o in op.outputs])
+            number = tokens.get(key)
+            if number is None:
+                number = tokens[key] = len(tokens)
+            found.append(number)
+        return found
+
+    def _head(self, p: int, op: Op) -> int:
+        """What an op does, as a number; ALONE for transfers between ranks, and where ranks have variants of it."""
         attrs: Hashable = op.attrs
         if p:
             definition = self.table.definitions.get(op.name)
             if definition is not None and definition.point_to_point:
-                return None
+                return ALONE
             if refers(op) and any(has_ref(v) for k, v in op.attrs if k not in ("group", "root")):
-                return None
+                return ALONE
             if definition is not None and definition.collective:
                 attrs = tuple((k, self._group_sort(p - 1, v) if k == "group" else self._column(p - 1, v)) for k, v in op.attrs)
-        if p not in self._type_of:
-            once = {id(t): t for t in program.tensors.values()}
-            numbers = {i: self._types.setdefault(t, len(self._types)) for i, t in once.items()}
-            self._type_of[p] = {n: numbers[id(t)] for n, t in program.tensors.items()}
-        types = self._type_of[p]
-        return (
-            min(p, 1),
-            op.name,
-            attrs,
-            tuple([None if i is None else types[i] for i in op.inputs]),
-            tuple([types[o] for o in op.outputs]),
-        )
+        return self._tokens.setdefault((min(p, 1), op.name, attrs), len(self._tokens))
 
     def _column(self, u: int, value: Value) -> Hashable:
         """A value on every rank of a unit."""
@@ -221,22 +236,24 @@ class System:
             self._group_sorts[key] = ("along", along.pop()) if len(along) == 1 and None not in along else self._column(u, value)
         return self._group_sorts[key]
 
-    def _program(self, scope: Scope, blocks: Sequence[Block], u: int | None) -> Iterator[LoweredOp]:
+    def _program(self, scope: Scope, blocks: Sequence[Block], u: int | None) -> dict[int, Variants]:
+        found: dict[int, Variants] = {}
         for block in blocks:
             known = None if block.kind is None else self._first.get(block.kind)
-            if known is not None:
-                self._like(known[0], known[1], scope, block)
+            if known is None:
+                made = [tuple(self._op(scope, index, u)) for index in block.ops]
+                if block.kind is not None:
+                    self._first[block.kind], self._lowered[block.kind, u] = (scope, block, u), made
+            else:
+                first, twin, v = known
+                self._like(first, twin, scope, block)
                 assert block.kind is not None
-                rows = (0,) if u is None else self._variants(u, ())[()]  # ops of blocks are the same on every rank
-                for index, found in zip(block.ops, self._lowered[block.kind], strict=True):
-                    for x in found:
-                        yield LoweredOp(index, rows, x.lowered, x.axes)
-                continue
-            made = [list(self._op(scope, index, u)) for index in block.ops]
-            if block.kind is not None:
-                self._first[block.kind], self._lowered[block.kind] = (scope, block), made
-            for found in made:
-                yield from found
+                if (block.kind, u) not in self._lowered:
+                    rows = (0,) if u is None else self._variants(u, ())[()]  # ops of blocks are the same on every rank
+                    self._lowered[block.kind, u] = [tuple([replace(x, rows=rows) for x in own]) for own in self._lowered[block.kind, v]]
+                made = self._lowered[block.kind, u]
+            found.update(zip(block.ops, made, strict=True))
+        return {n: x for n, x in found.items() if x}
 
     def _like(self, scope: Scope, block: Block, other: Scope, twin: Block) -> None:
         """A block with the axes of another of its kind."""
@@ -256,14 +273,14 @@ class System:
         op = scope.program.ops[index]
         if u is None:
             lowered = self._lower(op, scope.program, {})
-            yield LoweredOp(index, (0,), lowered, self._apply(scope, op, lowered))
+            yield LoweredOp((0,), lowered, self._apply(scope, op, lowered))
         elif not is_communication(op, self.table):
             names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)}) if refers(op) else []
             variants = self._variants(u, tuple(names))
             found = {rows: self._lower(op, scope.program, dict(zip(names, values, strict=True))) for values, rows in variants.items()}
             self.inference.even = not self.flat and not self.lists and op.name == "slice" and self._even(scope, op, names, found)
             for rows, x in found.items():
-                yield LoweredOp(index, rows, x, self._apply(scope, op, x))
+                yield LoweredOp(rows, x, self._apply(scope, op, x))
             self.inference.even = False
 
     def _even(self, scope: Scope, op: Op, names: Sequence[str], found: Mapping[tuple[int, ...], Lowered]) -> bool:
@@ -287,7 +304,7 @@ class System:
 
     def _communicate(self) -> None:
         classes = self.schedule.classes
-        ops = [[(n, op) for n, op in enumerate(p.ops) if is_communication(op, self.table)] for p in self.unit_programs]
+        ops = [[(n, p.ops[n]) for n in where] for p, where in zip(self.unit_programs, self.talking, strict=True)]
         at = [{n: (b.kind, i) for b in blocks if b.kind is not None for i, n in enumerate(b.ops)} for blocks in self.unit_blocks]
         alike: dict[Hashable, MeetingAxes] = {}
         for step in self.schedule.steps:

@@ -35,7 +35,7 @@ class Apart:
         sorts: dict[object, _Sort] = {}
         known: dict[int, _Sort] = {}  # by id of axes
         for u, ops in enumerate((system.logical_ops, *system.unit_ops)):
-            for x in ops:
+            for x in (x for variants in ops.values() for x in variants):
                 if id(x.lowered) not in prims:
                     prims[id(x.lowered)] = any(n.prim in _TAKES_APART for n in topological(x.lowered.outputs))
                 if not prims[id(x.lowered)]:

@@ -238,8 +238,7 @@ class _Shrinker:
         system = self.system
         ops = system.logical.ops
         logical_steps = [
-            Step(ops[x.index], x.index, (0,), ops[x.index].inputs, ops[x.index].outputs, self.nodes(x.lowered, x.axes))
-            for x in system.logical_ops
+            Step(ops[n], n, (0,), ops[n].inputs, ops[n].outputs, self.nodes(x.lowered, x.axes)) for n, (x,) in system.logical_ops.items()
         ]
         classes = []
         for k, mine_all in zip(system.schedule.classes, self._classes, strict=True):
@@ -247,13 +246,13 @@ class _Shrinker:
             own = SmallClass(mine_all, program)
             row_of = {r: row for row, r in enumerate(mine_all)}
             known: dict[int, tuple[int, ...]] = {}  # rows are shared by many ops
-            for x in system.unit_ops[k.unit]:
+            for n, x in ((n, x) for n, variants in system.unit_ops[k.unit].items() for x in variants):
                 if id(x.rows) not in known:
                     known[id(x.rows)] = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
                 mine = known[id(x.rows)]
                 if mine:
-                    op = program.ops[x.index]
-                    own.order.append(Step(op, x.index, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes)))
+                    op = program.ops[n]
+                    own.order.append(Step(op, n, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes)))
             classes.append(own)
         return logical_steps, classes
 

@@ -8,12 +8,13 @@ handing out the same results. Whoever treats a kind once has treated all its blo
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from trainverify.graph.program import Op, Program
 
+ALONE: Final = -1
 SHORTEST: Final = 8  # ops of a block; shorter stretches stay single ops
 _MATCH: Final = 0.5  # what recognising a block costs, in ops that are worked out (some three times)
 _CLOSE: Final = 32
@@ -37,13 +38,8 @@ class Block:
         return self.inputs + self.made
 
 
-Sort = Callable[[int, Op], Hashable]  # (program, op) → what it is without names; None if it must stand alone
-
-
-def outline(programs: Sequence[Program], sort: Sort) -> list[list[Block]]:
-    """For every program its ops as blocks, in order."""
-    numbers: dict[Hashable, int] = {}
-    tokens = [[_number(numbers, sort(p, op)) for op in program.ops] for p, program in enumerate(programs)]
+def outline(programs: Sequence[Program], tokens: Sequence[list[int]]) -> list[list[Block]]:
+    """For every program its ops as blocks, in order. Tokens say what ops are without names; ALONE is in no block."""
     sorts = _cuts(_sample(tokens))
     kinds: dict[Hashable, int] = {}
     found: list[list[Block]] = []
@@ -75,10 +71,6 @@ def _singles(program: Program, ops: Sequence[int]) -> list[Block]:
 
 def _single(op: Op, i: int) -> Block:
     return Block(None, (i,), tuple(dict.fromkeys(x for x in op.inputs if x is not None)), op.outputs, op.outputs)
-
-
-def _number(numbers: dict[Hashable, int], key: Hashable) -> int:
-    return -1 if key is None else numbers.setdefault(key, len(numbers))
 
 
 def _users(program: Program) -> dict[str, int]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field
 
 from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
-from trainverify.graph.communication import is_communication
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.outline import Block
 from trainverify.graph.program import Op, Program
@@ -178,10 +177,9 @@ class Prover:
             except (Unsupported, TooLarge) as error:
                 self.logical[n] = error
         loose = _loose(system.logical)
-        lowered = {x.index: x for x in system.logical_ops}
 
         def run(n: int, env: Values) -> None:
-            self._apply(lowered[n], system.logical.ops[n], env, {}, loose, system.scope)
+            self._apply(system.logical_ops[n][0], system.logical.ops[n], env, {}, loose, system.scope)
 
         for block in system.logical_blocks:
             self._block(block, self.logical, (), loose, run)
@@ -201,8 +199,8 @@ class Prover:
     def _block(self, block: Block, env: Values, context: Hashable, loose: set[str], run: Callable[[int, Values], None]) -> None:
         """A block, by what is known of its kind, else op by op."""
         if block.kind is not None and self.memo is not None:
-            given = [env.get(t) for t in block.inputs]
-            if all(isinstance(v, dict) for v in given):
+            given = [x for t in block.inputs if (x := env.given(t)) is not None]
+            if len(given) == len(block.inputs):
                 if block.kind not in self._outputs:
                     used = set(block.outputs)
                     self._outputs[block.kind] = tuple(n for n, t in enumerate(block.made) if t in used)
@@ -220,8 +218,6 @@ class Prover:
                 outcome = self.memo.outcome(key, given, outputs, body)
                 if outcome is not None:
                     env.later.update({t: (outcome, n) for n, t in enumerate(block.made)})
-                    for n in outputs:
-                        env.get(block.made[n])
                     return
         for n in block.ops:
             run(n, env)
@@ -289,7 +285,7 @@ class Prover:
         self.by_class: dict[int, list[int]] = {}
         for i, instance in enumerate(self.instances):
             self.by_class.setdefault(instance.class_index, []).append(i)
-        self._positions = [[n for n, op in enumerate(p.ops) if is_communication(op, system.table)] for p in system.unit_programs]
+        self._positions = system.talking
         self._meetings = {
             (c, self._positions[system.schedule.classes[c].unit][e]): meeting for meeting in system.meetings for c, e in meeting.step
         }
@@ -364,7 +360,7 @@ class Prover:
             return
         x = self.ranks.own(unit, n, instance.rank)
         try:
-            offsets = self.ranks.offsets(instance, unit, x)
+            offsets = self.ranks.offsets(instance, unit, n, x)
         except Unsupported as error:
             env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
         else:
@@ -478,13 +474,14 @@ def _loose(program: Program) -> set[str]:
     known = _loose_cache.get(id(program))
     if known is not None and known[0] is program:
         return known[1]
-    uses: dict[str, list[str]] = {}
+    once: dict[str, bool] = {}  # whether it is used once, by something linear
     for op in program.ops:
+        linear = op.name in _LINEAR
         for i in op.inputs:
             if i is not None:
-                uses.setdefault(i, []).append(op.name)
+                once[i] = linear and i not in once
     outputs = {o.tensor for o in program.outputs}
-    found = {t for t, names in uses.items() if len(names) == 1 and names[0] in _LINEAR and t not in outputs}
+    found = {t for t, alone in once.items() if alone and t not in outputs}
     _loose_cache[id(program)] = (program, found)
     return found
 

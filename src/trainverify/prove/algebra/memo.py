@@ -17,9 +17,12 @@ from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.terms import Atom, Index, Mono, Poly, Trace
 
 _PARAMETER: Final = -(2 * 10**6)  # constant indices of inputs, as variables, count down from here
+_LAST: Final = -(3 * 10**6)  # and stay above this
 _ENTRIES: Final = 12  # outcomes kept for inputs that look alike
 _RIGID: Final = frozenset({"delta", "iota", "digit", "valid", "marker"})
 
+_Piece = tuple[int, tuple[int, ...]]  # a value without constants, as a number; its constants at every occurrence
+_Form = tuple[Any, ...]
 Names = dict[int, int]  # atom → the atom that stands in its place
 Run = Callable[[list[Value]], list[Value] | None]  # values of inputs → values of all tensors made, None if some have none
 
@@ -31,6 +34,7 @@ class _Renamed:
     names: Names
     made: list[Value | None]  # filled when asked for
     needs: list[tuple[str, int, tuple[Index, ...]]]
+    pieces: dict[int, _Piece | None] = field(default_factory=dict)  # of tensors made, with parameters; None if that cannot be said
 
 
 @dataclass
@@ -59,14 +63,42 @@ class Outcome:
 
     def value(self, n: int) -> Value | None:
         """The n-th tensor that the block makes; None if it has no form under these names."""
-        generic = self._renamed.made[n]
-        if generic is None:
-            generic = self._memo.rename_value(self._entry.made[n], self._renamed.names)
-            self._renamed.made[n] = generic
+        generic = self._generic(n)
         if generic is None:
             return None
         kernel = self._memo.kernel
         return {key: kernel.substitute(p, self._constants) for key, p in generic.items()}
+
+    def piece(self, n: int) -> _Piece | None:
+        """The n-th tensor as `Memo.piece` would say it of its value; None if that has to be made first."""
+        known = self._renamed.pieces
+        if n not in known:
+            generic = self._generic(n)
+            known[n] = None if generic is None or not self._memo.plain(generic) else self._memo.piece(generic)
+        found = known[n]
+        if found is None:
+            return None
+        number, constants = found
+        at = self._constants
+        return number, tuple([at.get(c, c) for c in constants])
+
+    def _generic(self, n: int) -> Value | None:
+        generic = self._renamed.made[n]
+        if generic is None:
+            generic = self._memo.rename_value(self._entry.made[n], self._renamed.names)
+            self._renamed.made[n] = generic
+        return generic
+
+
+Given = Value | tuple[Outcome, int]  # an input of a block: a value, or a tensor that another block makes
+
+
+def _value(x: Given) -> Value:
+    if isinstance(x, dict):
+        return x
+    found = x[0].value(x[1])
+    assert found is not None, "what a block hands out has a form"
+    return found
 
 
 class Memo:
@@ -77,8 +109,13 @@ class Memo:
         self._hopeless: set[Hashable] = set()  # not every tensor has a form
         self._skeletons: dict[int, tuple[Hashable, tuple[int, ...]]] = {}
         self._signatures: dict[int, Hashable] = {}
+        self._pieces: list[_Form] = []
+        self._piece_numbers: dict[_Form, int] = {}
+        self._piece_by_id: dict[int, tuple[_Piece, Value]] = {}  # with the value, which keeps its id
+        self._abstracts: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}  # pieces → the number of their form, atoms
+        self._shapes: dict[Hashable, int] = {}
 
-    def outcome(self, kind: Hashable, inputs: Sequence[Value], outputs: Sequence[int], run: Run) -> Outcome | None:
+    def outcome(self, kind: Hashable, inputs: Sequence[Given], outputs: Sequence[int], run: Run) -> Outcome | None:
         """What a block of a kind makes of its inputs; `outputs` must have a form. None: run it as it is."""
         shape, atoms, constants = self._abstract(inputs)
         if (kind, shape) in self._hopeless:
@@ -91,7 +128,8 @@ class Memo:
                 return self._said(entry, renamed, at)
         if len(entries) >= _ENTRIES:
             return None
-        made = self._record(inputs, outputs, atoms, constants, _differing(entries, constants), run)
+        values = [_value(x) for x in inputs]
+        made = self._record(values, outputs, atoms, constants, _differing(entries, constants), run)
         if made is None:
             self._hopeless.add((kind, shape))
             return None
@@ -106,27 +144,70 @@ class Memo:
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
-    def _abstract(self, inputs: Sequence[Value]) -> tuple[Hashable, tuple[int, ...], tuple[int, ...]]:
-        """The form of some values without names and constants, their atoms, and their constants at every occurrence."""
-        atoms: dict[int, int] = {}
+    def _abstract(self, inputs: Sequence[Given]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """The form of some values without names and constants (a number), their atoms, and their constants at every occurrence."""
+        numbers: list[int] = []
         constants: list[int] = []
-        shape = []
-        for value in inputs:
-            blocks = []
-            for key, p in value.items():
-                terms = []
-                for m, c in p.items() if len(p) < 2 else self.kernel.ordered(p):
-                    factors = []
-                    for u, idx, w in m:
-                        if idx and max(idx) >= 0:
-                            constants += [i for i in idx if i >= 0]
-                            idx = tuple([i if i < 0 else 0 for i in idx])
-                        factors.append((atoms.setdefault(u, len(atoms)), idx, w))
-                    terms.append((c, tuple(factors)))
-                blocks.append((key, tuple(terms)))
-            shape.append(tuple(blocks))
+        for x in inputs:
+            found = self._piece_of(x) if isinstance(x, dict) else x[0].piece(x[1])
+            number, here = self.piece(_value(x)) if found is None else found
+            numbers.append(number)
+            constants += here
+        key = tuple(numbers)
+        if key not in self._abstracts:
+            self._abstracts[key] = self._together(key)
+        shape, atoms = self._abstracts[key]
+        assert not constants or min(constants) >= 0, "parameters stand for constants only within a block"
+        return shape, atoms, tuple(constants)
+
+    def _together(self, numbers: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """The form of some pieces, their atoms numbered through, and the atoms."""
+        atoms: dict[int, int] = {}
+        shape: list[Hashable] = []
+        for number in numbers:
+            for key, terms in self._pieces[number]:
+                shape.append((key, tuple([(c, tuple([(atoms.setdefault(u, len(atoms)), idx, w) for u, idx, w in m])) for c, m in terms])))
+            shape.append(())
         found = tuple(atoms)
-        return (tuple(shape), tuple([self._signature(u) for u in found])), found, tuple(constants)
+        form = (tuple(shape), tuple([self._signature(u) for u in found]))
+        return self._shapes.setdefault(form, len(self._shapes)), found
+
+    def _piece_of(self, value: Value) -> _Piece:
+        """The piece of a value that is used again and again, as parameters are."""
+        known = self._piece_by_id.get(id(value))
+        if known is None:
+            known = self._piece_by_id[id(value)] = self.piece(value), value
+        return known[0]
+
+    def piece(self, value: Value) -> _Piece:
+        """A value without its constants (parameters are such), and those in order."""
+        constants: list[int] = []
+        blocks = []
+        for key, p in value.items():
+            terms = []
+            for m, c in p.items() if len(p) < 2 else self.kernel.ordered(p):
+                factors = []
+                for u, idx, w in m:
+                    if idx and (max(idx) >= 0 or min(idx) <= _PARAMETER):
+                        constants += [i for i in idx if i >= 0 or _LAST < i <= _PARAMETER]
+                        idx = tuple([0 if i >= 0 or _LAST < i <= _PARAMETER else i for i in idx])
+                    factors.append((u, idx, w))
+                terms.append((c, tuple(factors)))
+            blocks.append((key, tuple(terms)))
+        form = tuple(blocks)
+        number = self._piece_numbers.get(form)
+        if number is None:
+            number = self._piece_numbers[form] = len(self._pieces)
+            self._pieces.append(form)
+        return number, tuple(constants)
+
+    def plain(self, value: Value) -> bool:
+        """Whether its terms stay as they are and in order whatever constants are put in: one product of different atoms."""
+        for p in value.values():
+            for m in p:
+                if len(p) > 1 or len({u for u, _, _ in m}) < len(m) or any(self.kernel.atoms[u].kind == "delta" for u, _, _ in m):
+                    return False
+        return True
 
     def _generic(self, inputs: Sequence[Value], variable: Sequence[int | None]) -> list[Value]:
         """Values with parameters in place of some constants."""
@@ -169,6 +250,7 @@ class Memo:
     def forget_signatures(self) -> None:
         """After the logical program: its atoms have names now."""
         self._signatures.clear()
+        self._abstracts.clear()
 
     # -- recording ---------------------------------------------------------------------------------------------------
 

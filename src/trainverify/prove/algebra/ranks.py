@@ -49,13 +49,12 @@ class Ranks:
             first = MESH - sum(map(len, self.mesh_vars.values()))
             self.mesh_vars[name] = [(first - n, a) for n, a in enumerate(leaves)]
         self._rows: dict[int, dict[int, int]] = {}
-        self._variant_table: dict[int, dict[int, list[LoweredOp]]] = {}
         self._wire_table: dict[int, tuple[Lowered, list[Node], Wires]] = {}
         self._place_table: dict[tuple[Instance, int, int], _Places] = {}
 
     def own(self, unit: int, n: int, rank: int) -> LoweredOp:
         """A local op as a rank has it."""
-        variants = self._variants(unit)[n]
+        variants = self.system.unit_ops[unit][n]
         if len(variants) == 1:
             return variants[0]
         if unit not in self._rows:
@@ -63,9 +62,9 @@ class Ranks:
         row = self._rows[unit][rank]
         return next(x for x in variants if row in x.rows)
 
-    def offsets(self, instance: Instance, unit: int, x: LoweredOp) -> dict[int, Offset]:
+    def offsets(self, instance: Instance, unit: int, n: int, x: LoweredOp) -> dict[int, Offset]:
         """Offsets of nodes that differ between the ranks of an instance, as formulas over the mesh; checked for every rank."""
-        variants = self._variants(unit).get(x.index, [])
+        variants = self.system.unit_ops[unit][n]
         if len(variants) < 2 or not instance.folded:
             return {}
         nodes, wires = self._wired(x.lowered)
@@ -127,14 +126,6 @@ class Ranks:
                 leaves = self.mesh_vars[axis]
                 for i, (v, _) in enumerate(leaves):
                     yield v, step * math.prod(a.size for _, a in leaves[i + 1 :])
-
-    def _variants(self, unit: int) -> dict[int, list[LoweredOp]]:
-        if unit not in self._variant_table:
-            found: dict[int, list[LoweredOp]] = {}
-            for x in self.system.unit_ops[unit]:
-                found.setdefault(x.index, []).append(x)
-            self._variant_table[unit] = found
-        return self._variant_table[unit]
 
     def digits(self, axis: str, instance: Instance) -> list[tuple[int, list[Index] | None]]:
         """A mesh coordinate leaf by leaf, with sizes."""

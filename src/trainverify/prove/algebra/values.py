@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from trainverify.prove.algebra.forms import Value
+from trainverify.prove.algebra.memo import Outcome
 
 
 class Missing(Exception):
@@ -28,12 +29,20 @@ class Values(dict[str, "Value | Exception"]):
     def get(self, name: str, default: Any = None) -> Any:
         found = super().get(name)
         if found is None and name in self.later:
-            outcome, n = self.later.pop(name)
+            outcome, n = self.later[name] if isinstance(self.later[name][0], Outcome) else self.later.pop(name)
             value = outcome.value(n)
             if value is None:
                 return default
             self[name] = found = value
         return default if found is None else found
+
+    def given(self, name: str) -> Value | tuple[Outcome, int] | None:
+        """A form, or the block that will make it; None if there is none."""
+        waiting = self.later.get(name)
+        if waiting is not None and isinstance(waiting[0], Outcome):
+            return waiting  # type: ignore[return-value]
+        found = self.get(name)
+        return found if isinstance(found, dict) else None
 
     def all_items(self) -> Iterator[tuple[str, Value | Exception]]:
         """Every tensor, also those that nobody has asked for."""
