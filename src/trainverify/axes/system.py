@@ -17,10 +17,9 @@ from trainverify.axes.structure import Axes, Axis
 from trainverify.graph.communication import Communication, Schedule, is_communication
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
-from trainverify.graph.outline import ALONE, Block, outline, singles
+from trainverify.graph.outline import Block, outline, singles
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import Op, Program, Ref, Value, has_ref, inline, refers, resolve
-from trainverify.graph.types import TensorType
+from trainverify.graph.program import ALONE, Op, Program, Ref, Value, has_ref, inline, refers, resolve
 from trainverify.ops.table import Lowered, OpTable
 from trainverify.primitives.node import topological
 
@@ -100,10 +99,11 @@ class System:
         self._applied: dict[
             Hashable, tuple[NodeAxes, object]
         ] = {}  # ids of (op at types, axes of inputs) → axes of nodes, what has the ids
-        self._types: dict[TensorType, int] = {}
         self._tokens: dict[Hashable, int] = {}
         programs = [self.logical, *inlined]
-        outlined = [singles(p) for p in programs] if flat or self.lists else outline(programs, [self._sorts(n, p) for n, p in enumerate(programs)])
+        outlined = (
+            [singles(p) for p in programs] if flat or self.lists else outline(programs, [self._sorts(n, p) for n, p in enumerate(programs)])
+        )
         self.logical_blocks, self.unit_blocks = outlined[0], outlined[1:]
         self._first: dict[int, tuple[Scope, Block, int | None]] = {}  # of a kind: the first block, and in which unit it is
         self._lowered: dict[tuple[int, int | None], list[Variants]] = {}  # of the ops of a kind in a program
@@ -185,30 +185,17 @@ class System:
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def _sorts(self, p: int, program: Program) -> list[int]:
-        """What the ops of a program are without names, as numbers."""
-        once = {id(t): t for t in program.tensors.values()}
-        numbers = {i: self._types.setdefault(t, len(self._types)) for i, t in once.items()}
-        types: dict[str | None, int] = {n: numbers[id(t)] for n, t in program.tensors.items()}
-        types[None] = -1
-        heads: dict[Hashable, Hashable] = {}
-        tokens = self._tokens
+        """What the ops of a program are without names, as numbers that mean the same in all programs."""
+        numbers: dict[int, int] = {ALONE: ALONE}
         found: list[int] = []
-        for op in program.ops:
-            own = (op.name, op.attrs)
-            head = heads.get(own)
-            if head is None:
-                head = heads[own] = self._head(p, op)
-            if head == ALONE:
-                found.append(ALONE)
-                continue
-            key = (head, len(op.inputs), *[types[i] for i in op.inputs], *[types[o] for o in op.outputs])
-            number = tokens.get(key)
+        for op, sort in zip(program.ops, program.sorts, strict=True):
+            number = numbers.get(sort)
             if number is None:
-                number = tokens[key] = len(tokens)
+                number = numbers[sort] = self._sort(p, program, op)
             found.append(number)
         return found
 
-    def _head(self, p: int, op: Op) -> int:
+    def _sort(self, p: int, program: Program, op: Op) -> int:
         """What an op does, as a number; ALONE for transfers between ranks, and where ranks have variants of it."""
         attrs: Hashable = op.attrs
         if p:
@@ -219,7 +206,15 @@ class System:
                 return ALONE
             if definition is not None and definition.collective:
                 attrs = tuple((k, self._group_sort(p - 1, v) if k == "group" else self._column(p - 1, v)) for k, v in op.attrs)
-        return self._tokens.setdefault((min(p, 1), op.name, attrs), len(self._tokens))
+        types = program.tensors
+        key = (
+            min(p, 1),
+            op.name,
+            attrs,
+            tuple([None if i is None else types[i] for i in op.inputs]),
+            tuple([types[o] for o in op.outputs]),
+        )
+        return self._tokens.setdefault(key, len(self._tokens))
 
     def _column(self, u: int, value: Value) -> Hashable:
         """A value on every rank of a unit."""

@@ -14,6 +14,7 @@ from trainverify.check.findings import Report, names
 from trainverify.check.operators import Operators, Problem, Types, malformed
 from trainverify.graph.plan import Groups, Template
 from trainverify.graph.program import (
+    ALONE,
     CALL,
     MAX_CALL_DEPTH,
     PHASES,
@@ -74,6 +75,7 @@ class Bodies:
         self.report = report
         self.groups = groups
         self._done: set[Any] = set()
+        self._types_of: dict[int, dict[str, TensorType]] = {}  # of a body, by its id: tensors with a well-formed type
         self._kept: list[Any] = []  # keeps checked objects alive: their ids are keys
         self._fine: set[Any] = set()  # ops without names that nothing is wrong with
         self._numbers: dict[TensorType, int] = {}
@@ -89,10 +91,14 @@ class Bodies:
         self._done.add(key)
         self._kept.append(item)
         body = Body.of(item)
-        types = self._definitions(body)
-        for op in body.ops:
-            like = self._like(op, types)
+        types = self._types_of[id(item)] = self._definitions(body)
+        fine: set[int] = set()
+        for op, sort in zip(body.ops, item.sorts, strict=True):
+            if sort in fine:
+                continue
+            like = None if sort == ALONE else self._like(op, types)
             if like is not None and like in self._fine:
+                fine.add(sort)
                 continue
             count = self.report.count
             name: object = op.name
@@ -122,6 +128,13 @@ class Bodies:
             return None
         return op.name, repr(op.attrs) if op.attrs else "", given, made, op.phase
 
+    def types_of(self, item: Program | Function) -> dict[str, TensorType]:
+        """The tensors of a body that have a well-formed type."""
+        if id(item) not in self._types_of:
+            self._kept.append(item)
+            self._types_of[id(item)] = {n: t for n, t in item.tensors.items() if self.well_formed(t) is None}
+        return self._types_of[id(item)]
+
     def well_formed(self, kind: TensorType) -> str | None:
         """What is wrong with a type, if anything."""
         if id(kind) in self._number_of:
@@ -135,12 +148,11 @@ class Bodies:
     def _definitions(self, body: Body) -> dict[str, TensorType]:
         """Single assignment in order; returns the tensors that have a type to go on with."""
         report, label = self.report, body.label
-        types = {}
+        known = self._number_of
+        types = dict(body.tensors)
         for name, kind in body.tensors.items():
-            bad = self.well_formed(kind)
-            if bad is None:
-                types[name] = kind
-            else:
+            if id(kind) not in known and (bad := self.well_formed(kind)) is not None:
+                del types[name]
                 report.add("TV113", f"{label}: tensor {name!r}: {bad}", tensor=name)
         defined: dict[str, int] = {}
         for name in body.sources:
@@ -149,27 +161,29 @@ class Bodies:
             defined[name] = -1
             if name not in body.tensors:
                 report.add("TV113", f"{label}: {name!r} is declared without a type", tensor=name)
+        early: list[tuple[Op, int, str]] = []  # what is used before it is there
         for i, op in enumerate(body.ops):
+            for source in op.inputs:
+                if source is not None and source not in defined:
+                    early.append((op, i, source))
             for name in op.outputs:
                 if name in defined:
                     first = "is a source" if defined[name] < 0 else f"is a result of {body.ops[defined[name]]}"
                     report.add("TV103", f"{label}: {op}: {name!r} {first} already", tensor=name, source=where(op))
-                defined.setdefault(name, i)
+                else:
+                    defined[name] = i
                 if name not in body.tensors:
                     report.add("TV113", f"{label}: {op}: {name!r} has no type", tensor=name, source=where(op))
-        for i, op in enumerate(body.ops):
-            for source in op.inputs:
-                if source is None or defined.get(source, i) < i:
-                    continue
-                if source not in defined:
-                    report.add("TV101", f"{label}: {op}: nothing defines {source!r}", tensor=source, source=where(op))
-                elif defined[source] == i:
-                    report.add("TV102", f"{label}: {op}: {source!r} is its own result", tensor=source, source=where(op))
-                else:
-                    later = body.ops[defined[source]]
-                    at = f" ({where(later)})" if where(later) else ""
-                    report.add("TV102", f"{label}: {op}: {source!r} is defined later, by {later}{at}", tensor=source, source=where(op))
-        for name in body.tensors:
+        for op, i, source in early:
+            if source not in defined:
+                report.add("TV101", f"{label}: {op}: nothing defines {source!r}", tensor=source, source=where(op))
+            elif defined[source] == i:
+                report.add("TV102", f"{label}: {op}: {source!r} is its own result", tensor=source, source=where(op))
+            else:
+                later = body.ops[defined[source]]
+                at = f" ({where(later)})" if where(later) else ""
+                report.add("TV102", f"{label}: {op}: {source!r} is defined later, by {later}{at}", tensor=source, source=where(op))
+        for name in body.tensors if body.tensors.keys() - defined.keys() else ():
             if name not in defined:
                 report.add("TV101", f"{label}: {name!r} has a type, but nothing defines it", tensor=name)
         if body.label.startswith("function "):
@@ -338,10 +352,16 @@ class _References:
 
     def outline(self, name: str | None) -> _Outline:
         if name not in self._outlines:
-            body = Body.of(self.program if name is None else self.functions[name])
-            types = {n: t for n, t in body.tensors.items() if self.bodies.well_formed(t) is None}
+            item = self.program if name is None else self.functions[name]
+            body = Body.of(item)
+            types = self.bodies.types_of(item)
             calls = tuple(op for op in body.ops if op.name == CALL and op.get("function") in self.functions)
-            ops = tuple([op for op in body.ops if refers(op) and op.name != CALL])
+            varying: dict[int, bool] = {}  # sorts of ops that have references
+            for op, sort in zip(body.ops, item.sorts, strict=True):
+                if sort not in varying:
+                    varying[sort] = refers(op)
+            found = zip(body.ops, item.sorts, strict=True)
+            ops = tuple([op for op, sort in found if (refers(op) if sort == ALONE else varying[sort]) and op.name != CALL])
             free = {n for op in ops for n in op_references(op)}
             for call in calls:
                 bound = call_bindings(call)

@@ -12,9 +12,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainverify.graph.program import Op, Program
+from trainverify.graph.program import ALONE, Op, Program
 
-ALONE: Final = -1
 SHORTEST: Final = 8  # ops of a block; shorter stretches stay single ops
 _MATCH: Final = 0.5  # what recognising a block costs, in ops that are worked out (some three times)
 _CLOSE: Final = 32
@@ -90,7 +89,7 @@ def _sample(tokens: Sequence[list[int]]) -> list[list[int]]:
     left = _SAMPLE
     for mine in order:
         half = max(left, _SAMPLE // 4) // 2
-        found.append(mine if len(mine) <= 2 * half else [*mine[:half], -1, *mine[-half:]])
+        found.append(mine if len(mine) <= 2 * half else [*mine[:half], ALONE, *mine[-half:]])
         left -= len(found[-1])
         if left <= 0:
             break
@@ -109,7 +108,7 @@ def _cuts(tokens: Sequence[Sequence[int]]) -> set[int]:
     for p, mine in enumerate(tokens):
         hard.append(_hard(mine))
         for i, t in enumerate(mine):
-            if t >= 0:
+            if t != ALONE:
                 at.setdefault(t, []).append((p, i))
     candidates = _candidates(at)
     chosen = hard
@@ -154,7 +153,7 @@ def _cuts(tokens: Sequence[Sequence[int]]) -> set[int]:
 
 def _hard(tokens: Sequence[int]) -> set[int]:
     """Both ends of a program, and of every op that stands alone."""
-    return {0, len(tokens), *(j for i, t in enumerate(tokens) if t < 0 for j in (i, i + 1))}
+    return {0, len(tokens), *(j for i, t in enumerate(tokens) if t == ALONE for j in (i, i + 1))}
 
 
 def _stretches(cuts: Sequence[int], hard: set[int]) -> Iterator[tuple[int, int]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -138,6 +139,10 @@ class Function:
     outputs: tuple[str, ...]
     ops: tuple[Op, ...]
 
+    @cached_property
+    def sorts(self) -> list[int]:
+        return sorts(self.tensors, self.ops)
+
 
 @dataclass(frozen=True)
 class Program:
@@ -158,11 +163,58 @@ class Program:
         """Everything that is there before the first op."""
         return (*self.inputs, *self.parameters, *self.state)
 
+    @cached_property
+    def sorts(self) -> list[int]:
+        return sorts(self.tensors, self.ops)
+
     def output(self, role: Role, of: str | None = None) -> str | None:
         return next((o.tensor for o in self.outputs if o.role == role and o.of == of), None)
 
     def __str__(self) -> str:
         return "\n".join(lines(self))
+
+
+ALONE: Final = -1  # the sort of an op that is like no other
+
+
+def sorts(tensors: Mapping[str, TensorType], ops: Sequence[Op]) -> list[int]:
+    """What ops are without the names of their tensors, as numbers: equal for the same op, attributes, types and phase."""
+    known: dict[Any, int] = {}
+    types: dict[str | None, int] = {}
+    by_id: dict[int, int] = {}
+    for name, kind in tensors.items():
+        number = by_id.get(id(kind))
+        if number is None:
+            number = by_id[id(kind)] = _number(known, kind, kind)
+        types[name] = number
+    types[None] = 0
+    attrs_of: dict[int, int] = {}
+    found: list[int] = []
+    for op in ops:
+        try:
+            attrs = attrs_of.get(id(op.attrs))
+            if attrs is None:
+                attrs = attrs_of[id(op.attrs)] = _number(known, op.attrs, (op.attrs, _classes(op.attrs)))
+            key = (op.name, op.phase, attrs, len(op.inputs), *[types[i] for i in op.inputs], *[types[o] for o in op.outputs])
+            number = known.get(key)
+            if number is None:
+                number = known[key] = len(known) + 1
+        except (KeyError, TypeError):
+            number = ALONE
+        found.append(number)
+    return found
+
+
+def _number(known: dict[Any, int], item: object, key: object) -> int:
+    try:
+        return known.setdefault(key, len(known) + 1)
+    except TypeError:  # not well-formed: like nothing else
+        return known.setdefault(("itself", id(item)), len(known) + 1)
+
+
+def _classes(value: Any) -> Any:
+    """Of nested tuples the classes of what is in them: 1 is not True."""
+    return tuple([_classes(v) for v in value]) if value.__class__ is tuple else value.__class__
 
 
 def lines(program: Program) -> Iterator[str]:
@@ -242,7 +294,7 @@ def inline(program: Program, functions: Mapping[str, Function] = EMPTY) -> Progr
     """The same program without calls; a tensor of the n-th call's body is named `function.n/tensor`."""
     bodies = {**functions, **program.functions}
     if not any(op.name == CALL for op in program.ops):
-        return replace(program, functions={})
+        return replace(program, functions={}) if program.functions else program
     tensors = dict(program.tensors)
     ops: list[Op] = []
     counts: dict[str, int] = {}
