@@ -56,7 +56,7 @@ class Inference:
         self._flattened: dict[int, tuple[Dims, Axis]] = {}
         self.all: list[Axis] = []
         self._lines: list[Line] = []
-        self._later: list[tuple[Line, int, Axis, str]] = []  # one-hots of integers whose line is not known yet
+        self._later: list[tuple[Line, int, Axis, object]] = []  # one-hots of integers whose line is not known yet
         self.mesh: dict[str, Axis] = {}  # one axis per mesh axis, however often it is used
         self.choices: list[tuple[Axis, Axis | None]] = []  # rows that are sorted, with the places in the sorted row
         self.even = False  # whether ranks take all equal slices of what the op at hand slices, one each

@@ -64,7 +64,7 @@ class Axes:
 
     def __init__(self) -> None:
         self.clashes: list[Clash] = []
-        self.where = ""
+        self.where: object = ""  # said as text if axes clash
         self.views: list[tuple[Sequence[Axis], Sequence[Axis]]] = []  # dimensions with the same positions that are not aligned
         self._stretches: list[tuple[Axis, int, Axis]] = []  # (sum, start, the axis of several of its pieces)
 
@@ -143,7 +143,7 @@ class Axes:
                 return
 
     def clash(self, text: str, axes: Sequence[Axis]) -> None:
-        self.clashes.append(Clash(text, self.where))
+        self.clashes.append(Clash(text, str(self.where)))
         for a in axes:
             self.freeze(a)
 

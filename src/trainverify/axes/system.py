@@ -107,7 +107,8 @@ class System:
         self.logical_blocks, self.unit_blocks = outlined[0], outlined[1:]
         self._first: dict[int, tuple[Scope, Block, int | None]] = {}  # of a kind: the first block, and in which unit it is
         self._lowered: dict[tuple[int, int | None], list[Variants]] = {}  # of the ops of a kind in a program
-        self.talking = [[n for n, op in enumerate(p.ops) if is_communication(op, table)] for p in inlined]
+        talks = {n for n, d in table.definitions.items() if d.collective or d.point_to_point}
+        self.talking = [[n for n, op in enumerate(p.ops) if op.name in talks] for p in inlined]
         later = _later(outlined)
         self.scope = Scope(self.inference, self.logical, later[0])
         self.unit_scopes = [Scope(self.inference, p, names) for p, names in zip(inlined, later[1:], strict=True)]
@@ -147,7 +148,7 @@ class System:
         return self.table.lower(op.name, attrs, tuple(None if i is None else program.tensors[i] for i in op.inputs), members)
 
     def _apply(self, scope: Scope, op: Op, lowered: Lowered) -> NodeAxes:
-        self.inference.axes.where = str(op)
+        self.inference.axes.where = op
         dims, lines = scope.args(op)
         source = self._recast(scope.program, op, lowered) if self.flat else None
         if source is not None:
@@ -253,7 +254,7 @@ class System:
     def _like(self, scope: Scope, block: Block, other: Scope, twin: Block) -> None:
         """A block with the axes of another of its kind."""
         inf = self.inference
-        inf.axes.where = str(other.program.ops[twin.ops[0]])
+        inf.axes.where = other.program.ops[twin.ops[0]]
         for a, b in zip(block.inputs, twin.inputs, strict=True):
             inf.same_dims(scope.dims[a], other.dims[b])
             joined = inf.same_line(scope.lines.get(a), other.lines.get(b))
@@ -331,7 +332,7 @@ class System:
         lowered = self.table.lower(op.name, attrs, (kind,), len(members))
         given, made = lowered.inputs[0], lowered.outputs[0]
         assert given is not None
-        inf.axes.where = str(op)
+        inf.axes.where = op
         along = self._all_along(met)
         lead = Axis(given.shape[0], fixed=True)
         inf.all.append(lead)
@@ -382,7 +383,7 @@ class System:
         (c, send), (d, recv) = sorted(met, key=lambda m: m[1].name != "send")
         source, target = str(send.inputs[0]), recv.outputs[0]
         (a, given), (b, made) = self._tensor(c, source), self._tensor(d, target)
-        inf.axes.where = str(recv)
+        inf.axes.where = recv
         inf.same_dims(given, made)
         b.lines[target] = inf.same_line(b.lines.get(target), a.lines.get(source))
 

@@ -386,14 +386,14 @@ def _unused(plan: Plan, unit: Template, operators: Operators, report: Report) ->
         used = {i for op in ops for i in op.inputs} | set(leaves)
         grown = []
         lost: dict[tuple[str, ...], list[tuple[str, Op]]] = {}
+        talks = {n for n in {op.name for op in ops} if (d := operators.definition(n)) is not None and (d.collective or d.point_to_point)}
         for op in ops:
-            definition = operators.definition(op.name)
             if op.name == CALL and (name := str(op.get("function"))) in functions:
                 live = {i for i, o in enumerate(op.outputs) if o in used}
                 if name not in needed or not live <= needed[name]:
                     needed[name] = needed.get(name, set()) | live
                     grown.append(name)
-            elif tell and definition is not None and (definition.collective or definition.point_to_point):
+            elif tell and op.name in talks:
                 for o in op.outputs:
                     if o not in used:
                         lost.setdefault((op.name, str(op.source)) if op.source else (o,), []).append((o, op))

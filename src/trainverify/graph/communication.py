@@ -65,6 +65,7 @@ def events(template: Template, functions: Mapping[str, Function], table: OpTable
     found: list[Event] = []
 
     def walk(ops: Sequence[Op], tensors: Mapping[str, TensorType], bindings: Mapping[str, Value], depth: int) -> None:
+        communicates = {op.name: is_communication(op, table) for op in ops}
         for op in ops:
             if op.name == CALL:
                 name = str(op.get("function"))
@@ -72,7 +73,7 @@ def events(template: Template, functions: Mapping[str, Function], table: OpTable
                     body = bodies[name]
                     inner = {**bindings, **call_bindings(bind(op, bindings))}
                     walk(body.ops, body.tensors, inner, depth + 1)
-            elif is_communication(op, table):
+            elif communicates[op.name]:
                 given = tensors.get(op.inputs[0]) if op.inputs and op.inputs[0] is not None else None
                 result = tensors.get(op.outputs[0]) if op.outputs else None
                 found.append(Event(len(found), bind(op, bindings), given, result))

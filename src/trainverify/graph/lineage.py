@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -214,6 +215,7 @@ def _placed(form: Placements, mesh: Mesh, rank: int, shape: tuple[int, ...]) -> 
     return Part((0,) * len(shape), tuple(Run(a, b - a) for a, b in bounds), _share(mesh, rank, partial))
 
 
+@lru_cache(maxsize=4096)
 def pattern_dims(text: str) -> tuple[tuple[str, ...], ...]:
     """`"(tp o) k"` as (("tp", "o"), ("k",))."""
     if not re.fullmatch(r"\s*((\w+|\(\s*\w+(\s+\w+)*\s*\)|\(\s*\))(\s+|$))*", text):
@@ -221,6 +223,7 @@ def pattern_dims(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(g.strip("()").split()) for g in re.findall(r"\([^)]*\)|\w+", text))
 
 
+@lru_cache(maxsize=65536)
 def _patterned(form: Pattern, mesh: Mesh, rank: int, shape: tuple[int, ...]) -> Part:
     dims = pattern_dims(form.text)
     if len(dims) != len(shape):

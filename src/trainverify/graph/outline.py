@@ -8,7 +8,7 @@ handing out the same results. Whoever treats a kind once has treated all its blo
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,7 @@ class Block:
     inputs: tuple[str, ...]  # made elsewhere, in order of first use
     made: tuple[str, ...]  # everything, in order
     outputs: tuple[str, ...]  # of those made: what is used elsewhere
+    sums: bool = False  # additions to what comes from elsewhere, which grows from block to block
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -194,7 +195,7 @@ def _prefixes(tokens: Sequence[int]) -> list[int]:
 def _stretch(
     program: Program, tokens: Sequence[int], start: int, stop: int, users: dict[str, int], kinds: dict[Hashable, int]
 ) -> list[Block]:
-    """A stretch as a block, and single ops behind it: additions to what comes from elsewhere that only others use."""
+    """A stretch as a block, and behind it additions to what comes from elsewhere that only others use."""
     if stop - start < SHORTEST:
         return _singles(program, range(start, stop))
     ops = program.ops
@@ -209,9 +210,25 @@ def _stretch(
             continue
         inside.append(n)
         used.update(i for i in op.inputs if i is not None)
-    if len(inside) < SHORTEST:
-        return _singles(program, range(start, stop))
-    inside.reverse()
+    away = {i for n in apart for i in ops[n].inputs if i is not None}
+    if len(inside) >= SHORTEST:
+        found = [_block(program, tokens, inside[::-1], lambda t: users.get(t, -1) >= stop or t in away, kinds)]
+    else:
+        found = _singles(program, inside[::-1])
+    if len(apart) < SHORTEST:
+        return [*found, *_singles(program, apart[::-1])]
+    return [*found, _block(program, tokens, apart[::-1], lambda _: True, kinds, sums=True)]
+
+
+def _block(
+    program: Program,
+    tokens: Sequence[int],
+    inside: Sequence[int],
+    used: Callable[[str], bool],
+    kinds: dict[Hashable, int],
+    sums: bool = False,
+) -> Block:
+    ops = program.ops
     number: dict[str, int] = {}
     inputs: list[str] = []
     made: list[str] = []
@@ -228,8 +245,6 @@ def _stretch(
         for o in ops[n].outputs:
             number[o] = len(made)
             made.append(o)
-    away = {i for n in apart for i in ops[n].inputs if i is not None}
-    outputs = tuple(t for t in made if users.get(t, -1) >= stop or t in away)
-    key = (tuple([tokens[n] for n in inside]), tuple(wiring), tuple([number[t] for t in outputs]))
-    block = Block(kinds.setdefault(key, len(kinds)), tuple(inside), tuple(inputs), tuple(made), outputs)
-    return [block, *_singles(program, apart[::-1])]
+    outputs = tuple([t for t in made if used(t)])
+    key = (sums, tuple([tokens[n] for n in inside]), tuple(wiring), tuple([number[t] for t in outputs]))
+    return Block(kinds.setdefault(key, len(kinds)), tuple(inside), tuple(inputs), tuple(made), outputs, sums)

@@ -212,9 +212,20 @@ def _number(known: dict[Any, int], item: object, key: object) -> int:
         return known.setdefault(("itself", id(item)), len(known) + 1)
 
 
-def _classes(value: Any) -> Any:
-    """Of nested tuples the classes of what is in them: 1 is not True."""
-    return tuple([_classes(v) for v in value]) if value.__class__ is tuple else value.__class__
+def _classes(attrs: Attrs) -> tuple[type, ...]:
+    """The classes of the values of attributes: 1 is not True."""
+    found = [v.__class__ for _, v in attrs]
+    if tuple in found:
+        found += [x.__class__ for _, v in attrs if v.__class__ is tuple for x in _flat(v)]
+    return tuple(found)
+
+
+def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
+    for v in values:
+        if v.__class__ is tuple:
+            yield from _flat(v)
+        else:
+            yield v
 
 
 def lines(program: Program) -> Iterator[str]:

@@ -111,6 +111,7 @@ class Prover:
         self._context_of: list[int] = [self._context(i) for i in self.instances]
         self._parties_of: dict[object, dict[int, list[int]]] = {}
         self._names: dict[int, str] = {}
+        self._added: set[tuple[int, int]] = set()  # additions whose axes fit
         self.logical = Values()
         self.local = [Values() for _ in self.instances]
         self.held = Held(self.ranks, self.forms, self.logical)
@@ -198,7 +199,7 @@ class Prover:
 
     def _block(self, block: Block, env: Values, context: Hashable, loose: set[str], run: Callable[[int, Values], None]) -> None:
         """A block, by what is known of its kind, else op by op."""
-        if block.kind is not None and self.memo is not None:
+        if block.kind is not None and not block.sums and self.memo is not None:
             given = [x for t in block.inputs if (x := env.given(t)) is not None]
             if len(given) == len(block.inputs):
                 if block.kind not in self._outputs:
@@ -244,12 +245,15 @@ class Prover:
         """A sum of two tensors that another sum will take in: many micro-batches are added up once, not one by one."""
         (made,) = x.lowered.outputs
         dims = x.axes.dims[id(made)]
+        if (id(x), id(scope.dims[op.outputs[0]])) not in self._added:  # the system keeps both
+            for node in made.args:
+                self.forms.aligned(x.axes.dims[id(node)], dims)
+            self.forms.aligned(dims, scope.dims[op.outputs[0]])
+            self._added.add((id(x), id(scope.dims[op.outputs[0]])))
         parts: list[Value | _Sum] = []
-        for i, node in zip(op.inputs, made.args, strict=True):
-            self.forms.aligned(x.axes.dims[id(node)], dims)
+        for i in op.inputs:
             waiting, _ = env.later.get(str(i), (None, 0))
             parts.append(waiting if isinstance(waiting, _Sum) else get(env, str(i)))
-        self.forms.aligned(dims, scope.dims[op.outputs[0]])
 
         def total(values: list[Value]) -> Value | Exception:
             try:
@@ -320,7 +324,7 @@ class Prover:
         found: list[Block | int] = []
         whole: set[int] = set()
         for block in self.system.unit_blocks[unit]:
-            if block.kind is not None and self.memo is not None:
+            if block.kind is not None and not block.sums and self.memo is not None:
                 inside = [n for n in block.ops if n in talking]
                 if block.kind not in known:
                     known[block.kind] = all(self._parties(self._meetings[c, n])[i] == [i] for n in inside)
