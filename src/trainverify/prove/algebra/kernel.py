@@ -39,6 +39,7 @@ from trainverify.prove.algebra.terms import (
     TooLarge,
     Trace,
     Unsupported,
+    alike,
     as_constant,
     body_key,
     connected,
@@ -978,13 +979,7 @@ class Kernel:
         """n terms that differ only by the constants 0 … n−1, in the same places of size n, are a Σ (or lose their δ)."""
         if len(p) < 2:
             return p
-        groups: dict[Any, list[tuple[Mono, Coef]]] = {}
-        for m, c in p.items():
-            for _, idx, _ in m:
-                if idx and max(idx) >= 0:
-                    groups.setdefault((c, tuple([(u, w) for u, _, w in m])), []).append((m, c))
-                    break
-        for same in groups.values():
+        for same in alike(p):
             found = family(self.atoms, p, same)
             if found is not None:
                 members, base, differ, n, coef = found

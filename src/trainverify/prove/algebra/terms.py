@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -134,6 +134,17 @@ def differences(a: Mono, b: Mono) -> list[tuple[int, int]] | None:
 
 
 Family = tuple[set[Mono], Mono, list[tuple[int, int]], int, Coef]  # its terms, the first, the places that differ, how many, coefficient
+
+
+def alike(p: Poly) -> Iterable[list[tuple[Mono, Coef]]]:
+    """Terms that have constants, grouped by what they are without any index."""
+    groups: dict[Any, list[tuple[Mono, Coef]]] = {}
+    for m, c in p.items():
+        for _, idx, _ in m:
+            if idx and max(idx) >= 0:
+                groups.setdefault((c, tuple([(u, w) for u, _, w in m])), []).append((m, c))
+                break
+    return groups.values()
 
 
 def family(atoms: Sequence[Atom], p: Poly, same: list[tuple[Mono, Coef]]) -> Family | None:
