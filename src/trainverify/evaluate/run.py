@@ -18,6 +18,7 @@ from trainverify.graph.lineage import Layout, region
 from trainverify.graph.program import Domain
 
 MAGNITUDES: Final = (1.0, 0.125, 0.015625)
+UNSEEN: Final = (0.125, 0.015625, 1.0)  # where noise is not looked for: at real widths 1.0 is noisy
 NOISE: Final = 1e-11  # relative, of a value that float64 computes well enough
 LOOKED_AT: Final = 20_000_000  # elements up to which it is looked for
 _FILL: Any = {"real": 0.0, "int": 0, "bool": False}
@@ -41,7 +42,7 @@ def random_points(small: Small, seeds: Sequence[int], keep: Collection[str] | No
     overflow, or a softmax saturate. Of some magnitudes the first is taken at which float64 keeps its digits.
     """
     best: tuple[int, list[dict[str, Array]], list[dict[str, Array]]] | None = None
-    for magnitude in MAGNITUDES:
+    for magnitude in MAGNITUDES if _looked_at(small, len(seeds)) else UNSEEN:
         points = [small.points[s] if s in small.points else _random_inputs(small, s, magnitude) for s in seeds]
         with np.errstate(all="ignore"):
             values = run_logicals(small, points, NUMERIC, keep)
@@ -57,11 +58,15 @@ def random_points(small: Small, seeds: Sequence[int], keep: Collection[str] | No
     return best[2]
 
 
+def _looked_at(small: Small, points: int) -> bool:
+    return points * sum(math.prod(s) for s in small.shapes.values()) <= LOOKED_AT
+
+
 def _noisy(small: Small, points: Sequence[Mapping[str, Array]], values: Sequence[Mapping[str, Array]]) -> int:
     """How many outputs have no value, or lose digits to rounding."""
     made = [o.tensor for o in small.logical.outputs if values[0][o.tensor].dtype.kind == "f"]
     infinite = sum(not np.isfinite(v[n]).all() for v in values for n in made)
-    if infinite or len(points) * sum(math.prod(s) for s in small.shapes.values()) > LOOKED_AT:
+    if infinite or not _looked_at(small, len(points)):
         return infinite * len(made)
     with np.errstate(all="ignore"):
         better = run_logicals(small, points, EXTENDED, made)

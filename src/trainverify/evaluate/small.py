@@ -24,6 +24,7 @@ from trainverify.axes.system import MeetingAxes, System
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.sample import ALL, Sample
 from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pattern_dims, positions
+from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Domain, Op, Program
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, rebuild, topological
@@ -119,8 +120,18 @@ class Small:
     def _indices(self) -> dict[object, Array]:
         return {}
 
+    @cached_property
+    def _asked(self) -> dict[object, tuple[Layout, Array | None]]:
+        return {}
+
     def index(self, c: int, layout: Layout, ranks: tuple[int, ...]) -> Array | None:
         """Flat positions of a logical tensor that ranks of a class hold, in the shape of their tensors; None if it is not one region."""
+        asked = (c, id(layout), ranks)
+        if asked not in self._asked:
+            self._asked[asked] = layout, self._index(c, layout, ranks)
+        return self._asked[asked][1]
+
+    def _index(self, c: int, layout: Layout, ranks: tuple[int, ...]) -> Array | None:
         shape = self.local_shapes[c].get(layout.local)
         found = tuple([self.parts.get((layout, r), ()) for r in ranks])
         if shape is None or not all(len(parts) == 1 and _covers(parts[0], shape) for parts in found):
@@ -173,6 +184,7 @@ class _Shrinker:
         self.scale_literals = scale_literals
         self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
         self._made: dict[object, tuple[Node, ...]] = {}  # small, literals as they are
+        self._shapes: dict[int, tuple[Dims, tuple[int, ...]]] = {}
         self._shrunk: dict[object, tuple[Node, ...]] = {}
         self._held: dict[object, Part] = {}
         self._alike: dict[object, tuple[Node, ...]] = {}  # ops that are equal at small sizes have the same nodes
@@ -192,27 +204,30 @@ class _Shrinker:
         return known[1]
 
     def small(self, most: int | None) -> Small:
-        system, sizes = self.system, self.sizes
+        system = self.system
         if most is not None:
             self._bounded(most)
         logical_steps, classes = self._steps()
         scopes = [system.unit_scopes[k.unit] for k in system.schedule.classes]
-        local_shapes = [{n: tuple(sizes(a) for a in dims) for n, dims in scope.dims.items()} for scope in scopes]
-        shapes = {n: tuple(sizes(a) for a in dims) for n, dims in system.scope.dims.items()}
+        local_shapes = [{n: self._shape(dims) for n, dims in scope.dims.items()} for scope in scopes]
+        shapes = {n: self._shape(dims) for n, dims in system.scope.dims.items()}
         domains = {n: self._domain(n, d) for n, d in system.logical.domains.items()}
         parts = {}
+        mesh = system.plan.mesh
+        at = {r: mesh.coordinates(r) for r in self.there}
+        written: dict[object, tuple[Part, ...]] = {}  # by form, shape and the coordinates that the form looks at
         for lay, holders in system.holdings():
-            held = [r for r in holders if r in self.there]
-            full = system.logical.tensors[lay.logical].shape
-            mesh, used = system.plan.mesh, _mesh_axes(lay)
-            same: dict[object, tuple[Part, ...]] = {}  # by unit and the coordinates that the layout looks at
-            for r in held:
+            full, whole, used = system.logical.tensors[lay.logical].shape, system.scope.dims[lay.logical], _mesh_axes(lay, mesh)
+            same: dict[object, tuple[Part, ...]] = {}  # by unit and coordinates
+            for r in [r for r in holders if r in at]:
                 u = system.talk.unit_of[r]
-                at = mesh.coordinates(r)
-                key = (u, r if used is None else tuple(at[a] for a in mesh.names if a in used))
+                where = r if used is None else tuple([at[r][a] for a in used])
+                key = (u, where)
                 if key not in same:
-                    local = system.unit_scopes[u].dims[lay.local]
-                    same[key] = tuple(self._part(p, system.scope.dims[lay.logical], local) for p in lay.parts(mesh, r, full))
+                    form = (lay.form if used is not None else lay, full, where)
+                    if form not in written:
+                        written[form] = lay.parts(mesh, r, full)
+                    same[key] = tuple([self._part(p, whole, system.unit_scopes[u].dims[lay.local]) for p in written[form]])
                 parts[lay, r] = same[key]
         reduced = any(shapes[n] != t.shape for n, t in system.logical.tensors.items())
         largest = max((math.prod(s) for group in [shapes, *local_shapes] for s in group.values()), default=0)
@@ -264,12 +279,18 @@ class _Shrinker:
         meetings = [twin._meeting(m) for m in self.system.meetings]
         return replace(made, logical_steps=logical_steps, classes=classes, meetings=meetings, points={}, other=None)
 
+    def _shape(self, dims: Dims) -> tuple[int, ...]:
+        known = self._shapes.get(id(dims))  # which many tensors share
+        if known is None:
+            known = self._shapes[id(dims)] = dims, tuple([self.sizes(a) for a in dims])
+        return known[1]
+
     def _bounded(self, most: int) -> None:
-        known: dict[int, int] = {}  # elements by the axes of a tensor, which many share
+        known: dict[int, int] = {}
 
         def count(dims: Dims) -> int:
             if id(dims) not in known:
-                known[id(dims)] = math.prod(self.sizes(a) for a in dims)
+                known[id(dims)] = math.prod(self._shape(dims))
             return known[id(dims)]
 
         total = sum(map(count, self.system.scope.dims.values()))
@@ -358,14 +379,16 @@ def _signature(outputs: Sequence[Node]) -> object:
     return tuple(found), tuple(number[id(o)] for o in outputs)
 
 
-def _mesh_axes(lay: Layout) -> set[str] | None:
+def _mesh_axes(lay: Layout, mesh: Mesh) -> list[str] | None:
     """The mesh axes on whose coordinates it depends what a rank holds; None where that is listed rank by rank."""
     match lay.form:
         case Placements(axes):
-            return {name for name, _ in axes}
+            used = {name for name, _ in axes}
         case Pattern(text, _, partial):
-            return {n for names in pattern_dims(text) for n in names} | {str(p[0]) for p in partial}
-    return None
+            used = {n for names in pattern_dims(text) for n in names} | {str(p[0]) for p in partial}
+        case _:
+            return None
+    return [a for a in mesh.names if a in used]
 
 
 def scaled(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
