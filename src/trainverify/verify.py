@@ -18,8 +18,8 @@ from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, close_look, compare, decide, gaps, suspects, unsettled
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
-from trainverify.evaluate.sample import RANKS, Sample, sampled
-from trainverify.evaluate.small import Small, TooMuch, shrink_system
+from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
+from trainverify.evaluate.small import Small, TooMuch, fits, shrink_system
 from trainverify.explain.locate import locate
 from trainverify.explain.odd import Odd, ill_formed, mended, odd
 from trainverify.explain.place import Known, Place
@@ -207,8 +207,9 @@ class _Evaluation:
 
     @cached_property
     def kept(self) -> Sample:
-        """What is evaluated of a large plan."""
-        return sampled(self.system)
+        """What is evaluated of a plan with many ranks, or with too many elements otherwise."""
+        everything = self.plan.size <= RANKS and fits(self.system, EVALUATED)
+        return ALL if everything else sampled(self.system, above=0)
 
     def report(self) -> Report:
         self.progress("choosing small sizes")
@@ -414,7 +415,7 @@ class _Evaluation:
             if missing:
                 raise NotComputed("an output is missing")
             system = related(self.system.logical, found.plan, self.system.table, parts, wanted)
-            changed = shrink_system(system, kept=sampled(system, also=[found.rank]), most=EVALUATED)
+            changed = shrink_system(system, kept=sampled(system, [found.rank], 0 if self.kept else RANKS), most=EVALUATED)
         wrong, _ = compare_at(changed, found.plan, wanted, seed)
         return calm(changed, found.plan.lineage, wrong, seed) if wrong else []
 

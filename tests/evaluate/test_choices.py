@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 from functools import cache
-from unittest.mock import patch
 
 import pytest
 
@@ -138,15 +137,15 @@ def test_a_rank_among_128_is_named() -> None:
     assert (report.place.rank, report.place.tensor) == (RANK, WEIGHTS)
 
 
-def test_a_wrong_proof_is_an_error() -> None:
+def test_a_wrong_proof_of_a_large_plan_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too large for enclosures: what is as far off in extended precision as in float64 is enough."""
     module = importlib.import_module("trainverify.verify")  # the package's attribute of this name is the function
+    monkeypatch.setattr(module, "ENCLOSED", 0)
+    monkeypatch.setattr(module, "prove", lambda system, wanted: Proof(proved=list(wanted)))
     logical, plan = base()
-    wrong = BUGS["one group fewer"][0](plan)
-    with (
-        patch.object(module, "prove", lambda system, wanted: Proof(proved=list(wanted))),
-        pytest.raises(Disagreement, match="was proved by"),
-    ):
-        verify(logical, wrong, points=1)
+    assert verify(logical, plan, points=1).verdict == "PROVED"
+    with pytest.raises(Disagreement, match="was proved by algebra"):
+        verify(logical, BUGS["one group fewer"][0](plan), points=1)
 
 
 def row(digits: tuple[int, ...], *cuts: int) -> Row:
@@ -180,3 +179,20 @@ def test_slices_of_a_rank_with_an_edit_are_equal_ones(wrong: bool) -> None:
     failed = {o.output.tensor for o in prove(system, system.obligations).failed}
     assert ("layers.0.mlp.gate.weight.new" in failed) == wrong
     assert bool(failed) == wrong
+
+
+def test_few_ranks_with_many_experts_are_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """160 experts on 16 ranks: with all of them there are too many elements."""
+    config = replace(V2, layers=1, dense_layers=0, batch=8)
+    logical, plan = deepseek_step(config), deepseek_plan(config, Degrees(dp=8, ep=8, tp=2, normalise="loss"))
+    module = importlib.import_module("trainverify.verify")
+    monkeypatch.setattr(module, "EVALUATED", 100_000)
+    report = verify(logical, plan)
+    assert report.verdict == "PROVED", report.reason
+    assert any("on 4 of 16 ranks" in n for n in report.notes)
+    wrong = attrs("pp0", "mb0/layers.0.moe.weights", top_k=5)(plan)
+    assert verify(logical, wrong).verdict == "REFUTED"
+    monkeypatch.setattr(module, "EVALUATED", 1_000)
+    monkeypatch.setattr(module, "MAX_ELEMENTS", 1_000)
+    report = verify(logical, plan)
+    assert (report.verdict, report.reason[:21]) == ("UNKNOWN", "too large to evaluate")

@@ -43,10 +43,10 @@ class Sample:
 ALL: Final = Sample({}, ())
 
 
-def sampled(system: System, also: Collection[int] = ()) -> Sample:
-    """What stays of a large plan; the ranks in `also` are among those evaluated."""
+def sampled(system: System, also: Collection[int] = (), above: int = RANKS) -> Sample:
+    """What stays of a plan with more ranks than `above`; the ranks in `also` are among those evaluated."""
     mesh = system.plan.mesh
-    if mesh.size <= RANKS:
+    if mesh.size <= above:
         return ALL
     odd = [mesh.coordinates(r) for r in (*also, *_odd(system))]
     apart = Apart(system)

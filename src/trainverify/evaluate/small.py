@@ -174,6 +174,17 @@ def shrink_system(
     return _Shrinker(system, base, scale_literals, alternate, kept).small(most)
 
 
+def fits(system: System, most: int) -> bool:
+    """Whether all ranks together have at most so many elements, at the smallest sizes."""
+    try:
+        _Shrinker(system, 2, False, False, ALL).bounded(most)
+    except TooMuch:
+        return False
+    except NotABoundary:  # nor would fewer ranks keep the structure
+        return True
+    return True
+
+
 class _Shrinker:
     def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool, kept: Sample):
         self.system = system
@@ -206,7 +217,7 @@ class _Shrinker:
     def small(self, most: int | None) -> Small:
         system = self.system
         if most is not None:
-            self._bounded(most)
+            self.bounded(most)
         logical_steps, classes = self._steps()
         scopes = [system.unit_scopes[k.unit] for k in system.schedule.classes]
         local_shapes = [{n: self._shape(dims) for n, dims in scope.dims.items()} for scope in scopes]
@@ -285,7 +296,7 @@ class _Shrinker:
             known = self._shapes[id(dims)] = dims, tuple([self.sizes(a) for a in dims])
         return known[1]
 
-    def _bounded(self, most: int) -> None:
+    def bounded(self, most: int) -> None:
         known: dict[int, int] = {}
 
         def count(dims: Dims) -> int:
