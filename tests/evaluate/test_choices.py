@@ -77,14 +77,14 @@ def starts(rank: int, output: str) -> Change:
     """One rank takes the shard of rank 0."""
 
     def apply(plan: Plan) -> Plan:
-        (t,) = plan.templates
+        t, *others = plan.templates
         op = next(op for op in t.program.ops if output in op.outputs)
         columns = {}
         for ref in (op.get("start"), op.get("stop")):
             assert isinstance(ref, Ref)
             column = t.bindings[ref.name]
             columns[ref.name] = tuple(column[0] if r == rank else v for r, v in zip(t.ranks, column, strict=True))
-        return replace(plan, templates=(replace(t, bindings={**t.bindings, **columns}),))
+        return replace(plan, templates=(replace(t, bindings={**t.bindings, **columns}), *others))
 
     return apply
 
@@ -171,8 +171,8 @@ def test_rows_grow_where_no_ranks_are_added() -> None:
 @pytest.mark.parametrize("wrong", [False, True])
 def test_slices_of_a_rank_with_an_edit_are_equal_ones(wrong: bool) -> None:
     """The axes of its slices are those of the others' slices; which one it takes is still looked at."""
-    config = replace(V3, layers=1, dense_layers=0, batch=4)
-    logical, plan = deepseek_step(config), deepseek_plan(config, Degrees(dp=4, ep=2, zero=1, normalise="loss"))
+    config = replace(V3, layers=2, dense_layers=0, batch=4)
+    logical, plan = deepseek_step(config), deepseek_plan(config, Degrees(dp=4, ep=2, pp=2, zero=1, normalise="loss"))
     plan = on_rank(2, "mb0/layers.0.moe.up", lambda op: op)(plan)  # nothing changes, but it has a program of its own
     system = system_of(logical, starts(2, "layers.0.mlp.gate.weight.shard")(plan) if wrong else plan)
     assert not system.inference.axes.clashes

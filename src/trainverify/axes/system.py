@@ -20,7 +20,7 @@ from trainverify.graph.obligations import Obligation
 from trainverify.graph.outline import Block, outline, singles
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import ALONE, Op, Program, Ref, Value, has_ref, inline, refers, resolve
-from trainverify.ops.table import Lowered, OpTable
+from trainverify.ops.table import Lowered, OpError, OpTable
 from trainverify.primitives.node import topological
 
 _VIEWS: Final = frozenset({"reshape", "view", "reshape.grad", "view.grad"})
@@ -274,18 +274,22 @@ class System:
             names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)}) if refers(op) else []
             variants = self._variants(u, tuple(names))
             found = {rows: self._lower(op, scope.program, dict(zip(names, values, strict=True))) for values, rows in variants.items()}
-            self.inference.even = not self.flat and not self.lists and op.name == "slice" and self._even(scope, op, names, found)
+            self.inference.even = not self.flat and not self.lists and op.name == "slice" and self._even(scope, op, names, found, u)
             for rows, x in found.items():
                 yield LoweredOp(rows, x, self._apply(scope, op, x))
             self.inference.even = False
 
-    def _even(self, scope: Scope, op: Op, names: Sequence[str], found: Mapping[tuple[int, ...], Lowered]) -> bool:
+    def _even(self, scope: Scope, op: Op, names: Sequence[str], found: Mapping[tuple[int, ...], Lowered], u: int) -> bool:
         """Whether ranks take all equal slices of a dimension; a rank with an edit takes one of those that its like take."""
         if _all_slices(list(found.values())) or not self.plan.edits or not names:
             return _all_slices(list(found.values()))
-        like = [u for u, unit in enumerate(self.talk.units) if all(n in unit.bindings for n in names)]
-        values = dict.fromkeys(v for u in like for v in self._variants(u, tuple(names)))
-        return _all_slices([self._lower(op, scope.program, dict(zip(names, v, strict=True))) for v in values])
+        ranks = next(set(t.ranks) for t in self.plan.templates if self.talk.units[u].ranks[0] in t.ranks)
+        like = [n for n, unit in enumerate(self.talk.units) if unit.ranks[0] in ranks]  # references mean the same in one template
+        values = dict.fromkeys(v for n in like for v in self._variants(n, tuple(names)))
+        try:
+            return _all_slices([self._lower(op, scope.program, dict(zip(names, v, strict=True))) for v in values])
+        except OpError:  # of a tensor that others do not have
+            return False
 
     def _variants(self, u: int, names: tuple[str, ...]) -> dict[tuple[object, ...], tuple[int, ...]]:
         """Rows of a unit by the values of some references."""
