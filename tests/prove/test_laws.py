@@ -115,6 +115,20 @@ def content_that_may_vanish_stays_outside(w: World) -> None:
     differ(k.single(k.add(w.x(), scale(w.y(), 3))), named)
 
 
+@broken("divisor under a name")
+def a_divisor_that_may_be_negative_stays_outside(w: World) -> None:
+    k = w.kernel
+    for divisor in (w.x(), w.nonnegative(P, -3)):  # -3 is no index of the sum
+        k.single(k.times(k.power(divisor, -1), k.add(w.x(), w.y())))
+        for a in k.atoms:
+            assert a.content == (1, ())
+    k.needs.clear()
+    named = k.single(k.times(k.power(w.nonnegative(), -1), k.add(w.x(), scale(w.y(), 3))))
+    assert len(next(iter(named))) == 1
+    assert {what for what, _, _ in k.needs} == {"nonzero"}
+    differ(k.single(k.add(w.x(), scale(w.y(), 3))), named)
+
+
 @broken("flat")
 def powers_of_cuts_stay(w: World) -> None:
     k = w.kernel

@@ -46,7 +46,7 @@ from trainverify.prove.algebra.terms import (
     constant,
     family,
     instance,
-    primes,
+    roots,
     scale,
     sort_coef,
     tidy,
@@ -378,15 +378,22 @@ class Kernel:
         """lead · factors · prim, prim under a short name.
 
         The name is that of prim and of the positive content that it first comes with, in the logical program: what is
-        handed from layer to layer stays one factor, however many norms it has passed.
+        handed from layer to layer stays one factor, however many norms it has passed. Some divisors are positive too.
         """
         content: tuple[Coef, Mono] = (1, ())
         if not self.named:
-            content = (lead if lead > 0 else -lead, tuple(f for f in factors if self.atoms[f[0]].positive))
+            content = (lead if lead > 0 else -lead, tuple(f for f in factors if self.atoms[f[0]].positive or self._divisor(f)))
         uid, idx, _ = factor = self.cut(prim, content=content)
         c, inside = self.atoms[uid].content
         inverse = [(u, tuple(idx[-1 - k] for k in at), -w) for u, at, w in inside]
         return self.monomial([*factors, *inverse, factor], tidy(Fraction(lead) / c))
+
+    def _divisor(self, f: Factor) -> bool:
+        """Whether a factor divides by something that cannot be negative; that it is not zero is a condition already."""
+        if f[2] >= 0 or not self.atoms[f[0]].nonnegative:
+            return False
+        self.need("nonzero", f[0], f[1])
+        return True
 
     def forms_of(self, kind: str, form: Any) -> Sequence[int]:
         """Atoms of a form, of different patterns, oldest first."""
@@ -437,8 +444,7 @@ class Kernel:
         known = [u for u in self._forms.get(("cut", (form, False)), ()) if u < self.named]
         if not known:
             return p
-        factor = self.cut(prim)
-        return self._whole(lead, factors, prim) if factor[0] < self.named else p
+        return self._whole(lead, factors, prim) if self.cut(prim)[0] < self.named else p
 
     def open(self, factor: Factor) -> Poly:
         uid, idx, _ = factor
@@ -880,17 +886,12 @@ class Kernel:
             raise Unsupported("a fractional power of a negative number")
         if c in (0, 1):
             return constant(c)
-        # c^e = rational · Π primes^(fractional part), so that √8 = 2·√2
-        q = Fraction(c)
-        rational = Fraction(1)
+        rational, parts = roots(Fraction(c), e)
         factors: list[Factor] = []
-        for prime, k in sorted({**primes(q.numerator), **{b: -n for b, n in primes(q.denominator).items()}}.items()):
-            whole, part = divmod(Fraction(k) * e, 1)
-            rational *= Fraction(prime) ** int(whole)
-            if part:
-                ((root,),) = self.fn("number", constant(prime), positive=True, nonnegative=True)
-                self._numbers[root[0]] = prime
-                factors.append((root[0], (), part))
+        for prime, part in parts:
+            ((root,),) = self.fn("number", constant(prime), positive=True, nonnegative=True)
+            self._numbers[root[0]] = prime
+            factors.append((root[0], (), part))
         return self.monomial(factors, tidy(rational))
 
     def indicator_of(self, name: str, p: Poly) -> Poly:

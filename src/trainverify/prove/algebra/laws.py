@@ -38,7 +38,7 @@ class World:
         self.kernel = Kernel()
         self.elements: dict[tuple[str, tuple[int, ...]], Number] = {}
         self.balls = Balls()
-        ranges = {"x": (-8, 8), "y": (-8, 8), "p": (1, 8), "n": (0, 8), "m": (0, 1)}
+        ranges = {"x": (-8, 8), "y": (-8, 8), "p": (1, 8), "n": (0, 8), "m": (0, 1), "d": (1, 8)}
         for name, (low, high) in ranges.items():
             for at in itertools.product(range(V0), range(V1)):
                 value = self.rng.randint(low, high)
@@ -60,6 +60,10 @@ class World:
 
     def nonnegative(self, i: Index = P, j: Index = Q) -> Poly:
         return self._input("n", i, j, nonnegative=True)
+
+    def divisor(self, i: Index = P, j: Index = Q) -> Poly:
+        """Not zero, which the kernel is not told."""
+        return self._input("d", i, j, nonnegative=True)
 
     def mask(self, i: Index = P, j: Index = Q) -> Poly:
         return self._input("m", i, j, indicator=True, nonnegative=True)
@@ -170,6 +174,19 @@ def _named_content(w: World) -> Instance:
     prim = k.add(w.x(), scale(w.y(), 2))
     k.single(k.times(k.power(w.positive(), Fraction(w.rng.choice([-3, -2, 4]), 2)), scale(prim, -3)))  # names it
     other = w.rng.choice([w.mask(), w.x(), w.positive(), w.nonnegative(), constant(2)])
+    return k.single(k.times(other, prim)), lambda at: w.value(other, at) * w.value(prim, at)
+
+
+@law(
+    "divisor under a name",
+    "prim over d is one name; prim alone is that name times d",
+    "d cannot be negative, and that it is not zero is noted",
+)
+def _named_divisor(w: World) -> Instance:
+    k = w.kernel
+    prim = k.add(w.x(), scale(w.y(), 2))
+    k.single(k.times(k.power(w.divisor(), w.rng.choice([-3, -2, -1])), scale(prim, -3)))  # names it
+    other = w.rng.choice([w.mask(), w.x(), w.divisor(), k.power(w.divisor(), -2), w.nonnegative(), constant(2)])
     return k.single(k.times(other, prim)), lambda at: w.value(other, at) * w.value(prim, at)
 
 

@@ -188,6 +188,18 @@ def primes(n: int) -> dict[int, int]:
     return found
 
 
+def roots(c: Fraction, e: Power) -> tuple[Fraction, list[tuple[int, Fraction]]]:
+    """c^e = rational · Π primes^(fractional part), so that √8 = 2·√2."""
+    rational = Fraction(1)
+    parts: list[tuple[int, Fraction]] = []
+    for prime, k in sorted({**primes(c.numerator), **{b: -n for b, n in primes(c.denominator).items()}}.items()):
+        whole, part = divmod(Fraction(k) * e, 1)
+        rational *= Fraction(prime) ** int(whole)
+        if part:
+            parts.append((prime, part))
+    return rational, parts
+
+
 def within(argument: Poly, there: set[tuple[int, tuple[Index, ...]]]) -> bool:
     """Whether a polynomial is a positive multiple of a product of these."""
     if len(argument) != 1:
