@@ -410,6 +410,8 @@ class _Evaluation:
         """What differs if a rank does as the others do; where one op is all that changes, the plan is not built again."""
         changed, wanted = mended(small, found), self.wanted
         if changed is None:
+            if any(f.severity != "warning" for f in validate(self.system.logical, found.plan, self.system.table)):
+                raise NotComputed("not well-formed without it")
             parts = units(found.plan)
             wanted, missing = obligations(self.system.logical, found.plan, parts)
             if missing:

@@ -24,6 +24,12 @@ def layers(seed: int) -> tuple[tv.Program, tv.Plan]:
     return autograd.logical(model), autograd.plan(model)
 
 
+@pytest.mark.parametrize("seed", [71, 122, 147])
+def test_an_edit_of_one_rank_is_refuted(seed: int) -> None:
+    """Names of values mean something else on other ranks: a slice with theirs may not exist."""
+    assert run(seed, mutant=True, seconds=30.0, oracle=0.0).verdict == "REFUTED"
+
+
 def test_cases_come_from_seeds() -> None:
     a, b = make(5, mutant=True), make(5, mutant=True)
     assert (a.logical, a.plan) == (b.logical, b.plan)
