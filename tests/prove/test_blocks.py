@@ -114,3 +114,24 @@ def test_a_wrong_plan_fails_as_it_does_without(name: str) -> None:
     without = failed(logical, plan, blocks=False)
     assert without > 0
     assert failed(logical, plan) >= without
+
+
+@pytest.mark.parametrize("op", ["ffn.silu", "attention.normed", "attention.residual"])
+def test_a_whole_backward_pass_over_another_micro_batch_fails(op: str) -> None:
+    """In all layers: the blocks are wired like the right ones, and only what comes in is of another micro-batch."""
+    plan = llama_plan(CONFIG, HOW)
+    templates, changed = [], 0
+    for t in plan.templates:
+        made = {o for x in t.program.ops for o in x.outputs}
+        ops = []
+        for x in t.program.ops:
+            saved = {i: i.replace("mb1/", "mb0/") for i in x.inputs if i is not None and i.startswith("mb1/") and i.endswith(op)}
+            saved = {i: j for i, j in saved.items() if x.phase == "backward" and j in made}
+            changed += len(saved)
+            ops.append(replace(x, inputs=tuple(i if i is None else saved.get(i, i) for i in x.inputs)))
+        templates.append(replace(t, program=replace(t.program, ops=tuple(ops))))
+    assert changed >= CONFIG.layers
+    wrong, logical = replace(plan, templates=tuple(templates)), llama_step(CONFIG)
+    without = failed(logical, wrong, blocks=False)
+    assert without > 0
+    assert failed(logical, wrong) >= without

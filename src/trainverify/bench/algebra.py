@@ -38,7 +38,7 @@ def _case(degrees: dict[str, Any] | None = None, **sizes: int) -> Case:
 SERIES: Final = (
     Series("layers", (2, 4, 8, 16, 32), (2, 4), lambda n: _case(layers=n), True),
     Series("micro-batches", (2, 4, 8, 16), (2, 4), lambda n: _case({"microbatches": n}), True),
-    Series("layers and micro-batches, n of each", (2, 4, 8), (2, 4), lambda n: _case({"microbatches": n}, layers=n), True),
+    Series("layers and micro-batches, n of each", (2, 4, 8, 32), (2, 4), lambda n: _case({"microbatches": n}, layers=n), True),
     Series("dp", (2, 8, 32, 128, 512), (2, 32), lambda n: _case({"dp": n}), False),
     Series("tp", (2, 8, 32, 64), (2, 8), lambda n: _case({"tp": n}), False),
     Series("hidden", (256, 1024, 4096, 16384), (256, 1024), lambda n: _case(heads=64, kv_heads=64, hidden=n, ffn=4 * n), False),
