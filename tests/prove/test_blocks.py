@@ -116,7 +116,7 @@ def test_a_wrong_plan_fails_as_it_does_without(name: str) -> None:
     assert failed(logical, plan) >= without
 
 
-@pytest.mark.parametrize("op", ["ffn.silu", "attention.normed", "attention.residual"])
+@pytest.mark.parametrize("op", ["ffn.silu", "attention.input", "attention.k.turned"])
 def test_a_whole_backward_pass_over_another_micro_batch_fails(op: str) -> None:
     """In all layers: the blocks are wired like the right ones, and only what comes in is of another micro-batch."""
     plan = llama_plan(CONFIG, HOW)
