@@ -19,7 +19,7 @@ from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, close_look, compare, decide, gaps, suspects, unsettled
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
-from trainverify.evaluate.small import Small, TooMuch, fits, shrink_system
+from trainverify.evaluate.small import NotJoined, Small, TooMuch, fits, shrink_system
 from trainverify.explain.locate import locate
 from trainverify.explain.odd import Odd, ill_formed, mended, odd
 from trainverify.explain.place import Known, Place
@@ -133,7 +133,7 @@ def _verify(
     if count > RANKS:  # a rank unlike the others: what it is found by is cheap, a proof is not
         why = f"ranks fold to {count} programs only, {ops_walked} ops together"
         unproved = Attempt({}, dict.fromkeys(wanted, why))
-        found = _Evaluation(system, plan, wanted, unproved, points, seed, progress, subject, findings, locator, False).report()
+        found = _Evaluation(system, plan, wanted, unproved, points, seed, progress, subject, findings, locator, True).report()
         if found.verdict != "UNKNOWN" or ops_walked > WALKED:
             return found
         progress("proving")
@@ -203,7 +203,7 @@ class _Evaluation:
     subject: str
     findings: tuple[Finding, ...]
     locator: Locator
-    together: bool = True  # all points at once, which is cheaper unless the first one refutes
+    alike: bool = False  # but for few ranks: one point after the other, and all ranks of a program together
 
     @cached_property
     def kept(self) -> Sample:
@@ -212,6 +212,14 @@ class _Evaluation:
         return ALL if everything else sampled(self.system, above=0)
 
     def report(self) -> Report:
+        if self.alike:
+            try:
+                return self._report()
+            except NotJoined:
+                return replace(self, alike=False)._report()
+        return self._report()
+
+    def _report(self) -> Report:
         self.progress("choosing small sizes")
         why = ""
         try:
@@ -230,7 +238,7 @@ class _Evaluation:
         results: dict[int, tuple[list[Suspect], int]] = {}
         for point in points:
             if point not in results:
-                some = points if self.together else [point]
+                some = [point] if self.alike else points
                 try:
                     results.update(zip(some, compare(small, self.plan.lineage, self.wanted, some), strict=True))
                 except NotComputed as error:
@@ -270,9 +278,9 @@ class _Evaluation:
     def _small(self) -> Small:
         """Small sizes, with 2 and 3 in turn; where that is a lot, all as small as they can be."""
         try:
-            return shrink_system(self.system, kept=self.kept, most=MAX_ELEMENTS)
+            return shrink_system(self.system, kept=self.kept, most=MAX_ELEMENTS, joined=self.alike)
         except TooMuch:
-            return shrink_system(self.system, kept=self.kept, most=EVALUATED, alternate=False)
+            return shrink_system(self.system, kept=self.kept, most=EVALUATED, alternate=False, joined=self.alike)
 
     def _other_sizes(self) -> Report | None:
         """A proof at reduced sizes must not rest on them: one evaluation at larger ones, which may refute."""
@@ -382,8 +390,7 @@ class _Evaluation:
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
-        alike = inputs is None and (self.kept or self.locator is locate)
-        place = self._odd(small, difference.seed) if alike else None
+        place = self._odd(small, difference.seed) if inputs is None and (self.kept or self.locator is locate) else None
         if place is None and elements(small) > LOCATED and self.locator is locate:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
         if place is None:

@@ -81,7 +81,9 @@ class Flow:
         """`ranks` counts rows by class; what is not in `keep` is dropped after its last use."""
         self.ranks = ranks
         self.points = points
-        self.levels = levels(list(tasks))
+        every = list(tasks)
+        self.levels = levels(every)
+        self.complete = sum(len(batch) for batches in self.levels for batch in batches) == len(every)  # else some wait for ever
         self._rows: dict[tuple[int, tuple[int, ...]], Array | None] = {}
         self._orders: dict[int, tuple[tuple[Node, ...], list[Node]]] = {}
         self._wired: dict[int, tuple[Wiring, _Wired]] = {}

@@ -13,7 +13,7 @@ from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, balls
 from trainverify.domains.numeric import EXTENDED, NUMERIC, Extended
 from trainverify.evaluate.flow import Flow, Task, Tensor, tasks_of
-from trainverify.evaluate.small import Small
+from trainverify.evaluate.small import NotJoined, Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.program import Domain
 
@@ -158,6 +158,8 @@ def run_plans(
     key = ("plan", len(points), None if keep is None else frozenset(keep))
     if key not in small.flows:
         small.flows[key] = Flow(tasks_of(small), ranks, len(points), keep)
+    if small.joined and not small.flows[key].complete:
+        raise NotJoined("ranks of one program wait for each other")
     values = _sources(small, lineage, points, domain)
     partly = small.flows[key].run(values, domain)
     everybody = [range(n) for n in ranks]

@@ -99,6 +99,7 @@ class Small:
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
     points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
     other: Callable[[Small], Small] | None = None  # makes the same with the other reading of literals
+    joined: bool = False  # classes are all ranks of a program
 
     @cached_property
     def _positions(self) -> dict[tuple[Part, tuple[int, ...]], Array]:
@@ -159,6 +160,10 @@ class TooMuch(Exception):
     """More elements than asked for."""
 
 
+class NotJoined(Exception):
+    """Ranks of one program that do not do the same together."""
+
+
 def shrink_system(
     system: System,
     base: int = 2,
@@ -166,18 +171,20 @@ def shrink_system(
     alternate: bool = True,
     kept: Sample = ALL,
     most: int | None = None,
+    joined: bool = False,
 ) -> Small:
     """Both programs at small sizes; `scale_literals` takes the other reading of literals, `kept` leaves some ranks and positions.
 
-    With more than `most` elements of all tensors of all ranks it gives up early.
+    With more than `most` elements of all tensors of all ranks it gives up early. `joined` takes all ranks that run one program as one
+    class, also those that meet others: fewer and larger steps. Where ranks of one program do not do the same together, NotJoined is raised.
     """
-    return _Shrinker(system, base, scale_literals, alternate, kept).small(most)
+    return _Shrinker(system, base, scale_literals, alternate, kept, joined).small(most)
 
 
 def fits(system: System, most: int) -> bool:
     """Whether all ranks together have at most so many elements, at the smallest sizes."""
     try:
-        _Shrinker(system, 2, False, False, ALL).bounded(most)
+        _Shrinker(system, 2, False, False, ALL, False).bounded(most)
     except TooMuch:
         return False
     except NotABoundary:  # nor would fewer ranks keep the structure
@@ -186,12 +193,20 @@ def fits(system: System, most: int) -> bool:
 
 
 class _Shrinker:
-    def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool, kept: Sample):
+    def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool, kept: Sample, joined: bool):
         self.system = system
         axes, mesh = system.inference.axes, system.plan.mesh
         self.sizes = Sizes(axes, system.inference.all, base, alternate, kept.axes)
         self.there = kept.ranks(system) if kept else frozenset(range(mesh.size))
-        self._classes = [tuple(r for r in k.ranks if r in self.there) for k in system.schedule.classes]
+        self.joined = joined
+        numbers: dict[object, int] = {}
+        self._class_of = [numbers.setdefault(k.unit if joined else n, len(numbers)) for n, k in enumerate(system.schedule.classes)]
+        mine: list[list[int]] = [[] for _ in numbers]
+        self._units = [0] * len(numbers)
+        for c, k in zip(self._class_of, system.schedule.classes, strict=True):
+            mine[c] += [r for r in k.ranks if r in self.there]
+            self._units[c] = k.unit
+        self._classes = [tuple(sorted(found)) for found in mine]
         self.scale_literals = scale_literals
         self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
         self._made: dict[object, tuple[Node, ...]] = {}  # small, literals as they are
@@ -219,7 +234,7 @@ class _Shrinker:
         if most is not None:
             self.bounded(most)
         logical_steps, classes = self._steps()
-        scopes = [system.unit_scopes[k.unit] for k in system.schedule.classes]
+        scopes = [system.unit_scopes[u] for u in self._units]
         local_shapes = [{n: self._shape(dims) for n, dims in scope.dims.items()} for scope in scopes]
         shapes = {n: self._shape(dims) for n, dims in system.scope.dims.items()}
         domains = {n: self._domain(n, d) for n, d in system.logical.domains.items()}
@@ -247,7 +262,7 @@ class _Shrinker:
             system.logical,
             logical_steps,
             classes,
-            [self._meeting(m) for m in system.meetings],
+            self._meetings(),
             shapes,
             local_shapes,
             domains,
@@ -257,6 +272,7 @@ class _Shrinker:
             largest,
             names,
             other=self._other,
+            joined=self.joined,
         )
 
     def _steps(self) -> tuple[list[Step], list[SmallClass]]:
@@ -267,12 +283,12 @@ class _Shrinker:
             Step(ops[n], n, (0,), ops[n].inputs, ops[n].outputs, self.nodes(x.lowered, x.axes)) for n, (x,) in system.logical_ops.items()
         ]
         classes = []
-        for k, mine_all in zip(system.schedule.classes, self._classes, strict=True):
-            program, unit = system.unit_programs[k.unit], system.talk.units[k.unit]
+        for u, mine_all in zip(self._units, self._classes, strict=True):
+            program, unit = system.unit_programs[u], system.talk.units[u]
             own = SmallClass(mine_all, program)
             row_of = {r: row for row, r in enumerate(mine_all)}
             known: dict[int, tuple[int, ...]] = {}  # rows are shared by many ops
-            for n, x in ((n, x) for n, variants in system.unit_ops[k.unit].items() for x in variants):
+            for n, x in ((n, x) for n, variants in system.unit_ops[u].items() for x in variants):
                 if id(x.rows) not in known:
                     known[id(x.rows)] = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
                 mine = known[id(x.rows)]
@@ -287,8 +303,7 @@ class _Shrinker:
         twin.scale_literals = not self.scale_literals
         twin._nodes, twin._shrunk = {}, {}
         logical_steps, classes = twin._steps()
-        meetings = [twin._meeting(m) for m in self.system.meetings]
-        return replace(made, logical_steps=logical_steps, classes=classes, meetings=meetings, points={}, other=None)
+        return replace(made, logical_steps=logical_steps, classes=classes, meetings=twin._meetings(), points={}, other=None)
 
     def _shape(self, dims: Dims) -> tuple[int, ...]:
         known = self._shapes.get(id(dims))  # which many tensors share
@@ -305,36 +320,82 @@ class _Shrinker:
             return known[id(dims)]
 
         total = sum(map(count, self.system.scope.dims.values()))
-        for k, mine in zip(self.system.schedule.classes, self._classes, strict=True):
-            total += len(mine) * sum(map(count, self.system.unit_scopes[k.unit].dims.values()))
+        for u, mine in zip(self._units, self._classes, strict=True):
+            total += len(mine) * sum(map(count, self.system.unit_scopes[u].dims.values()))
         if total > most:
             raise TooMuch(f"{total:,} elements on {len(self.there)} ranks")
 
-    def _meeting(self, meeting: MeetingAxes) -> Meeting:
-        ops = meeting.ops
-        if meeting.lowered is None or meeting.axes is None:
+    def _meetings(self) -> list[Meeting]:
+        if not self.joined:
+            return [self._meeting(m.ops, self._met(m)) for m in self.system.meetings]
+        together: dict[tuple[int, int], int] = {}  # class and op → number of the meeting that it is part of
+        found: list[tuple[dict[int, Op], tuple[Node, ...] | None]] = []
+        renamed: list[int] = []  # meetings that became part of another
+
+        def number(n: int) -> int:
+            while renamed[n] != n:
+                n = renamed[n]
+            return n
+
+        for m in self.system.meetings:
+            nodes = self._met(m)
+            ops: dict[int, Op] = {}
+            for c, op in m.ops:
+                if ops.setdefault(self._class_of[c], op) is not op:
+                    raise NotJoined(f"{op} meets another op of its program")
+            keys = [(c, id(op)) for c, op in ops.items()]
+            known = sorted({number(together[k]) for k in keys if k in together})
+            n = known[0] if known else len(found)
+            if not known:
+                found.append(({}, nodes))
+                renamed.append(n)
+            for more in known[1:]:
+                renamed[more] = n
+            for c, op in [*ops.items(), *(x for k in known[1:] for x in found[k][0].items())]:
+                if found[n][0].setdefault(c, op) is not op:
+                    raise NotJoined(f"{op} meets several ops of a program")
+            if any(found[k][1] is not nodes for k in known):
+                raise NotJoined(f"{m.ops[0][1]} differs between ranks")
+            together.update(dict.fromkeys(keys, n))
+        return [self._meeting(tuple(ops.items()), nodes) for n, (ops, nodes) in enumerate(found) if renamed[n] == n]
+
+    def _met(self, meeting: MeetingAxes) -> tuple[Node, ...] | None:
+        return None if meeting.lowered is None or meeting.axes is None else self.nodes(meeting.lowered, meeting.axes)
+
+    def _meeting(self, ops: Sequence[tuple[int, Op]], nodes: tuple[Node, ...] | None) -> Meeting:
+        if nodes is None:
             ops = tuple(sorted(ops, key=lambda m: m[1].name != "send"))
-            nodes = None
-        else:
-            nodes = self.nodes(meeting.lowered, meeting.axes)
         whom = "peer" if nodes is None else "group"
         key = (nodes is None, *((c, op.get(whom), bool(op.inputs), bool(op.outputs)) for c, op in ops))
         if key not in self._wirings:
-            self._wirings[key] = self._messages(ops) if nodes is None else self._groups(ops)
+            wiring = self._messages(ops) if nodes is None else self._groups(ops)
+            if self.joined:
+                self._complete(ops, wiring)
+            self._wirings[key] = wiring
         given = {c: str(op.inputs[0]) for c, op in ops if op.inputs}
         taken = {c: op.outputs[0] for c, op in ops if op.outputs}
         return Meeting(ops[0][1], self._wirings[key], given, taken, nodes)
 
+    def _complete(self, ops: Sequence[tuple[int, Op]], wiring: Wiring) -> None:
+        """All ranks of all classes take part once, in groups of one size."""
+        for members, which in ((wiring.senders, "inputs"), (wiring.receivers, "outputs")):
+            there = sorted(x for group in members for x in group)
+            due = sorted((c, row) for c, op in ops if getattr(op, which) for row in range(len(self._classes[c])))
+            if there != due or len({len(group) for group in members}) > 1:
+                raise NotJoined(f"{ops[0][1]} is not run by all ranks together")
+
     def _messages(self, ops: Sequence[tuple[int, Op]]) -> Wiring:
-        (c, send), (d, _) = ops
-        there = {r: i for i, r in enumerate(self._classes[d])}
+        there = {r: (d, i) for d, op in ops if op.name != "send" for i, r in enumerate(self._classes[d])}
         senders: list[tuple[tuple[int, int], ...]] = []
         receivers: list[tuple[tuple[int, int], ...]] = []
-        for row, rank in enumerate(self._classes[c]):
-            peer = self.system.talk.value(rank, send.get("peer"))
-            assert isinstance(peer, int)
-            senders.append(((c, row),))
-            receivers.append(((d, there[peer]),))
+        for c, send in ops:
+            for row, rank in enumerate(self._classes[c]) if send.name == "send" else ():
+                peer = self.system.talk.value(rank, send.get("peer"))
+                if self.joined and peer not in there:
+                    raise NotJoined(f"{send} goes to ranks of another program")
+                assert isinstance(peer, int)
+                senders.append(((c, row),))
+                receivers.append((there[peer],))
         return Wiring(tuple(senders), tuple(receivers))
 
     def _groups(self, ops: Sequence[tuple[int, Op]]) -> Wiring:
@@ -342,6 +403,8 @@ class _Shrinker:
         by_class = dict(ops)
         place = {r: (c, row) for c in by_class for row, r in enumerate(self._classes[c])}
         groups = {str(talk.value(r, op.get("group"))): None for c, op in ops for r in self._classes[c]}
+        if self.joined and any(m in self.there and m not in place for name in groups for m in talk.groups[name]):
+            raise NotJoined(f"{ops[0][1]} meets ranks of another program")
         rows = [[place[m] for m in talk.groups[name] if m in self.there] for name in groups]
         senders = tuple(tuple((c, row) for c, row in group if by_class[c].inputs) for group in rows)
         return Wiring(senders, tuple(tuple((c, row) for c, row in group if by_class[c].outputs) for group in rows))
