@@ -100,7 +100,7 @@ def _longer(
 
 def _least(apart: Apart, leaf: Axis) -> int:
     """How many positions a digit of a row has at least, where no mesh axis says so."""
-    few = min(leaf.size, LEAST)
+    few = min(leaf.size, LEAST + 1)  # more than are chosen from one group
     return few if apart.free([(leaf, tuple(range(few)))], sorts=False) else leaf.size
 
 
