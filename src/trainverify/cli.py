@@ -217,6 +217,7 @@ ZOO: dict[str, tuple[Any, Any]] = {
     "batch": (_change("Rows of the whole batch; one per data-parallel rank and micro-batch by default."), None),
     "sequence": (_change("Positions of a row."), None),
     "vocabulary": (_change("Ids, if the preset's number does not divide."), None),
+    "capacity": (_change("Places of an expert for each sequence; without it no token is dropped."), None),
     "loss": (_choice(Literal["per_token", "per_sequence", "sum"] | None, "What a batch's loss is."), None),
     "packed": (_choice(bool, "Several documents in a row: segments and positions are inputs."), False),
     "master": (_choice(bool, "Weights in bf16, the optimizer updates f32 copies."), False),
@@ -248,7 +249,7 @@ def with_zoo(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def wish(name: str, chosen: dict[str, Any]) -> Wish:
-    names = ("layers", "batch", "sequence", "vocabulary", "loss", "packed", "master")
+    names = ("layers", "batch", "sequence", "vocabulary", "capacity", "loss", "packed", "master")
     changes = {n: chosen.pop(n) for n in names}
     stages, chunks = chosen.pop("stages"), chosen.pop("chunks")
     try:

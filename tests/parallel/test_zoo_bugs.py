@@ -90,15 +90,6 @@ def order_of_layers(program: Program) -> Program:
     return replace(program, ops=tuple(forward))
 
 
-def padded_with(value: float) -> Callable[[Program], Program]:
-    def apply(program: Program) -> Program:
-        zeros = [o for o in program.ops if o.name == "full" and o.outputs[0].endswith(".grad.shard.zeros")]
-        assert zeros
-        return replace(program, ops=tuple(o.with_attrs(value=value) if o in zeros else o for o in program.ops))
-
-    return apply
-
-
 def late_gather(program: Program) -> Program:
     """The old weight is gathered, not the new one."""
     i = op_of(program, "layers.0.attention.wq.new")
@@ -112,155 +103,155 @@ def without_output(name: str) -> Callable[[Program], Program]:
 
 
 Q = "layers.0.attention.wq"
-BUGS: dict[str, tuple[str, str, set[str], Change]] = {
-    # bug: (plan, verdict, the tensors of which one is named or the finding's code, the change)
-    # where no single change repairs the plan, what is named is the first logical tensor that is missing:
-    # lm_head.grad, tok_embeddings.grad.6, loss.total
+BUGS: dict[str, tuple[str, str, str, Change]] = {
+    # bug: (plan, verdict, the tensor that is named or the finding's code, the change)
+    # where an equivalent change of a tensor just before repairs the plan, that one is named (wq.grad.2, wq.whole.grad, wte.grad.tied);
+    # where no single change does, the first logical tensor that is missing: tok_embeddings.grad.6, loss.total, k.split.grad
     "gradient shard: own slice instead of reduce-scatter": (
         "zero1",
         "REFUTED",
-        {f"{Q}.grad.shard", f"{Q}.grad.2"},
+        f"{Q}.grad.2",
         own_rows(f"{Q}.grad.shard", 12),
     ),
-    "stale parameter: the old one is gathered": ("zero1", "REFUTED", {f"{Q}.new"}, in_program("pp0", late_gather)),
-    "shard boundary off by one row": ("zero1", "REFUTED", {f"{Q}.shard.new", f"{Q}.new", f"{Q}.shard"}, shifted("pp0", f"{Q}.shard", 1)),
+    "stale parameter: the old one is gathered": ("zero1", "REFUTED", f"{Q}.new", in_program("pp0", late_gather)),
+    "shard boundary off by one row": ("zero1", "REFUTED", f"{Q}.shard", shifted("pp0", f"{Q}.shard", 1)),
     "shards taken from the other end": (
         "zero1",
         "REFUTED",
-        {f"{Q}.shard"},
+        f"{Q}.shard",
         together(
             column("pp0", "back.low", lambda r: (1 - r) * 12),
             column("pp0", "back.high", lambda r: (2 - r) * 12),
             attrs("pp0", f"{Q}.shard", start=Ref("back.low"), stop=Ref("back.high")),
         ),
     ),
-    "norm of own shards only": ("zero1", "REFUTED", {"squares.dp", "grad_norm"}, skipped("pp0", "squares.dp")),
+    "norm of own shards only": ("zero1", "REFUTED", "squares.dp", skipped("pp0", "squares.dp")),
     "norm counts tensor-parallel copies": (
         "zero2",
         "REFUTED",
-        {"squares.dp.again", "squares.dp", "grad_norm", "squares.stage"},
+        "squares.dp.again",
         again("pp0", "squares.dp", "group.tp"),
     ),
     "second micro-batch's shard overwrites the first": (
         "zero2",
         "REFUTED",
-        {f"{Q}.grad.sum"},
+        f"{Q}.grad.sum",
         instead("pp0", f"{Q}.grad.sum", "identity", f"{Q}.grad.shard.1"),
     ),
     "gradients scattered over the wrong axis": (
         "zero2",
         "REFUTED",
-        {f"{Q}.grad.shard"},
+        f"{Q}.grad.shard",
         attrs("pp0", f"{Q}.grad.shard", group=Ref("group.tp")),
     ),
     "weights gathered in the other order": (
         "zero3",
         "REFUTED",
-        {f"mb1/{Q}.whole"},
+        f"mb1/{Q}.whole",
         lambda plan: _turned(plan, f"mb1/{Q}.whole"),
     ),
-    "reduce-scatter of a gradient is missing": ("zero3", "REFUTED", {f"{Q}.grad", f"mb0/{Q}.whole.grad"}, own_rows(f"{Q}.grad", 12)),
+    "reduce-scatter of a gradient is missing": ("zero3", "REFUTED", f"mb0/{Q}.whole.grad", own_rows(f"{Q}.grad", 12)),
     "another layer's weight gathered for the backward pass": (
         "zero3",
         "REFUTED",
-        {"mb0/layers.0.attention.wk.again", "mb0/layers.0.attention.k.split.grad"},
+        "mb0/layers.0.attention.k.split.grad",
         inputs("pp0", "mb0/layers.0.attention.wk.again", "layers.0.attention.wv"),
     ),
     "padding of a flat bucket is not zero": (
         "chunk",
         "REFUTED",
-        {"lm_head.grad"},
-        in_program("pp0", padded_with(1.0)),
+        "lm_head.grad.shard.zeros",
+        attrs("pp0", "lm_head.grad.shard.zeros", value=1.0),
     ),
     "flat bucket divided at the wrong place": (
         "flat",
         "REFUTED",
-        {f"{Q}.new.flat"},
+        f"{Q}.new.flat",
         attrs("pp0", f"{Q}.new.flat", start=1, stop=577),
     ),
     "flat bucket joined in another order": (
         "flat",
         "REFUTED",
-        {"layers.0.flat1.grad.shard.joined"},
+        "layers.0.flat1.grad.shard.joined",
         replaced("pp0", "layers.0.flat1.grad.shard.joined", lambda op: replace(op, inputs=tuple(_swapped(op.inputs)))),
     ),
     "lineage claims the neighbour's shard": (
         "flat",
         "INVALID",
-        {"TV305", "TV303", "TV304"},
+        "TV305",
         lineage("layers.0.flat1.m", lambda lay: replace(lay, form=replace(lay.form, by_rank=lay.form.by_rank[:1]))),
     ),
-    "a moment's shard is not reported": ("zero1", "INVALID", {"TV307"}, in_program("pp0", without_output(f"{Q}.m.new"))),
+    "a moment's shard is not reported": ("zero1", "INVALID", "TV307", in_program("pp0", without_output(f"{Q}.m.new"))),
     "tied shards not synchronised": (
         "gpt zero1",
         "REFUTED",
-        {"wte.grad.tied", "wte.grad.final"},
+        "wte.grad.tied",
         together(skipped("pp0", "wte.grad.tied"), skipped("pp1", "wte.grad.tied")),
     ),
     "tied shards synchronised twice": (
         "gpt zero1",
         "REFUTED",
-        {"wte.grad.tied.again", "wte.grad.tied", "wte.grad.final"},
+        "wte.grad.tied",
         together(again("pp0", "wte.grad.tied", "group.ends"), again("pp1", "wte.grad.tied", "group.ends")),
     ),
     "chunks of layers in the other order": (
         "interleaved",
         "REFUTED",
-        {"mb0/layers.2.attention.normed"},
+        "mb0/layers.2.attention.normed",
         in_program("pp0", order_of_layers),
     ),
     "activation of the micro-batch before handed over": (
         "interleaved",
         "REFUTED",
-        {"tok_embeddings.grad.6"},
+        "tok_embeddings.grad.6",
         in_program("pp1", sent_again("mb0/layers.1.residual", "mb1/layers.1.residual")),
     ),
     "sends of the interleaved schedule one after the other": (
         "interleaved",
         "INVALID",
-        {"TV205"},
+        "TV205",
         together(*(in_program(f"pp{i}", lambda p: _unbatched(p)) for i in (0, 1))),
     ),
     "divided by half of the rows": (
         "per sequence",
         "REFUTED",
-        {"mb0/loss.share"},
+        "mb0/loss.share",
         attrs("pp0", "mb0/loss.share", value=6),
     ),
     "tokens counted over the wrong dimension": (
         "per sequence",
         "REFUTED",
-        {"mb1/loss.sequences"},
+        "mb1/loss.sequences",
         instead("pp0", "mb1/loss.sequences", "identity", "mb1/loss.sums"),
     ),
     "documents see each other": (
         "packed",
         "REFUTED",
-        {"loss.total"},
+        "loss.total",
         instead("pp0", "mb0/mask.pairs", "segment_mask", "mb0/labels", "mb0/labels", is_causal=True),
     ),
     "documents see the future": (
         "packed",
         "REFUTED",
-        {"mb0/mask.pairs"},
+        "mb0/mask.pairs",
         attrs("pp0", "mb0/mask.pairs", is_causal=False),
     ),
     "positions of another micro-batch": (
         "packed",
         "REFUTED",
-        {"mb0/rope.cos.rows"},
+        "mb0/rope.cos.rows",
         inputs("pp0", "mb0/rope.cos.rows", "mb1/positions", "rope.cos"),
     ),
     "working copy made of the old master": (
         "master",
         "REFUTED",
-        {f"{Q}.working", f"{Q}.new"},
+        f"{Q}.working",
         inputs("pp0", f"{Q}.working", f"{Q}.master"),
     ),
     "gradient that was not clipped goes to the master": (
         "master",
         "REFUTED",
-        {f"{Q}.master.new", f"{Q}.working", f"{Q}.new"},
+        f"{Q}.master.new",
         inputs("pp0", f"{Q}.master.new", f"{Q}.master", f"{Q}.grad.final", f"{Q}.m", f"{Q}.v"),
     ),
 }
@@ -298,7 +289,7 @@ def test_planted_bug(name: str) -> None:
     report = verify(logical, change(correct), points=3 if where == "packed" else 1)
     assert report.verdict == verdict, (report.reason, report.findings)
     if verdict == "INVALID":
-        assert named & {f.code for f in report.findings}, report.findings
+        assert named in {f.code for f in report.findings}, report.findings
         return
     assert report.place is not None
-    assert report.place.tensor in named, report.place.tensor
+    assert report.place.tensor == named

@@ -122,8 +122,11 @@ class Inference:
     def _dims(self, node: Node, args: list[Dims], lines: list[Line | None]) -> Dims:
         axes = self.axes
         match node.prim:
-            case "const" | "iota":
+            case "const":
                 return self.fresh(node.shape)
+            case "iota":
+                axes.numbered += (made := self.fresh(node.shape))
+                return made
             case "map" | "select":
                 if not args:
                     return []
@@ -197,6 +200,7 @@ class Inference:
             case "rowwise":
                 fn, d, _ = node.attrs
                 if fn == "cumsum":
+                    axes.counted.append(args[0][d])
                     return args[0]
                 axes.fix(args[0][d])  # a choice among n: n is not a matter of scale
                 if fn in ("argmax", "argmin"):

@@ -12,7 +12,8 @@ from trainverify.axes.views import Views
 
 
 class Sizes:
-    """Reduced sizes. Equal pieces stay equal and unequal ones unequal, in the same order.
+    """Reduced sizes. Equal pieces stay equal and unequal ones unequal, in the same order. So do axes along which something is
+    counted and those whose positions are numbers: a buffer that overflows still does, and one that does not never.
 
     With `alternate`, free axes get `base` and `base + 1` in turn; without, all are as small as they can be.
     `kept` lists the positions that are left of an axis that counts devices.
@@ -35,6 +36,7 @@ class Sizes:
         self._family: dict[int, int] = {}  # atom of a sum → another of the same family; sizes are ranked within one
         for axis in used:
             self._collect(axis, None)
+        self._rank_counts()
         ranks: dict[int, list[int]] = {}
         for key, a in self._atoms.items():
             if key in self._family and a.size > 1:
@@ -53,6 +55,18 @@ class Sizes:
                 turn += alternate
         if axes.views:
             self._size.update(Views(axes, self._atoms, self._size, self._kept).sizes())
+        for a, b in ((a, b) for a in axes.counted for b in axes.numbered):
+            if (a.size < b.size, a.size > b.size) != (self(a) < self(b), self(a) > self(b)):
+                raise NotABoundary(f"a count along {a!r} beside the numbers of {b!r}")
+
+    def _rank_counts(self) -> None:
+        """Counted and numbered axes are one family."""
+        if not self._axes.counted:
+            return
+        members = [id(a) for a in self._axes.leaves([*self._axes.counted, *self._axes.numbered]) if id(a) in self._atoms]
+        for key in members:
+            self._family.setdefault(key, key)
+            self._family[self._head(key)] = self._head(members[0])
 
     def atoms(self) -> Iterator[tuple[int, int, int | None, bool, int]]:
         """(number, full size, number of its family, whether it keeps its size, reduced size) of every axis that is no product or sum."""

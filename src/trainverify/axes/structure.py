@@ -66,6 +66,8 @@ class Axes:
         self.clashes: list[Clash] = []
         self.where: object = ""  # said as text if axes clash
         self.views: list[tuple[Sequence[Axis], Sequence[Axis]]] = []  # dimensions with the same positions that are not aligned
+        self.counted: list[Axis] = []  # along which something is added up step by step
+        self.numbered: list[Axis] = []  # whose positions are values: a count may be compared with them
         self._stretches: list[tuple[Axis, int, Axis]] = []  # (sum, start, the axis of several of its pieces)
 
     # -- looking -----------------------------------------------------------------------------------------------------

@@ -366,6 +366,36 @@ class Repairs:
                     }
                     yield Repair(f"holds what belongs in {other}, and the other way round", edits)
 
+    def as_logical(self, site: Site) -> Iterator[Repair]:
+        """Attributes that no op of its kind has in the logical program: those of one that it has."""
+        ops = [self.graph.ops.get(n) for n in site]
+        first = ops[0]
+        if first is None or any(o is None or o.name != first.name or o.attrs != first.attrs for o in ops):
+            return
+        if first.name not in self.table or self.table[first.name].collective or any(has_ref(v) for _, v in first.attrs):
+            return
+        theirs = {s.op.attrs for s in self.graph.small.logical_steps if s.op.name == first.name}
+        if first.attrs in theirs:
+            return
+        for attrs in sorted(theirs, key=repr):
+            edits: dict[Node, Edit] = {}
+            for (c, t), op in zip(site, ops, strict=True):
+                assert op is not None
+                types = self.classes[c].program.tensors
+                shapes = tuple(None if i is None else TensorType(self.shapes[c][i], types[i].dtype) for i in op.inputs)
+                try:
+                    lowered = self.table.lower(op.name, dict(attrs), shapes)
+                except OpError:
+                    break
+                slot = op.outputs.index(t)
+                if lowered.outputs[slot].shape != self.shapes[c][t]:
+                    break
+                reads = tuple((c, i) for i in dict.fromkeys(op.inputs) if i is not None)
+                edits[c, t] = Edit(reads, _running([lowered.outputs] * len(self.classes[c].ranks), slot, c, op.inputs))
+            else:
+                text = ", ".join(f"{n}={v}" for n, v in attrs if (n, v) not in first.attrs)
+                yield Repair(f"{_short(first)} where the logical program has {text or 'none of these'}", edits)
+
     def other_number(self, site: Site) -> Iterator[Repair]:
         """A constant that should be 0 or 1."""
         ops = [self.graph.ops.get(n) for n in site]

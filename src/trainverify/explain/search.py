@@ -130,6 +130,7 @@ class Search:
             Kind(r.other_number, suspicious=False, padding=True),
             Kind(r.exchanged_pieces, suspicious=False),
             Kind(r.other_slice, suspicious=False),
+            Kind(r.as_logical, suspicious=False),
             Kind(r.dropped),
             Kind(r.other_input),
             Kind(lambda site: r.other_collective(site, False)),

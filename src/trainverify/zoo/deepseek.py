@@ -1,7 +1,8 @@
 """DeepSeek V2 and V3: multi-head latent attention with decoupled rotary embedding, mixture of experts with shared experts.
 
-Every token goes through all experts and is weighted by the gate, 0 for those it was not sent to: what dispatch,
-expert and combine compute together when no expert overflows.
+Without a capacity every token goes through all experts and is weighted by the gate, 0 for those it was not sent to: what dispatch,
+expert and combine compute together when no expert overflows. With one, every expert has that many places for each sequence; tokens are
+counted in order, and those beyond the last place are dropped (GShard, with sequences as groups).
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -13,7 +14,7 @@ from typing import Any, Final, Literal
 
 import trainverify.build.program as build
 from trainverify.build.program import ProgramBuilder
-from trainverify.build.tape import Tensor
+from trainverify.build.tape import BuildError, Tape, Tensor
 from trainverify.graph.program import Program
 from trainverify.zoo.language import Loss, Rotary, join_heads, split_heads, swiglu, token_loss, tokens
 
@@ -57,6 +58,7 @@ class Config:
     loss: Loss = "per_token"
     balance: Literal["sequence", "batch"] = "sequence"  # over what the load of experts is measured
     context: int | None = None  # rows of the rotary tables; the sequence by default
+    capacity: int | None = None  # places of an expert for each sequence; without it no token is dropped
 
 
 _V2: Final = Gate(160, 6, scale=16.0, groups=8, top_groups=3)
@@ -143,20 +145,60 @@ def experts(b: ProgramBuilder, config: Config, at: str, x: Tensor) -> tuple[Tens
     logits = b.linear(rows, b.parameter(at + "gate.weight", (gate.experts, hidden)), name="moe.logits")
     weights = choose(b, gate, at, logits)
     load = unevenness(b, config, logits, weights)
-    every = b.expand(rows, shape=(gate.experts, *rows.shape), name="moe.every")
     opened, up, down = (
         b.parameter(f"{at}experts.{n}_proj", (gate.experts, *shape))
         for n, shape in (("gate", (hidden, width)), ("up", (hidden, width)), ("down", (width, hidden)))
     )
-    inner = b.silu(b.grouped_matmul(every, opened, name="moe.gate"), name="moe.silu")
-    inner = b.mul(inner, b.grouped_matmul(every, up, name="moe.up"), name="moe.hidden")
-    answers = b.grouped_matmul(inner, down, name="moe.down")
-    routed = b.einsum(weights, answers, spec="te,eth->th", name="moe.combined")
-    routed = b.reshape(routed, shape=x.shape, name="moe.routed")
+    if config.capacity is not None and config.capacity < 1:
+        raise BuildError("an expert has 1 place or more")
+    if config.capacity is None:
+        every = b.expand(rows, shape=(gate.experts, *rows.shape), name="moe.every")
+        answers = answered(b, every, opened, up, down)
+        routed = b.einsum(weights, answers, spec="te,eth->th", name="moe.combined")
+        routed = b.reshape(routed, shape=x.shape, name="moe.routed")
+    else:
+        weights = b.reshape(weights, shape=(batch, sequence, gate.experts), name="moe.weights.rows")
+        hot = places(b, weights, config.capacity)
+        answers = answered(b, sent_to(b, hot, x), opened, up, down)
+        routed = combined(b, weights, hot, answers, "moe.routed")
     if not config.shared_experts:
         return routed, load
     shared = feed_forward(b, at + "shared_experts.", x, config.shared_experts * width, "moe.shared")
     return b.add(routed, shared, name="moe.out"), load
+
+
+def answered(b: Tape, x: Tensor, opened: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """What every expert makes of its tokens, [experts, tokens, hidden]."""
+    inner = b.silu(b.grouped_matmul(x, opened, name="moe.gate"), name="moe.silu")
+    inner = b.mul(inner, b.grouped_matmul(x, up, name="moe.up"), name="moe.hidden")
+    return b.grouped_matmul(inner, down, name="moe.down")
+
+
+def places(b: Tape, weights: Tensor, capacity: int) -> Tensor:
+    """[rows, positions, experts, places]: 1 at the place that a token has in the buffer of an expert for its sequence.
+
+    The place is how many tokens before this one go there; beyond the last one there is none. No derivative."""
+    rows, sequence, experts = weights.shape
+    chosen = b.float(b.gt(weights, value=0, name="moe.wanted"), name="moe.wanted.float")
+    before = b.sub(b.cumsum(chosen, dim=1, name="moe.count"), chosen, name="moe.before")
+    before = b.reshape(before, shape=(rows, sequence, experts, 1), name="moe.before.each")
+    chosen = b.reshape(chosen, shape=(rows, sequence, experts, 1), name="moe.wanted.each")
+    place = b.float(b.arange(start=0, stop=capacity, name="moe.place"), name="moe.place.float")
+    return b.mul(chosen, b.float(b.eq(before, place, name="moe.here"), name="moe.here.float"), name="moe.places")
+
+
+def sent_to(b: Tape, hot: Tensor, x: Tensor) -> Tensor:
+    """The buffers of all experts, [experts, rows·places, hidden]."""
+    rows, _, experts, capacity = hot.shape
+    sent = b.einsum(hot, x, spec="bsec,bsh->ebch", name="moe.sent.rows")
+    return b.reshape(sent, shape=(experts, rows * capacity, x.shape[-1]), name="moe.sent")
+
+
+def combined(b: Tape, weights: Tensor, hot: Tensor, answers: Tensor, name: str) -> Tensor:
+    """Σ over experts of weight · answer, for every token that has a place."""
+    rows, _, experts, capacity = hot.shape
+    answers = b.reshape(answers, shape=(experts, rows, capacity, answers.shape[-1]), name="moe.down.rows")
+    return b.einsum(weights, hot, answers, spec="bse,bsec,ebch->bsh", name=name)
 
 
 def choose(b: ProgramBuilder, gate: Gate, at: str, logits: Tensor) -> Tensor:

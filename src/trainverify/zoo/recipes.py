@@ -64,6 +64,7 @@ class Wish:
     sequence: int | None = None
     vocabulary: int | None = None
     loss: str | None = None
+    capacity: int | None = None  # places of an expert for each sequence
     packed: bool = False
     master: bool = False  # weights in bf16, with f32 copies that the optimizer updates
 
@@ -72,7 +73,7 @@ class Wish:
         preset = family.presets[self.name]
         known = {f.name for f in fields(preset)}
         changes: dict[str, object] = {}
-        for name in ("layers", "sequence", "vocabulary", "loss"):
+        for name in ("layers", "sequence", "vocabulary", "loss", "capacity"):
             if getattr(self, name) is not None:
                 changes[name] = getattr(self, name)
         changes |= {"packed": True} if self.packed else {}

@@ -28,13 +28,22 @@ class Row:
     verdict: Verdict = "PROVED"
 
 
-def _row(model: str, layers: int = 2, packed: bool = False, master: bool = False, loss: str | None = None, **how: object) -> Row:
+def _row(
+    model: str,
+    layers: int = 2,
+    packed: bool = False,
+    master: bool = False,
+    loss: str | None = None,
+    capacity: int | None = None,
+    **how: object,
+) -> Row:
     degrees = Degrees(**how)  # type: ignore[arg-type]
     words = [f"{k}={v}" if v is not True else k for k, v in how.items()]
-    words += [w for w, on in (("packed", packed), ("master", master), (f"loss={loss}", loss is not None)) if on]
+    others = {"packed": packed, "master": master, f"loss={loss}": loss is not None, f"capacity={capacity}": capacity is not None}
+    words += [word for word, on in others.items() if on]
     name = f"{model} {' '.join(words) or 'alone'}"
     vocabulary = 50304 if model == GPT else None  # 50257 is odd: Megatron pads it
-    return Row(name, Wish(model, degrees, layers=layers, vocabulary=vocabulary, packed=packed, master=master, loss=loss))
+    return Row(name, Wish(model, degrees, layers=layers, vocabulary=vocabulary, packed=packed, master=master, loss=loss, capacity=capacity))
 
 
 LLAMA, GPT, DEEPSEEK = "llama3-8b", "gpt2", "deepseek-16b"
@@ -90,6 +99,7 @@ PRODUCTS: Final = (
     _row(GPT, dp=2, tp=2, sp=True, pp=2, microbatches=2),
     _row(GPT, dp=2, tp=2, pp=2, zero=3, microbatches=2),
     _row(DEEPSEEK, dp=4, ep=2, tp=2),
+    _row(DEEPSEEK, dp=4, ep=2, tp=2, sp=True, capacity=480),  # tokens beyond it are dropped
     _row("deepseek-236b", dp=4, ep=2, tp=2, sp=True, pp=2, microbatches=2),
     _row("deepseek-671b", layers=4, dp=8, ep=4, tp=4, pp=2, microbatches=2),
     _row(DEEPSEEK, dp=16, ep=4, tp=4, pp=2, zero=1, microbatches=4),

@@ -1,8 +1,9 @@
 """Expert parallelism: the mixture of experts of one layer, on the ranks of a stage.
 
 The experts are divided among the ranks along `ep`, some of the data-parallel ones; the width of each among the tensor-parallel
-ones. Every rank chooses experts for its own tokens and puts each into the buffers of those it goes to, at the token's own
-place; places of tokens that go elsewhere are zero. An all-to-all brings the buffers to the experts and another one the answers
+ones. Every rank chooses experts for its own tokens and puts each into the buffers of those it goes to: at the token's own
+place, or with a capacity at the next free one, by counting tokens in the order of their sequence, and nowhere if there is none; places
+that nobody takes are zero. An all-to-all brings the buffers to the experts and another one the answers
 back. So the gradients of an expert's weights already have the tokens of all ranks along `ep`: they add up over the other
 data-parallel ranks (`edp`) only.
 """
@@ -14,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from trainverify.build.tape import Tensor
-from trainverify.zoo.deepseek import Config
+from trainverify.zoo.deepseek import Config, answered, combined, places, sent_to
 from trainverify.zoo.parallel.degrees import divided
 from trainverify.zoo.parallel.stage import Stage
 
@@ -70,8 +71,12 @@ class Experts:
 
     def answers(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Σ over experts of weight · answer: this rank's share of the width of every expert."""
-        r = self.stage.r
+        r, capacity = self.stage.r, self.config.capacity
         batch, sequence, hidden = x.shape
+        if capacity is not None:
+            hot = places(r, weights, capacity)
+            back = self.returned(self.computed(self.received(sent_to(r, hot, x))))
+            return combined(r, weights, hot, back, "moe.routed.part")
         tokens = batch * sequence
         rows, weights, chosen = (
             r.reshape(t, shape=(tokens, t.shape[-1]), name=f"moe.{n}.rows")
@@ -94,11 +99,7 @@ class Experts:
         return self.stage.r.all_to_all(sent, group="ep", split_dim=0, concat_dim=1, backward="all_to_all", name="moe.received")
 
     def computed(self, x: Tensor) -> Tensor:
-        r = self.stage.r
-        opened, up, down = (self.stage[f"{self.at}experts.{n}_proj"] for n in ("gate", "up", "down"))
-        inner = r.silu(r.grouped_matmul(x, opened, name="moe.gate"), name="moe.silu")
-        inner = r.mul(inner, r.grouped_matmul(x, up, name="moe.up"), name="moe.hidden")
-        return r.grouped_matmul(inner, down, name="moe.down")
+        return answered(self.stage.r, x, *(self.stage[f"{self.at}experts.{n}_proj"] for n in ("gate", "up", "down")))
 
     def returned(self, answers: Tensor) -> Tensor:
         if self.stage.how.ep == 1:
