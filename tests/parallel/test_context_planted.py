@@ -1,7 +1,7 @@
 """Bugs planted into plans with context parallelism: each is refuted, or the plan is invalid.
 
-What is named is the planted tensor, or where no single change repairs the plan (four of the ring) the logical one that is missing
-first, in the same attention.
+What is named is asserted exactly. It is the planted tensor in eight of the sixteen that are refuted; in the others (six of the ring,
+two of zig-zag) no single change that is tried repairs it, and a tensor near it or the first logical one that is missing is named.
 """
 
 from __future__ import annotations
