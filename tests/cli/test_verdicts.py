@@ -162,7 +162,9 @@ def test_json_of_verify(run: Run, name: str) -> None:
     assert (found["difference"] is not None) == (found["first_wrong"] is not None) == refuted
     if refuted:
         assert list(found["difference"]) == documented("`difference` (null unless REFUTED)")
-        assert list(found["first_wrong"]) == documented("`first_wrong` (null unless REFUTED, or INVALID by one rank that is unlike the others)")
+        assert list(found["first_wrong"]) == documented(
+            "`first_wrong` (null unless REFUTED, or INVALID by one rank that is unlike the others)"
+        )
         assert list(found["first_wrong"]["op"]) == documented("`op`, `logical_op` (or null)")
         assert found["first_wrong"]["op"]["source"].startswith("test_verdicts.py:")
         assert {o["status"] for o in found["obligations"]} == {"proved", "different"}
