@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,22 @@ def test_an_interruption_reports_what_is_known(monkeypatch: pytest.MonkeyPatch) 
     assert status["loss"] != "proved"
     assert "proved" in status.values()
     assert any(n.startswith("interrupted") for n in report.notes), report.notes
+
+
+def test_elements_after_a_failure_have_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first element that is not shown ends its stage; nothing is said of the others."""
+    asked: list[int] = []
+
+    def check(stage, n, alignment, limits):  # type: ignore[no-untyped-def]
+        asked.append(n)
+        return execute.Result(n != 1, "" if n != 1 else "planted", "normal form")
+
+    monkeypatch.setattr(workers, "check", check)
+    heard: dict[int, bool] = {}
+    stage = SimpleNamespace(goal=SimpleNamespace(name="w"))
+    workers.run_all([(stage, n) for n in range(4)], None, Limits(), 0, lambda n, r: heard.update({n: r.proved}))  # type: ignore[arg-type, misc]
+    assert asked == [0, 1]
+    assert heard == {0: True, 1: False}
 
 
 def test_time_of_an_obligation_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,10 @@ from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place, moves_only
 from trainverify.prove.staged.signs import tensor_signs
+from trainverify.prove.staged.structure import Structure
 
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
+MOST: Final = 16  # more of them where token ids happen to be equal on all
 LOUD: Final = 2  # points with large ones
 FEW: Final = 3  # quiet points are enough to say where a plan is wrong
 NOTHING: Final = -1  # the id of the constant 0
@@ -35,7 +37,7 @@ CLOSE: Final = 1e-8  # relative to the element
 NOISE: Final = 1e-9  # relative to the largest element of the tensor
 ROUGH: Final = 1e-4  # on loud points, relative to the largest element on that point
 LENIENT: Final = 1e-6  # for elements that are made alike
-LARGE: Final = 300_000  # expressions of an op that are looked through for it
+FAINT: Final = 1e-12  # relative to the largest element on any point: what is much smaller there is rounding
 LARGEST: Final = 10_000  # numerator times denominator of constant factors
 
 
@@ -76,8 +78,7 @@ class Alignment:
         self.start: dict[str, int] = {}  # first id of a tensor that owns its ids
         self.signs = tensor_signs(self.small)
         self._kinds: dict[str, Any] = {}
-        self._same_of: dict[str, list[int]] = {}
-        self._made_of: dict[str, dict[tuple[Any, tuple[int, ...]], int]] = {}
+        self._factors_in: dict[Place, frozenset[Factor]] = {}  # unnamed tensor → factors that are in what it is made of
         self.claims: dict[Place, Claim] = {}
         self.sources: dict[Place, Array] = {}
         self._moves: dict[int, bool] = {}
@@ -86,13 +87,15 @@ class Alignment:
         self._read_lineage(lineage)
         self.runs: list[tuple[dict[str, Array], PlanValues]] = []
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
-        for point in range(seed, seed + QUIET):
+        for point in range(seed, seed + MOST):
+            if len(self.runs) >= QUIET and self._told_apart():
+                break
             if len(self.runs) == FEW and any(x.distance > LENIENT for x in suspects(self.small, wanted, *self.runs[0])[0]):
                 self.wrong = True
                 break
             self.runs.append(self._point(point, lineage, (0.1,) if point % 2 else (0.3, 0.1)))
         self.quiet = len(self.runs)
-        for point in range(seed + QUIET, seed + QUIET + LOUD):
+        for point in range(seed + MOST, seed + MOST + LOUD):
             self.runs.append(self._point(point, lineage, (3.0, 1.0) if point % 2 else (1.0,)))
         self.points = len(self.runs)
         self._align()
@@ -109,6 +112,15 @@ class Alignment:
                 if all(logical[o.tensor].dtype.kind != "f" or np.isfinite(logical[o.tensor]).all() for o in program.outputs):
                     break
             return logical, run_plan(small, lineage, inputs, NUMERIC)
+
+    def _told_apart(self) -> bool:
+        """Whether no two elements of an integer input are equal on all points: what is made of them would be, too."""
+        for name in self.small.logical.sources:
+            if self.small.logical.tensors[name].kind == "int":
+                columns = np.stack([logical[name].reshape(-1) for logical, _ in self.runs])
+                if len(np.unique(columns, axis=1).T) < columns.shape[1]:
+                    return False
+        return True
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
@@ -190,10 +202,13 @@ class Alignment:
         values[:, ~usable] = 0.0
         self.table = _Table(values, usable, scale, self._tensor_numbers(), self.quiet)
         self.same = self.table.first_of_equals()
+        self._number_logical()
         self._scalars()
         for place in graph.order:
-            if place[0] != LOGICAL and graph.kind(place) == "real":
-                self._claim(place)
+            if place[0] != LOGICAL:
+                if graph.kind(place) == "real":
+                    self._claim(place)
+                self._note(place)
         used = {c.factor.element for c in self.claims.values()}
         self.extra = {i: p for i, p in self.extra.items() if i in used}
         self.claims = {p: c for p, c in self.claims.items() if (c.ids < self.count).all() or int(c.ids[0]) in used}
@@ -279,11 +294,11 @@ class Alignment:
             return
         if self._moved(place):
             return
+        if not self.wrong and self._made_alike(place, v):
+            return
         ids = self._found(place, v)
         if ids is not None:
             self.claims[place] = Claim(place, ids)
-            return
-        if not self.wrong and self._made_alike(place, v):
             return
         x = v[:, int(np.argmax(np.abs(v[: self.quiet]).max(axis=0)))]
         if not x[: self.quiet].any():
@@ -298,57 +313,76 @@ class Alignment:
                     self.claims[place] = Claim(place, ids, Factor(number, factor.element, factor.power))
                     return
 
+    def _number_logical(self) -> None:
+        """Numbers of all logical elements; those that have one number are the same, besides those of equal values."""
+        self.structure = Structure(self.graph, self.same.tolist())
+        for name, ids in self.ids.items():
+            if name not in self.start or self.wrong:
+                pass
+            elif name in self.small.logical.sources:
+                for i in ids.reshape(-1).tolist():
+                    self.structure.source(i)
+            else:
+                self.structure.logical(name, self.start[name])
+            self.structure.named((LOGICAL, 0, name), ids.reshape(-1).tolist())
+        if not self.wrong:
+            self.same = np.array([self.structure.first[n] for n in self.structure.elements], dtype=np.int64)
+            self.table.same = self.same
+        for place, ids in self.sources.items():
+            self.structure.named(place, ids.reshape(-1).tolist())
+
+    def _note(self, place: Place) -> None:
+        """What later ops make of a tensor is told by its name, or by how it is made."""
+        claim = self.claims.get(place)
+        if claim is not None:
+            self.structure.named(place, claim.ids.tolist())
+        elif place in self._extra_places:
+            self.structure.named(place, [next(i for i, p in self.extra.items() if p == place)])
+        elif not self.wrong:
+            made = self.structure.made(place)
+            if made is not None:
+                self.structure.places[place] = made
+                self._factors_in[place] = self._factors_of(place)
+
+    def _factors_of(self, place: Place) -> frozenset[Factor]:
+        """Factors of the tensors that a tensor is made of."""
+        found: set[Factor] = set()
+        for i in self.graph.makers[place].inputs:
+            if i in self.claims:
+                found.add(self.claims[i].factor)
+            elif i is not None:
+                found |= self._factors_in.get(i, frozenset((Factor(),)))
+        return frozenset(found)
+
     def _made_alike(self, place: Place, v: Array) -> bool:
         """Whether logical elements are made by the same term from the same elements, up to a factor: no rounding in the way."""
         found = self.alike(place)
         if found is None:
             return False
-        ids, factors = self.same[found[0]], found[1]
-        for factor in sorted(factors | {Factor()}, key=lambda f: f == Factor()):
+        ids, most = self.same[found[0]], self.points // 2
+        for factor in sorted(found[1] | {Factor()}, key=lambda f: f == Factor()):
             want = self.table.values[:, ids] * float(factor.number)
             if factor.element is not None:
                 want = want * self._value_of(factor.element)[:, None] ** factor.power
-            close = (np.abs(v - want) <= LENIENT * np.abs(want).max(axis=1, keepdims=True)).all(axis=1)
-            if 2 * int(close.sum()) > self.points:
+            sizes = np.abs(want).max(axis=1, keepdims=True)
+            close = int((np.abs(v - want) <= LENIENT * sizes + FAINT * sizes.max()).all(axis=1).sum())
+            if close > most:
+                most = close
                 self.claims[place] = Claim(place, ids, factor)
-                return True
-        return False
+        return place in self.claims
 
-    def alike(self, place: Place) -> tuple[Array, set[Factor]] | None:
+    def alike(self, place: Place) -> tuple[Array, frozenset[Factor]] | None:
         """Logical elements that are made by the same terms from the same elements, and the factors that those have in the plan."""
-        ids: list[int] = []
-        factors: set[Factor] = set()
-        for at in range(math.prod(self.graph.shape(place))):
-            if self.graph.work(place) > LARGE:
-                return None
-            term, leaves = self.graph.definition(place, at)
-            found: list[int] = []
-            for leaf, position in leaves:
-                known = self._named(leaf)
-                if known is None:
-                    return None
-                found.append(int(known[0][position]))
-                factors.add(known[1])
-            first = next((i for i in found if 0 <= i < self.count), None)
-            made = None if first is None else self._definitions(self.owner[first]).get((term, tuple(found)))
-            if made is None:
-                return None
-            ids.append(made)
-        return np.array(ids), factors
+        numbers = self.structure.made(place)
+        ids = None if numbers is None else self.structure.meant(numbers)
+        if ids is None or any(self.graph.kind((LOGICAL, 0, self.owner[i])) != "real" for i in ids):
+            return None
+        return np.array(ids, dtype=np.int64), self._factors_of(place)
 
-    def _definitions(self, name: str) -> dict[tuple[Any, tuple[int, ...]], int]:
-        """(term, ids that it is over) → the first logical element that is made so, among what is made of a tensor."""
-        found = self._made_of.get(name)
-        if found is None:
-            found = self._made_of[name] = {}
-            for output in self._users.get(name, ()):
-                place = (LOGICAL, 0, output)
-                if output in self.start and self.graph.kind(place) == "real" and self.graph.work(place) <= LARGE:
-                    for at in range(math.prod(self.small.shapes[output])):
-                        term, leaves = self.graph.definition(place, at)
-                        key = (term, tuple(int(self._same_ids(leaf[2])[position]) for leaf, position in leaves))
-                        found.setdefault(key, self.start[output] + at)
-        return found
+    def rename(self, claim: Claim) -> None:
+        """Another meaning for a tensor."""
+        self.claims[claim.place] = claim
+        self.structure.named(claim.place, claim.ids.tolist())
 
     @cached_property
     def shared(self) -> Array:
@@ -356,22 +390,6 @@ class Alignment:
         found = np.zeros(self.count + len(self.extra) + 1, dtype=bool)  # the last one is NOTHING
         found[self.same[self.same != np.arange(self.count)]] = True
         return found
-
-    @cached_property
-    def _users(self) -> dict[str, list[str]]:
-        """Logical tensor that has elements of its own → outputs of the ops that take some of them."""
-        found: dict[str, list[str]] = {}
-        for step in self.small.logical_steps:
-            for i in step.inputs:
-                if i is not None:
-                    for owner in {self.owner[n] for n in np.unique(self.same[self.ids[i]])}:
-                        found.setdefault(owner, []).extend(step.outputs)
-        return {name: list(dict.fromkeys(outputs)) for name, outputs in found.items()}
-
-    def _same_ids(self, name: str) -> list[int]:
-        if name not in self._same_of:
-            self._same_of[name] = self.same[self.ids[name].reshape(-1)].tolist()
-        return self._same_of[name]
 
     def _value_of(self, i: int) -> Array:
         """A scalar by its id, on all points."""
@@ -536,7 +554,7 @@ class _Table:
     def tolerance(self, v: Array) -> Array:
         """How far an element may be off these values, (points, elements)."""
         allowed = CLOSE * np.abs(v) + NOISE * np.abs(v[: self.quiet]).max(initial=0.0)
-        allowed[self.quiet :] = ROUGH * np.abs(v[self.quiet :]).max(axis=1, keepdims=True, initial=0.0)
+        allowed[self.quiet :] = ROUGH * np.abs(v[self.quiet :]).max(axis=1, keepdims=True, initial=0.0) + FAINT * np.abs(v).max(initial=0.0)
         return allowed
 
     def find(self, v: Array) -> Array:

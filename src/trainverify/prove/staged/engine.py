@@ -273,13 +273,14 @@ class Engine:
     def _rounds(self) -> None:
         """Cut, check, and cut again what was not shown, until nothing changes."""
         open_: set[Node] = {n for numbers in self.goals_of.values() for n in numbers}
-        while open_:
+        while True:
             self._cut(open_)
             todo: dict[Any, tuple[Stage, int]] = {}
-            for s in self.stages.values():
-                for key, n in s.tasks:
-                    if key not in self.results:
-                        todo.setdefault(key, (s, n))
+            for node, s in self.stages.items():
+                if node not in self.broken:
+                    todo |= {key: (s, n) for key, n in s.tasks if key not in self.results and key not in todo}
+            if not open_ and not todo:
+                return
             self.progress(f"{len(self.stages)} stages, {len(todo)} different elements to show")
             self.shown_by |= todo
             keys = list(todo)
@@ -326,7 +327,7 @@ class Engine:
                 return False
             self._drop(place, open_)
         else:
-            a.claims[place] = Claim(place, found[0], found[1].pop())
+            a.rename(Claim(place, found[0], next(iter(found[1]))))
             for node, stage in list(self.stages.items()):
                 if node == place or place in stage.uses:
                     del self.stages[node]
@@ -398,7 +399,7 @@ class Engine:
 
     def _failure(self, stage: Stage) -> Result | None:
         """The first element of a stage that was not shown."""
-        return next((self.results[key] for key, _ in stage.tasks if not self.results[key].proved), None)
+        return next((self.results[key] for key, _ in stage.tasks if key in self.results and not self.results[key].proved), None)
 
     def _why(self, node: Node, valid: set[Node]) -> str:
         if node in self.broken:

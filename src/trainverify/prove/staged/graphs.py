@@ -97,9 +97,7 @@ class Graph:
         if call.nodes is None:
             return 0
         if call.signature not in self._work:
-            nodes = topological(call.nodes)
-            most = max(math.prod(n.shape) for n in nodes)
-            self._work[call.signature] = most * len(nodes) * max(2, math.prod(call.nodes[0].shape)) // 8
+            self._work[call.signature] = _work(call.nodes)
         return self._work[call.signature]
 
     def definition(self, place: Place, at: int) -> tuple[Term, list[tuple[Place, int]]]:
@@ -146,6 +144,32 @@ class Graph:
     def show(self, place: Place) -> str:
         c, row, name = place
         return name if c == LOGICAL else f"{name} on rank {self.small.classes[c].ranks[row]}"
+
+
+def _work(outputs: tuple[Node, ...]) -> int:
+    """Expressions that are made for all elements, and those that each element of an output is made of."""
+    made = 0
+    inside: dict[int, int] = {}  # node → expressions in one of its elements
+    for n in topological(outputs):
+        size, row = math.prod(n.shape), _row(n)
+        made += size * row
+        inside[id(n)] = min(1 + row * sum(inside[id(a)] for a in n.args), made)
+    return made + sum(math.prod(o.shape) * inside[id(o)] for o in outputs)
+
+
+def _row(node: Node) -> int:
+    """How many elements of an argument one element of a node is made of."""
+    match node.prim:
+        case "contract":
+            sizes = {i: d for term, a in zip(node.attrs[0], node.args, strict=True) for i, d in zip(term, a.shape, strict=True)}
+            return math.prod(d for i, d in sizes.items() if i not in node.attrs[1])
+        case "reduce":
+            return math.prod(node.args[0].shape[d] for d in node.attrs[1])
+        case "rowwise":
+            return int(node.args[0].shape[node.attrs[1]])
+        case "gather":
+            return int(node.args[0].shape[node.attrs[0]])
+    return 1
 
 
 def moves_only(nodes: tuple[Node, ...]) -> bool:

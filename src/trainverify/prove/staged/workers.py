@@ -31,7 +31,8 @@ def run_all(
     done: Callable[[int, Result], None],
     progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Every task, in this process or in workers; `done` hears of each result at once. Elements of one stage go together."""
+    """Every task, in this process or in workers; `done` hears of each result at once. Elements of one stage go together,
+    up to the first that is not shown."""
     groups: dict[int, list[int]] = {}
     for n, (stage, _) in enumerate(tasks):
         groups.setdefault(id(stage), []).append(n)
@@ -39,7 +40,7 @@ def run_all(
     numbers = list(groups.values())
 
     def finished(bundle: int, results: Sequence[Result]) -> None:
-        for n, result in zip(numbers[bundle], results, strict=True):
+        for n, result in zip(numbers[bundle], results, strict=False):
             done(n, result)
 
     if workers < 1 or not tasks:
@@ -125,9 +126,11 @@ def _one(n: int) -> list[Result]:
 
 
 def _guarded(bundle: Sequence[Task], alignment: Alignment, limits: Limits) -> list[Result]:
-    """Everything that was made on the way is gone afterwards."""
+    """Results up to the first element that is not shown. Everything that was made on the way is gone afterwards."""
     results: list[Result] = []
     for stage, n in bundle:
+        if results and not results[-1].proved:
+            break
         try:
             results.append(check(stage, n, alignment, limits))
         except MemoryError:
