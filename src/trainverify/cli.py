@@ -695,7 +695,7 @@ def bench_table3_command(
 def bench_scaling_command(
     as_json: AsJson = False,
     only: Annotated[str, typer.Option(metavar="dp,…", help="Some of the variables.")] = ",".join(scaling.NAMES),
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of every case, of which the median is taken.")] = 3,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of every case, of which the quickest counts.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Few layers, two values of every variable, each once.")] = False,
     file: Annotated[Path | None, typer.Option("--out", metavar="FILE.svg", help="Write the plots there.")] = None,
 ) -> int:

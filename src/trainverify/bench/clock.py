@@ -1,4 +1,4 @@
-"""Processor seconds and peak memory by phase, medians of runs that take turns, and how fast a series grows."""
+"""Processor seconds and peak memory by phase, the least of runs that take turns, and how fast a series grows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
 from typing import Final, TypeVar
 
 from trainverify.prove.algebra.engine import Prover
@@ -80,9 +79,11 @@ def in_turns(cases: Sequence[C], repeat: int, run: Callable[[C, Sequence[R]], R 
     return found
 
 
-def medians(runs: Sequence[dict[str, float]], phases: Sequence[str]) -> dict[str, float]:
-    """By phase; a phase that a run left out does not count for it."""
-    return {p: median(r[p] for r in runs if p in r) for p in phases if any(p in r for r in runs)}
+def least(runs: Sequence[dict[str, float]], phases: Sequence[str]) -> dict[str, float]:
+    """The run that took least, by phase: what other processes add is not the program's."""
+    full = max(sum(p in r for p in phases) for r in runs)
+    best = min((r for r in runs if sum(p in r for p in phases) == full), key=lambda r: sum(r.get(p, 0.0) for p in phases))
+    return {p: best[p] for p in phases if p in best}
 
 
 def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:

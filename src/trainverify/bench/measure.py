@@ -10,7 +10,7 @@ from typing import Final
 
 from trainverify.axes.system import System
 from trainverify.bench.case import Case
-from trainverify.bench.clock import Clock, in_turns, medians, walks
+from trainverify.bench.clock import Clock, in_turns, least, walks
 from trainverify.check import validate
 from trainverify.evaluate.run import elements
 from trainverify.evaluate.small import shrink_system
@@ -25,7 +25,8 @@ from trainverify.verify import MAX_ELEMENTS, compare_at
 PROVE: Final = ("validate", "schedule", "axes", "fold", "logical", "plan", "compare")  # what a proof needs
 CROSS_CHECK: Final = ("shrink", "evaluate")  # one random point, all ranks
 PHASES: Final = ("build", *PROVE, *CROSS_CHECK)
-SHORT: Final = 3.0  # seconds; a proof or an evaluation that takes longer is measured once
+SHORT: Final = 15.0  # seconds; a proof that takes longer is measured once
+QUICK: Final = 3.0  # the same of an evaluation
 
 
 @dataclass
@@ -139,20 +140,21 @@ def traced(case: Case, evaluate: bool = True) -> dict[str, float]:
 
 
 def measure(cases: Sequence[Case], repeat: int = 3, memory: bool = True, evaluate: bool = True) -> list[Measurement]:
-    """Medians. The cases take turns, so that a machine that becomes slower does so for all of them."""
+    """The least of some runs. The cases take turns, so that a machine that becomes slower does so for all of them."""
     once(cases[0], evaluate)  # imports, caches
 
     def run(case: Case, before: Sequence[tuple[Measurement, Clock]]) -> tuple[Measurement, Clock] | None:
         first = before[0][1].seconds if before else {}
         if sum(first.get(p, 0.0) for p in PROVE) >= SHORT:
             return None
-        long = sum(first.get(p, 0.0) for p in CROSS_CHECK) > SHORT
+        long = sum(first.get(p, 0.0) for p in CROSS_CHECK) > QUICK
         return once(case, evaluate and not long)
 
     result = []
     for case, runs in zip(cases, in_turns(cases, repeat, run), strict=True):
         m = runs[0][0]
-        m.seconds = medians([clock.seconds for _, clock in runs], PHASES)
+        own = [clock.seconds for _, clock in runs]
+        m.seconds = least(own, ("build", *PROVE)) | (least(own, CROSS_CHECK) if "shrink" in own[0] else {})
         if memory:
             m.megabytes = traced(case, evaluate)
         result.append(m)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from trainverify.bench.case import Case
-from trainverify.bench.clock import exponent, in_turns, medians
+from trainverify.bench.clock import exponent, in_turns, least
 from trainverify.bench.phases import PHASES, Run, verified
 from trainverify.bench.plot import Plot, svg
 from trainverify.zoo.parallel.degrees import Degrees
@@ -63,13 +63,13 @@ class Result:
 
     @property
     def seconds(self) -> list[dict[str, float]]:
-        """Medians by phase."""
-        return [medians([r.seconds for r in mine], PHASES) for mine in self.runs]
+        """By phase, of the quickest run."""
+        return [least([r.seconds for r in mine], PHASES) for mine in self.runs]
 
     @property
     def totals(self) -> list[float]:
-        """Median of whole runs, building the plan included."""
-        return [medians([{"total": r.total} for r in mine], ["total"])["total"] for mine in self.runs]
+        """The quickest run, building the plan included."""
+        return [least([{"total": r.total} for r in mine], ["total"])["total"] for mine in self.runs]
 
     @property
     def exponent(self) -> float:
