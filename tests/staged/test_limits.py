@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import trainverify as tv
+from trainverify import cli, files
 from trainverify.bench.stages import bench
 from trainverify.campaign.agree import BAD, agree
 from trainverify.domains.polynomials import Scalars
@@ -133,6 +136,38 @@ def test_both_stops_when_only_a_broken_algebra_proves(monkeypatch: pytest.Monkey
     monkeypatch.setattr(attempts, "by_algebra", everything)
     with pytest.raises(attempts.Contradiction, match="the algebra proves loss, but to the staged engine it differs"):
         verify(_squares(2), _squares(4), engine="both", points=1)
+
+
+@pytest.mark.parametrize("broken", ["algebra", "smt"])
+def test_engines_that_contradict_each_other_are_an_internal_error(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 4 and no verdict, whichever of the two says PROVED of a wrong plan."""
+    files.write(tmp_path / "logical.json", _squares(2))
+    files.write(tmp_path / "wrong.json", _squares(4))
+    command = ["verify", str(tmp_path / "logical.json"), str(tmp_path / "wrong.json"), "--engine", "both", "--workers", "0"]
+    assert cli.run(command) == 1
+    assert capsys.readouterr().out.startswith("REFUTED ")
+
+    real = getattr(attempts, FORGED[broken])
+
+    def everything(*given):  # type: ignore[no-untyped-def]
+        made = real(*given)
+        return replace(made, proved=dict.fromkeys(made.failed, (broken, attempts.FULL_SIZE)), failed={})
+
+    monkeypatch.setattr(attempts, FORGED[broken], everything)
+    assert cli.run(command) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: internal error, no verdict: ")
+    assert "loss" in err
+    assert cli.run([*command, "--json"]) == 4
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["exit_code"] == 4
+    assert "verdict" not in shown
+
+
+FORGED = {"algebra": "by_algebra", "smt": "by_stages"}
 
 
 def test_a_model_of_the_solver_is_a_counterexample() -> None:

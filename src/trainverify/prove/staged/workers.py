@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import resource
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection
 from typing import Final
 
 from trainverify.limits import OutOfTime
@@ -108,15 +112,22 @@ def _pool(batch: list[int], workers: int, finished: Finished) -> tuple[list[int]
 
 
 def _limit() -> None:
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_follow, daemon=True).start()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as f:
         mine = int(f.read().split()[0]) * resource.getpagesize()
     wanted = mine + (_MEMORY << 20)
     if soft == resource.RLIM_INFINITY or wanted < soft:
         resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+
+
+def _follow() -> None:
+    """A worker ends with its parent, however that ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _one(n: int) -> list[Result]:

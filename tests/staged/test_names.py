@@ -1,0 +1,160 @@
+"""Elements of equal values: names that are only guessed from them are no proof, and do not stand in the way of one."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import trainverify as tv
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import units
+from trainverify.ops import OPS
+from trainverify.prove.staged.align import Alignment
+from trainverify.prove.staged.engine import Engine, StagedProof
+from trainverify.prove.staged.execute import Result
+from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
+from trainverify.prove.staged.reduce import reduced
+from trainverify.prove.staged.stages import Cutter
+from trainverify.verify import related, verify
+
+VOCABULARY, WIDTHS = 2, (3, 7, 5, 9, 4, 11, 6)
+TOKENS = (4, 3, 5, 3)  # enough that some ids are equal on a few random points
+WEIGHTS = {"table": (VOCABULARY, WIDTHS[0]), **{f"w{n}": (WIDTHS[n + 1], WIDTHS[n]) for n in range(len(WIDTHS) - 1)}}
+
+
+def forward(b, ids, weights, flat=False):
+    """The loss is a sum: all rows of the gradients of the last layers coincide, and others do where tokens do."""
+    x = b.embedding(ids, weights[0], name="x")
+    x = b.reshape(x, shape=(math.prod(ids.shape), WIDTHS[0]), name="x.flat") if flat else x
+    for n, w in enumerate(weights[1:]):
+        x = b.linear(x, w, name=f"y{n}")
+        x = b.silu(x, name=f"a{n}") if n < 3 else x
+    return b.sum(x, name="sum")
+
+
+def logical() -> tv.Program:
+    b = tv.program("tokens")
+    ids = b.input("ids", TOKENS, "i64", ids=VOCABULARY)
+    b.loss(forward(b, ids, [b.parameter(n, shape) for n, shape in WEIGHTS.items()]))
+    return tv.complete(b.build(), tv.SGD(lr=0.1))
+
+
+def plan(exchanged: str = "") -> tv.Plan:
+    """The batch over dp, its tokens in one row; the first two rows of one gradient may be exchanged."""
+    p = tv.plan("tokens", tv.Mesh(dp=2))
+    with p.ranks() as r:
+        ids = r.input("ids", (TOKENS[0] // 2, *TOKENS[1:]), "(dp b) s t u", dtype="i64", ids=VOCABULARY)
+        weights = [r.parameter(n, shape, "o k") for n, shape in WEIGHTS.items()]
+        loss = forward(r, ids, weights, flat=True)
+        r.backward(loss)
+        r.loss(r.all_reduce(loss, group="dp", name="loss"))
+        for w in weights:
+            grad = r.all_reduce(r.gradient(w), group="dp", name=f"{w.name}.grad.dp")
+            if w.name == exchanged:
+                cuts = [(1, 2), (0, 1), (2, w.shape[0])][: 2 + (w.shape[0] > 2)]
+                rows = [r.slice(grad, dim=0, start=a, stop=b, name=f"{w.name}.rows{a}") for a, b in cuts]
+                grad = r.concat(*rows, dim=0, name=f"{w.name}.grad.turned")
+            r.output(grad, "gradient", w.name)
+            r.update(w, r.sgd(w, grad, lr=0.1, name=f"{w.name}.new"))
+    return p.build()
+
+
+def test_rows_that_coincide_are_proved() -> None:
+    report = verify(logical(), plan(), engine="smt", points=1)
+    assert report.verdict == "PROVED(reduced)", report.notes
+    assert {o.status for o in report.obligations} == {"proved"}
+
+
+@pytest.mark.parametrize("name", ["table", "w0", "w3"])
+def test_rows_that_are_exchanged_are_refuted(name: str) -> None:
+    report = verify(logical(), plan(name), engine="smt", points=1)
+    assert report.verdict == "REFUTED", report.notes
+    assert report.difference is not None
+    assert str(report.difference.obligation) == f"gradient of {name}"
+    assert report.place is not None
+    assert report.place.tensor == f"{name}.rows0"
+
+
+def test_rows_have_their_own_names() -> None:
+    """What is made alike from the same tokens, not what happens to have the same value."""
+    program, made = logical(), plan()
+    parts = units(made)
+    wanted, _ = obligations(program, made, parts)
+    alignment = Alignment(Graph(reduced(related(program, made, OPS, parts, wanted))), made.lineage, wanted)
+    for row in (0, 1):
+        for name in ("x", "y0", "a0", "y1", "a1", "y2", "a2", "y3", "y1.grad", "y0.grad", "x.grad"):
+            ids = alignment.ids[name].reshape(2, -1)[row]
+            claim = alignment.claims[0, row, name]
+            assert claim.factor.plain
+            assert claim.ids.tolist() == alignment.same[ids].tolist(), (row, name)
+
+
+# -- several tensors with the same elements ------------------------------------------------------------------------------
+
+A, B, C = ((LOGICAL, 0, name) for name in "abc")
+
+
+def cutter(dropped: Place | None = None) -> Cutter:
+    """a, b and c have two elements each, with the values of a."""
+    same = np.array([0, 1, 0, 1, 0, 1])
+    made = Cutter(SimpleNamespace(graph=None, extra={}, same=same, owner=list("aabbcc")))  # type: ignore[arg-type]
+    if dropped is not None:
+        made.dropped.add(dropped)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("dropped", "ids", "meant", "needed"),
+    [
+        (None, [2, 3], [0, 1], {B}),
+        (None, [0, 1], [0, 1], set()),  # the first ones are themselves
+        (None, [3, 4, 0], [1, 0, 0], {B, C}),
+        (B, [2, 3], [2, 3], set()),  # nothing is said of b any more
+        (B, [4, 5], [0, 1], {C}),  # and c does not need it
+        (B, [3, 4, 0], [3, 0, 0], {C}),
+        (C, [3, 4, 0], [1, 4, 0], {B}),
+    ],
+)
+def test_equals_are_used_with_their_claims_only(dropped: Place | None, ids: list[int], meant: list[int], needed: set[Place]) -> None:
+    uses: set[Place] = set()
+    made = cutter(dropped)
+    assert made._equals(np.array(ids), uses).tolist() == meant
+    assert uses == needed
+    assert made.alignment.same.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_claim_that_is_dropped_takes_what_used_it_along() -> None:
+    """b = a and c = a; a goal uses both. When b is given up the goal is cut again, and c stays as it is."""
+    engine = Engine.__new__(Engine)
+    engine.cutter = cutter()
+    engine.proof = StagedProof()
+    engine.stages = {B: _stage(), C: _stage(), 0: _stage(B, C), 1: _stage(C)}  # type: ignore[dict-item]
+    again: set[Place | int] = set()
+    engine._drop(B, again)
+    assert again == {0}
+    assert set(engine.stages) == {C, 1}
+    uses: set[Place] = set()
+    assert engine.cutter._equals(np.array([2, 4]), uses).tolist() == [2, 0]
+    assert uses == {C}
+
+
+@pytest.mark.parametrize(("shown", "valid"), [({"b", "c", "goal"}, {B, C, 0}), ({"c", "goal"}, {C}), ({"b", "c"}, {B, C})])
+def test_what_rests_on_an_equality_counts_once_that_is_shown(shown: set[str], valid: set[Place | int]) -> None:
+    engine = Engine.__new__(Engine)
+    engine.stages = {B: _stage(key="b"), C: _stage(key="c"), 0: _stage(B, C, key="goal")}  # type: ignore[dict-item]
+    engine.results = {key: Result(key in shown) for key in ("b", "c", "goal")}
+    assert engine._valid() == valid
+
+
+def test_equalities_that_rest_on_each_other_do_not_count() -> None:
+    engine = Engine.__new__(Engine)
+    engine.stages = {B: _stage(C, key="b"), C: _stage(B, key="c"), 0: _stage(B, key="goal")}  # type: ignore[dict-item]
+    engine.results = {key: Result(True) for key in ("b", "c", "goal")}
+    assert engine._valid() == set()
+
+
+def _stage(*uses: Place, key: str = "") -> SimpleNamespace:
+    return SimpleNamespace(uses=frozenset(uses), tasks=((key, 0),) if key else ())
