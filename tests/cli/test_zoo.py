@@ -66,6 +66,81 @@ def test_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[s
     assert why in json.loads(capsys.readouterr().out)["error"]
 
 
+LLAMA, GPT, DEEPSEEK = ["llama3-8b", "--layers", "1"], ["gpt2", "--layers", "1"], ["deepseek-16b", "--layers", "2"]
+CHUNK, FLAT, TP = ["--zero", "1", "--shards", "chunk"], ["--zero", "1", "--shards", "flat"], ["--tp", "2"]
+RING, ZIGZAG, ULYSSES = (["--cp", "2", "--cp-kind", kind] for kind in ("ring", "zigzag", "ulysses"))
+TEXTS = ["--loss", "per_sequence", "--dp", "2"]
+
+NOT_PROVED = {  # what is asked for; the options that are named, what works instead; the nearest that is proved
+    "ring and sp": (
+        [*LLAMA, *RING, *TP, "--sp"],
+        "--cp-kind ring with --sp",
+        "--cp-kind ulysses goes with --sp",
+        [*LLAMA, *ULYSSES, *TP, "--sp"],
+    ),
+    "zigzag and sp": ([*LLAMA, *ZIGZAG, *TP, "--sp"], "--cp-kind zigzag with --sp", "zigzag without it", [*LLAMA, *ZIGZAG, *TP]),
+    "ring and flat": ([*LLAMA, *RING, *FLAT], "--shards flat with --cp-kind ring", "or --cp-kind ulysses", [*LLAMA, *ULYSSES, *FLAT]),
+    "zigzag and uneven": (
+        [*LLAMA, *ZIGZAG, *CHUNK, "--dp", "3"],
+        "--shards chunk with --cp-kind zigzag",
+        "--shards parameter goes with it",
+        [*LLAMA, *ZIGZAG, *CHUNK, "--dp", "2"],
+    ),
+    "tp and flat": (
+        [*LLAMA, *TP, *FLAT, "--dp", "2"],
+        "--shards flat with --tp",
+        "--shards parameter goes with --tp",
+        [*LLAMA, *FLAT, "--dp", "2"],
+    ),
+    "tp and uneven": (
+        [*LLAMA, *TP, *CHUNK, "--dp", "3"],
+        "--shards chunk with --tp",
+        "which do not divide among 3 ranks",
+        [*LLAMA, *TP, *CHUNK, "--dp", "2"],
+    ),
+    "stacked": (
+        ["gpt2-xl", "--layers", "1", "--dp", "3", "--zero", "2", "--shards", "chunk"],
+        "--shards chunk with GPT on 3 data-parallel ranks",
+        "--shards parameter and --shards flat work",
+        ["gpt2-xl", "--layers", "1", "--dp", "3", "--zero", "2"],
+    ),
+    "latent": (
+        [*DEEPSEEK, *FLAT, "--dp", "2"],
+        "--shards flat with DeepSeek",
+        "--shards parameter cuts",
+        [*DEEPSEEK, "--zero", "1", "--dp", "2"],
+    ),
+    "latent chunks": (
+        [*DEEPSEEK, *CHUNK, "--dp", "2"],
+        "--shards chunk with DeepSeek",
+        "--shards parameter cuts",
+        [*DEEPSEEK, "--dp", "2"],
+    ),
+    "padding": (
+        [*LLAMA, *FLAT, "--dp", "12"],
+        "--shards flat on 12 data-parallel ranks",
+        "another number of ranks",
+        [*LLAMA, *FLAT, "--dp", "11"],
+    ),
+    "one row each": ([*GPT, *TEXTS], "--loss per_sequence with GPT and one row", "--batch 4 works", [*GPT, *TEXTS, "--batch", "4"]),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PROVED)
+def test_what_is_not_proved_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not after minutes: before anything is verified, with what works instead."""
+    asked, options, instead, near = NOT_PROVED[name]
+    for command in (["zoo"], ["verify", "--zoo"]):
+        assert run([*command, *asked]) == 2
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.count("\n")) == ("", 1)
+        assert options in printed.err
+        assert "is not supported" in printed.err
+        assert instead in printed.err
+    assert run(["verify", "--zoo", *near, "--points", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "PROVED"
+
+
 def test_eight_thousand_ranks_are_built_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     """The text of the plan grows with layers and micro-batches, not with ranks: a quarter of the micro-batches of a real run here."""
     options = ["--dp", "64", "--tp", "8", "--pp", "16", "--microbatches", "4", "--zero", "1", "--layers", "32"]

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from trainverify.axes.reduction import NotABoundary
+from trainverify.evaluate.small import TooMuch, shrink_system
 from trainverify.graph.lineage import Part, Run
-from trainverify.verify import verify
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import units
+from trainverify.ops import OPS
+from trainverify.verify import FULL, related, verify
 from trainverify.zoo import gpt, llama
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
 from trainverify.zoo.parallel.zero import flattened, within
@@ -80,6 +85,17 @@ def test_uneven_and_flat_shards_agree(name: str) -> None:
     assert report.verdict in ("PROVED", "UNKNOWN"), report.reason
     assert not report.findings
     assert {o.status for o in report.obligations} <= {"proved", "agreed"}, report.reason
+
+
+def test_pieces_that_are_cut_once_more_have_no_small_sizes() -> None:
+    """Rows of a tensor-parallel rank that do not divide: said, and no internal error."""
+    logical, plan = both(replace(REAL, layers=1), Degrees(dp=3, tp=2, zero=1, shards="chunk"))
+    parts = units(plan)
+    system = related(logical, plan, OPS, parts, obligations(logical, plan, parts)[0])
+    with pytest.raises(NotABoundary, match="pieces of a bucket are cut once more"):
+        shrink_system(system, alternate=False)
+    with pytest.raises(TooMuch):
+        shrink_system(system, base=FULL, most=1000)
 
 
 def test_pieces_of_strided_blocks() -> None:

@@ -77,6 +77,10 @@ class Views:
 
     def sizes(self) -> dict[int, int]:
         """Sizes of all atoms, of flat axes and others; those found first where there are none that fit."""
+        if all(self._size[key] == a.size for key, a in self._atoms.items()):
+            return self._size
+        if any(p not in self._size for e in self._equations for p, _ in e.pieces):
+            raise NotABoundary("pieces of a bucket are cut once more, along one of several dimensions")
         if all(sum(n * self._size[p] for p, n in e.pieces) == self._right(e) for e in self._equations):
             return self._size
         parts, before = self._connected(), dict(self._size)

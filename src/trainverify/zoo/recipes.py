@@ -18,6 +18,7 @@ from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.parallel.gpt import gpt_plan, gpt_step
 from trainverify.zoo.parallel.llama import llama_plan, llama_step
 from trainverify.zoo.parallel.resnet import resnet_plan, resnet_step
+from trainverify.zoo.unproved import unproved
 
 Config = Any  # of one of the models
 
@@ -91,9 +92,12 @@ class Wish:
         return replace(preset, **changes)
 
     def build(self) -> tuple[Program, Plan]:
-        """The step on one device, and the plan."""
+        """The step on one device, and the plan; BuildError where sizes do not allow it, or no engine proves such a plan."""
         family, config = family_of(self.name), self.config()
-        return family.step(config, master=self.master), family.plan(config, self.how, master=self.master)
+        plan = family.plan(config, self.how, master=self.master)
+        if (why := unproved(family.title, config, self.how, plan)) is not None:
+            raise BuildError(why)
+        return family.step(config, master=self.master), plan
 
 
 def family_of(name: str) -> Family:
