@@ -69,7 +69,6 @@ def test_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[s
 LLAMA, GPT, DEEPSEEK = ["llama3-8b", "--layers", "1"], ["gpt2", "--layers", "1"], ["deepseek-16b", "--layers", "2"]
 CHUNK, FLAT, TP = ["--zero", "1", "--shards", "chunk"], ["--zero", "1", "--shards", "flat"], ["--tp", "2"]
 RING, ZIGZAG, ULYSSES = (["--cp", "2", "--cp-kind", kind] for kind in ("ring", "zigzag", "ulysses"))
-TEXTS = ["--loss", "per_sequence", "--dp", "2"]
 
 NOT_PROVED = {  # what is asked for; the options that are named, what works instead; the nearest that is proved
     "ring and sp": (
@@ -122,7 +121,6 @@ NOT_PROVED = {  # what is asked for; the options that are named, what works inst
         "another number of ranks",
         [*LLAMA, *FLAT, "--dp", "11"],
     ),
-    "one row each": ([*GPT, *TEXTS], "--loss per_sequence with GPT and one row", "--batch 4 works", [*GPT, *TEXTS, "--batch", "4"]),
 }
 
 

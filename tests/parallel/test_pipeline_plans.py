@@ -59,3 +59,9 @@ def test_order_of_interleaved_passes() -> None:
     plan = llama_plan(config, rounds(2, 4))
     assert passes(plan, 0).startswith("F0 F1 F0 F1 F2 B0 F3 B1 F2 B0 F3 B1 B2 B3 B2 B3")
     assert passes(plan, 1).startswith("F0 F1 F0 B0 F1 B1 F2 B0 F3 B1 F2 B2 F3 B3 B2 B3")
+
+
+def test_one_sequence_for_every_rank_and_micro_batch_is_proved() -> None:
+    """What a sequence's loss is divided by leaves all sums of a rank, and none of the whole batch."""
+    config = replace(GPT2, layers=1, batch=4, loss="per_sequence")
+    assert verify(gpt_step(config), gpt_plan(config, Degrees(dp=2, microbatches=2)), points=1).verdict == "PROVED"

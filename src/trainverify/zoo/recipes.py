@@ -95,7 +95,7 @@ class Wish:
         """The step on one device, and the plan; BuildError where sizes do not allow it, or no engine proves such a plan."""
         family, config = family_of(self.name), self.config()
         plan = family.plan(config, self.how, master=self.master)
-        if (why := unproved(family.title, config, self.how, plan)) is not None:
+        if (why := unproved(family.title, self.how, plan)) is not None:
             raise BuildError(why)
         return family.step(config, master=self.master), plan
 

@@ -1,27 +1,21 @@
-"""Combinations of options that no engine proves: each with the reason, and what works instead."""
+"""Combinations of options that the algebra does not prove: each with the reason, and what works instead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 from trainverify.graph.lineage import Parts
 from trainverify.graph.plan import Plan
 from trainverify.zoo.parallel.degrees import Degrees
 
 
-def unproved(title: str, config: Any, how: Degrees, plan: Plan) -> str | None:
+def unproved(title: str, how: Degrees, plan: Plan) -> str | None:
     """Why a plan of the zoo is refused though it can be built; None if it is not."""
-    return next(chain(_reasons(title, config, how), _sharded(title, how, plan)), None)
+    return next(chain(_reasons(how), _sharded(title, how, plan)), None)
 
 
-def _reasons(title: str, config: Any, how: Degrees) -> Iterator[str]:
-    rows = how.dp * how.microbatches
-    if title == "GPT" and config.loss == "per_sequence" and config.batch == rows > 1:
-        why = "a rank's gradients of biases have one sequence's weight before all sums, those of the whole batch have it inside"
-        asked = f"--loss per_sequence with GPT and one row for each of {rows} parts of the batch"
-        yield f"{asked} is not supported: {why}; --batch {2 * rows} works"
+def _reasons(how: Degrees) -> Iterator[str]:
     if _unlike(how) and how.sp:
         why = "a rank has two chunks of the sequence, and how tensor-parallel ranks cut these once more has no form"
         yield f"--cp-kind {how.cp_kind} with --sp is not supported: {why}; --cp-kind ulysses goes with --sp, {how.cp_kind} without it"

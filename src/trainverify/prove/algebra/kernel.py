@@ -378,8 +378,7 @@ class Kernel:
         """lead · factors · prim, prim under a short name.
 
         The name is that of prim and of the positive content that it first comes with, in the logical program: what is
-        handed from layer to layer stays one factor, however many norms it has passed. Some divisors are positive too.
-        """
+        handed from layer to layer stays one factor, however many norms it has passed. Some divisors are positive too."""
         content: tuple[Coef, Mono] = (1, ())
         if not self.named:
             content = (lead if lead > 0 else -lead, tuple(f for f in factors if self.atoms[f[0]].positive or self._divisor(f)))
@@ -390,8 +389,9 @@ class Kernel:
 
     def _divisor(self, f: Factor) -> bool:
         """Whether a factor divides by something that cannot be negative; that it is not zero is a condition already."""
-        if f[2] >= 0 or not self.atoms[f[0]].nonnegative:
-            return False
+        a = self.atoms[f[0]]
+        if f[2] >= 0 or not a.nonnegative or (a.kind == "sum" and all(self.atoms[u].indicator for u, _, _ in a.data[0][0])):
+            return False  # a count divides all of a loss alike: it stays outside
         self.need("nonzero", f[0], f[1])
         return True
 
