@@ -89,13 +89,17 @@ class Repairs:
         op = self.graph.ops.get(site[0])
         return op if op is not None and all(n[0] == site[0][0] and n[1] in op.outputs for n in site) else None
 
-    def like_sibling(self, site: Site) -> Iterator[Repair]:
+    def like_twin(self, site: Site) -> Iterator[Repair]:
+        """Another op than in the other micro-batches of the same ranks."""
+        return self.like_sibling(site, self.siblings.twins(site[0]))
+
+    def like_sibling(self, site: Site, among: Sequence[Node] | None = None) -> Iterator[Repair]:
         """Another op than all its siblings have in this place."""
         op, node = self._one_op(site), site[0]
         if op is None:
             return
         tried: list[Op] = []
-        for other in self.siblings.of(node):
+        for other in self.siblings.of(node) if among is None else among:
             theirs = self.graph.ops.get(other)
             if theirs is None or same_text(op, theirs) or any(same_text(theirs, t) for t in tried if other[0] == node[0]):
                 continue

@@ -126,6 +126,7 @@ class Search:
     def _kinds(self) -> list[Kind]:
         r = self.repairs
         return [
+            Kind(r.like_twin, suspicious=False),
             Kind(r.like_sibling, suspicious=False),
             Kind(r.other_number, suspicious=False, padding=True),
             Kind(r.exchanged_pieces, suspicious=False),

@@ -39,6 +39,12 @@ class Siblings:
         found = [n for n in self.kin[pattern(name), self.shapes[c][name]] if n != node]
         return sorted(found, key=lambda n: (n[1] != name, n[0] != c))
 
+    def twins(self, node: Node) -> list[Node]:
+        """The same class and name but for the first number: other micro-batches."""
+        c, name = node
+        rest = numbers(name)[1:]
+        return [n for n in self.of(node) if n[0] == c and numbers(n[1])[1:] == rest]
+
     def mapped(self, sibling: str, tensor: str, given: str, own: tuple[str | None, ...], c: int) -> str | None:
         """What is to `tensor` what `given` is to its sibling, among the tensors of a class."""
         shapes = self.shapes[c]
