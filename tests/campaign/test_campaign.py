@@ -13,7 +13,7 @@ from trainverify.campaign.minimise import minimised
 from trainverify.campaign.mutations import mutate
 from trainverify.campaign.plans import partition, setting
 from trainverify.campaign.programs import step
-from trainverify.campaign.run import campaign, generic, make, run
+from trainverify.campaign.run import Outcome, campaign, generic, make, run
 from trainverify.campaign.simulate import Stuck, worst
 
 CASES, FIRST = 24, 0
@@ -121,3 +121,15 @@ def test_a_case_says_what_it_is() -> None:
     assert outcome.kind
     assert outcome.detail
     assert generic("not proved: loss: rank 0: limit of 500 reached") == "limit of N reached"
+
+
+def test_an_interrupted_campaign_says_what_was_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(seed: int, mutant: bool, seconds: float, oracle: float) -> Outcome:
+        if seed == 2:
+            raise KeyboardInterrupt
+        return Outcome(seed, mutant, "PROVED", None, "", "any", 1, 1, 0.1)
+
+    monkeypatch.setattr("trainverify.campaign.run.run", judged)
+    summary = campaign([(seed, False) for seed in range(5)])
+    assert summary.interrupted
+    assert summary.verdicts["correct"] == {"PROVED": 2}

@@ -59,6 +59,9 @@ def main() -> int:
         print(json.dumps(summary.json(), indent=2))
     else:
         table(summary, Console())
+    if summary.interrupted:
+        console.print("interrupted: these are the cases that were judged")
+        return 130
     return 1 if summary.bad else 0
 
 

@@ -170,6 +170,7 @@ class Summary:
     bad: list[Outcome] = field(default_factory=list)
     missed: int = 0  # UNKNOWN mistakes that evaluation at full size sees
     slowest: float = 0.0
+    interrupted: bool = False
 
     def add(self, o: Outcome) -> None:
         group = "mistake" if o.mutant else "correct"
@@ -194,6 +195,7 @@ class Summary:
             "kinds": {g: {f"{k}: {v}": n for (k, v), n in sorted(c.items())} for g, c in self.kinds.items()},
             "unknown_but_different": self.missed,
             "bad": [asdict(o) for o in self.bad],
+            "interrupted": self.interrupted,
             "slowest_seconds": round(self.slowest, 2),
         }
 
@@ -209,12 +211,15 @@ def campaign(
     oracle: float = 1.0,
     done: Callable[[Outcome], None] | None = None,
 ) -> Summary:
-    """All cases, in `workers` processes."""
+    """All cases, in `workers` processes; after Ctrl-C those that were judged."""
     summary = Summary()
-    for o in _outcomes(iter(seeds), workers, seconds, oracle):
-        summary.add(o)
-        if done is not None:
-            done(o)
+    try:
+        for o in _outcomes(iter(seeds), workers, seconds, oracle):
+            summary.add(o)
+            if done is not None:
+                done(o)
+    except KeyboardInterrupt:
+        summary.interrupted = True
     return summary
 
 
@@ -233,6 +238,10 @@ def _outcomes(seeds: Iterator[tuple[int, bool]], workers: int, seconds: float, o
                     more = False
                     break
                 running.add(pool.submit(run, item[0], item[1], seconds, oracle))
-            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            try:
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
             for future in finished:
                 yield future.result()
