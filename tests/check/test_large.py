@@ -19,9 +19,9 @@ def test_small_sizes() -> None:
 def test_8192_ranks() -> None:
     logical, plan = large(64, 16, 8, 4, 75)
     assert plan.size == 8192
-    start = time.perf_counter()
+    start = time.process_time()
     assert validate(logical, plan) == []
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_one_rank_of_8192_is_wrong() -> None:
