@@ -181,14 +181,14 @@ def test_compression_bombs_stop_early(tmp_path: Path, kind: str) -> None:
         "except files.FileError as e: print(e.reason)\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)\n"
     )
-    started = time.process_time()
+    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "bomb.json.gz")], capture_output=True, text=True, timeout=60, check=True
     )
     reason, grown = done.stdout.splitlines()
     assert reason == text
     assert int(grown) < (600 if kind == "lists" else 200)
-    assert time.process_time() - started < 30
+    assert time.monotonic() - started < 30
 
 
 def test_a_small_file_cannot_ask_for_much(tmp_path: Path) -> None:
