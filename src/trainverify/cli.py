@@ -10,31 +10,26 @@ import functools
 import importlib.metadata
 import importlib.util
 import inspect
-import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from trainverify import files
-from trainverify.bench import needle, scaling, table3
-from trainverify.bench.algebra import bench
-from trainverify.bench.stages import bench as bench_stages
 from trainverify.build.tape import BuildError
 from trainverify.campaign import zoo as mutants
 from trainverify.check import Finding, validate
-from trainverify.files.errors import one_line
 from trainverify.graph.plan import Plan, PlanError, expand
 from trainverify.graph.program import Program, lines
 from trainverify.limits import Ended, OutOfTime, isolated, limited, seldom_collected
+from trainverify.measurements import measurements
 from trainverify.nnscaler.dump import read as read_dump
 from trainverify.nnscaler.judge import judge
 from trainverify.nnscaler.trainer import Trainer, optimizer_of
@@ -45,26 +40,28 @@ from trainverify.prove.algebra.discover import Found
 from trainverify.prove.attempt import Engine
 from trainverify.prove.staged.reduce import Shape
 from trainverify.report import Report, finding_json
+from trainverify.terminal import (
+    INTERNAL,
+    INTERRUPTED,
+    USAGE,
+    AsJson,
+    Refused,
+    Timeout,
+    attempt,
+    change,
+    emit,
+    err,
+    fail,
+    guarded,
+    out,
+    progress,
+)
 from trainverify.verify import lineage, reduction, verify
 from trainverify.zoo.parallel.degrees import ContextKind, Degrees, Normalise, Schedule, Sharding
 from trainverify.zoo.recipes import FAMILIES, Wish, described, family_of
 
-P = ParamSpec("P")
-USAGE, INTERNAL, INTERRUPTED, CLOSED = 2, 4, 130, 141
-
-
-class Terminal(Console):
-    """A console whose reader may go away: that is no verdict."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__)
-out = Terminal(soft_wrap=True, highlight=False)
-err = Terminal(stderr=True, soft_wrap=True, highlight=False)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+app.add_typer(measurements, name="bench")
 OpsFile = Annotated[
     Path | None, typer.Option("--ops", metavar="FILE", help="A Python file that declares more operators. Python runs it: trust it first.")
 ]
@@ -73,55 +70,7 @@ EngineName = Annotated[
 ]
 Workers = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="Processes that prove stages; 0: this one.")]
 AcceptReduced = Annotated[bool, typer.Option("--accept-reduced", help="PROVED(reduced) counts as proved: exit code 0.")]
-Timeout = Annotated[float | None, typer.Option(min=0.001, metavar="SECONDS", help="Then the verdict is UNKNOWN.")]
 Memory = Annotated[int | None, typer.Option(min=1, metavar="MB", help="Of address space; beyond it the verdict is UNKNOWN.")]
-
-
-class Refused(Exception):
-    """Input or arguments that cannot be used."""
-
-
-def fail(message: str, code: int, as_json: bool) -> int:
-    """One line: on stderr, or as a JSON object on stdout."""
-    if as_json:
-        print(json.dumps({"error": one_line(message), "exit_code": code}))
-    else:
-        err.print(f"[bold red]error[/]: {escape(one_line(message))}")
-    return code
-
-
-def emit(command: str, exit_code: int, **fields: Any) -> int:
-    """The one JSON object of a command. ASCII only, so that every locale can print it."""
-    print(json.dumps({"command": command, "exit_code": exit_code, **fields}))
-    return exit_code
-
-
-def attempt(work: Callable[[], int], as_json: bool) -> int:
-    """Whatever goes wrong ends with one line and the right code, never with a verdict."""
-    try:
-        code = work()
-        sys.stdout.flush()
-        return code
-    except (files.FileError, Refused) as error:
-        return fail(str(error), USAGE, as_json)
-    except KeyboardInterrupt:
-        return fail("interrupted; no verdict", INTERRUPTED, as_json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; the interpreter flushes once more
-        return CLOSED
-    except (Exception, SystemExit) as error:
-        if os.environ.get("TRAINVERIFY_TRACEBACK"):
-            traceback.print_exception(error)
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return fail(f"internal error, no verdict: {reason} (TRAINVERIFY_TRACEBACK=1 shows where)", INTERNAL, as_json)
-
-
-def guarded(command: Callable[P, int]) -> Callable[P, int]:
-    @functools.wraps(command)
-    def safe(*args: P.args, **kwargs: P.kwargs) -> int:
-        return attempt(lambda: command(*args, **kwargs), bool(kwargs.get("as_json")))
-
-    return safe
 
 
 def table_with(path: Path | None) -> OpTable:
@@ -157,16 +106,6 @@ def _line_of(error: BaseException, path: Path) -> str:
     return f"line {found[-1]}: " if found else ""
 
 
-@contextmanager
-def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
-    """A status line on a terminal, nothing elsewhere."""
-    if as_json or not err.is_terminal:
-        yield lambda text: None
-        return
-    with err.status("reading", spinner="line") as status:
-        yield lambda text: status.update(escape(text))
-
-
 @app.callback(invoke_without_command=False)
 def options(
     version: Annotated[
@@ -189,10 +128,6 @@ def _number(text: str) -> Any:
     return Annotated[int, typer.Option(min=1, metavar="N", help=text)]
 
 
-def _change(text: str) -> Any:
-    return Annotated[int | None, typer.Option(min=1, metavar="N", help=text)]
-
-
 def _choice(kind: Any, text: str) -> Any:
     return Annotated[kind, typer.Option(help=text)]
 
@@ -210,14 +145,14 @@ ZOO: dict[str, tuple[Any, Any]] = {
     "zero": (Annotated[int, typer.Option(min=0, max=3, help="ZeRO: 1 optimizer state, 2 also gradients, 3 also parameters.")], 0),
     "shards": (_choice(Sharding, "What ZeRO cuts: a dimension that divides, padded chunks, or flat buckets."), "parameter"),
     "schedule": (_choice(Schedule, "Order of passes on pipeline stages."), "1f1b"),
-    "chunks": (_change("Chunks of layers on a stage (interleaved: 2)."), None),
+    "chunks": (change("Chunks of layers on a stage (interleaved: 2)."), None),
     "stages": (Annotated[str | None, typer.Option(metavar="N,N,…", help="Layers of every stage; spread evenly by default.")], None),
     "normalise": (_choice(Normalise, "Where a loss per token is divided by the number of tokens."), "gradients"),
-    "layers": (_change("Layers, if not all."), None),
-    "batch": (_change("Rows of the whole batch; one per data-parallel rank and micro-batch by default."), None),
-    "sequence": (_change("Positions of a row."), None),
-    "vocabulary": (_change("Ids, if the preset's number does not divide."), None),
-    "capacity": (_change("Places of an expert for each sequence; without it no token is dropped."), None),
+    "layers": (change("Layers, if not all."), None),
+    "batch": (change("Rows of the whole batch; one per data-parallel rank and micro-batch by default."), None),
+    "sequence": (change("Positions of a row."), None),
+    "vocabulary": (change("Ids, if the preset's number does not divide."), None),
+    "capacity": (change("Places of an expert for each sequence; without it no token is dropped."), None),
     "loss": (_choice(Literal["per_token", "per_sequence", "sum"] | None, "What a batch's loss is."), None),
     "packed": (_choice(bool, "Several documents in a row: segments and positions are inputs."), False),
     "master": (_choice(bool, "Weights in bf16, the optimizer updates f32 copies."), False),
@@ -626,127 +561,6 @@ def op_json(d: OpDef) -> dict[str, Any]:
         "attributes": {a.name: a.describe() for a in d.attributes},
         "doc": d.doc,
     }
-
-
-measurements = typer.Typer(help="Measure what proofs cost.")
-app.add_typer(measurements, name="bench")
-
-
-@measurements.command("algebra")
-@guarded
-def bench_algebra_command(
-    as_json: AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Small cases, each once, without memory: seconds instead of minutes.")] = False,
-) -> int:
-    """Proofs of Llama plans by tensor algebra: time and memory by phase, and growth with layers, micro-batches, ranks and sizes."""
-    results = []
-    with progress(as_json) as tell:
-        for result in bench(quick, progress=tell):
-            results.append(result)
-            if not as_json:
-                wide = Console(width=None if out.is_terminal else 240, highlight=False, file=sys.stdout)
-                wide.print(result.table(), "")
-    return emit("bench algebra", 0, series=[r.json() for r in results]) if as_json else 0
-
-
-@measurements.command("stages")
-@guarded
-def bench_stages_command(
-    as_json: AsJson = False, quick: Annotated[bool, typer.Option("--quick", help="One layer, one device axis: seconds.")] = False
-) -> int:
-    """Staged proofs of a Llama plan, in the process itself and in worker processes: time and memory."""
-    with progress(as_json) as tell:
-        rows = list(bench_stages(quick, tell))
-    if as_json:
-        return emit("bench stages", 0, cases=[vars(r) for r in rows])
-    for r in rows:
-        out.print(str(r), markup=False, highlight=False)
-    return 0
-
-
-@measurements.command("table3")
-@guarded
-def bench_table3_command(
-    as_json: AsJson = False,
-    only: Annotated[str, typer.Option(metavar="L1,…", help="Some of them.")] = ",".join(table3.NAMES),
-    layers: _change("So many layers, if not all.") = None,  # type: ignore[valid-type]
-    zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO, as in `verify --zoo`.")] = 1,
-    timeout: Timeout = None,
-) -> int:
-    """The paper's six models at full size, each in a process of its own: verdict, time by phase, memory."""
-    names = only.split(",")
-    if unknown := [n for n in names if n not in table3.NAMES]:
-        raise Refused(f"--only {unknown[0]}: some of {', '.join(table3.NAMES)}")
-    with progress(as_json) as tell:
-        results = list(table3.bench(names, layers, zero, timeout, tell))
-    code = 0 if all(r.run.verdict == "PROVED" for r in results) else 3
-    if as_json:
-        return emit("bench table3", code, cases=[r.json() for r in results])
-    wide = Console(width=None if out.is_terminal else 240, highlight=False, file=sys.stdout)
-    wide.print(table3.table(results))
-    for r in results:
-        if r.run.verdict != "PROVED":
-            out.print(f"{r.run.name}: {r.run.reason}", markup=False)
-    return code
-
-
-@measurements.command("scaling")
-@guarded
-def bench_scaling_command(
-    as_json: AsJson = False,
-    only: Annotated[str, typer.Option(metavar="dp,…", help="Some of the variables.")] = ",".join(scaling.NAMES),
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of every case, of which the quickest counts.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Few layers, two values of every variable, each once.")] = False,
-    file: Annotated[Path | None, typer.Option("--out", metavar="FILE.svg", help="Write the plots there.")] = None,
-) -> int:
-    """How the time of a whole `verify` grows with batch, sizes, ranks, layers and micro-batches, one at a time (the paper's Figure 7)."""
-    names = only.split(",")
-    if unknown := [n for n in names if n not in scaling.NAMES]:
-        raise Refused(f"--only {unknown[0]}: some of {', '.join(scaling.NAMES)}")
-    if file is not None and not file.absolute().parent.is_dir():
-        raise Refused(f"{file}: no such folder")
-    results = []
-    with progress(as_json) as tell:
-        for result in scaling.bench(names, repeat, quick, tell):
-            results.append(result)
-            if not as_json:
-                wide = Console(width=None if out.is_terminal else 240, highlight=False, file=sys.stdout)
-                wide.print(result.table(), "")
-    if file is not None:
-        try:
-            file.write_text(scaling.picture(results), "utf-8")
-        except OSError as error:
-            raise Refused(f"{file}: {error.strerror}") from error
-    code = 0 if all(r.proved for r in results) else 3
-    return emit("bench scaling", code, series=[r.json() for r in results]) if as_json else code
-
-
-@measurements.command("needle")
-@guarded
-def bench_needle_command(
-    as_json: AsJson = False,
-    count: Annotated[int, typer.Option(min=1, help="Places.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first place.")] = 0,
-    layers: _change("So many layers, if not all.") = None,  # type: ignore[valid-type]
-) -> int:
-    """One op changed on one of 8192 ranks, at random places: is it found and named, and in how much time?"""
-    found = []
-    with progress(as_json) as tell:
-        for n in needle.bench(count, seed, layers, tell):
-            found.append(n)
-            if not as_json:
-                said = "named" if n.complete else "not named completely" if n.found else "not found"
-                what = "harmless, not counted" if n.harmless else said
-                out.print(f"{n.verdict}, {what}, {n.times:g}×, {n.megabytes} MB: {n.text}", markup=False)
-    counted = [n for n in found if not n.harmless]
-    code = 0 if len(counted) == count and all(n.found and n.complete for n in counted) else 3
-    if as_json:
-        return emit("bench needle", code, needles=[n.json() for n in found])
-    worst = max((n.times for n in counted), default=0.0)
-    named = sum(n.found and n.complete for n in counted)
-    summary = f"{named} of {len(counted)} found with rank, op, layer and micro-batch; at most {worst:g}× the time of the correct plan"
-    out.print(f"{summary} (aim {needle.AIM:g}×)", markup=False)
-    return code
 
 
 @app.command("mutate")

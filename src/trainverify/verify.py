@@ -323,8 +323,8 @@ class _Evaluation:
         proved = [s for s in wrong if s.obligation in self.proof.proved]
         if elements(small) > ENCLOSED and (found := self._stable(small, proved, point)) is not None:
             return self._refuted(small, wrong, found)
-        if noise and elements(small) > ENCLOSED:  # enclosures of so many elements would take hours
-            gap = max(s.distance for s in noise)
+        if proved and elements(small) > ENCLOSED:  # enclosures of so many elements would take hours
+            gap = max(s.distance for s in proved)
             return self._open(f"undecided: float64 agrees to {gap:.1e} only, and the plan is too large for enclosures", "undecided")
         if noise:  # proved, and off by rounding at most: of every such obligation the worst rank is decided
             worst = {s.obligation: s for s in sorted(noise, key=lambda s: s.distance)}

@@ -9,6 +9,7 @@ import pytest
 
 import trainverify as tv
 from prove.meaning import check_program, system_of
+from trainverify.check import validate
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.prove.algebra.engine import Prover
@@ -111,6 +112,7 @@ def test_the_plan_is_proved_with_and_without() -> None:
 def test_a_wrong_plan_fails_as_it_does_without(name: str) -> None:
     tensor, change = WRONG[name]
     logical, plan = llama_step(CONFIG), edit(llama_plan(CONFIG, HOW), tensor, change)
+    assert validate(logical, plan) == []  # nothing but the value is wrong
     without = failed(logical, plan, blocks=False)
     assert without > 0
     assert failed(logical, plan) >= without
@@ -132,6 +134,7 @@ def test_a_whole_backward_pass_over_another_micro_batch_fails(op: str) -> None:
         templates.append(replace(t, program=replace(t.program, ops=tuple(ops))))
     assert changed >= CONFIG.layers
     wrong, logical = replace(plan, templates=tuple(templates)), llama_step(CONFIG)
+    assert validate(logical, wrong) == []
     without = failed(logical, wrong, blocks=False)
     assert without > 0
     assert failed(logical, wrong) >= without
