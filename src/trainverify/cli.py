@@ -584,11 +584,14 @@ def mutate_command(
         raise Refused(str(error)) from error
     with progress(as_json) as tell:
         summary = mutants.run(logical, plan, count, seed, seconds, tiny, lambda o: tell(f"mutant {o.seed}: {o.verdict}"))
-    code = 1 if summary.bad else 0
+    code = 1 if summary.bad else INTERRUPTED if summary.interrupted else 0
     if as_json:
         return emit("mutate", code, zoo=zoo, mesh=str(plan.mesh), count=count, seed=seed, **summary.json())
     shown = ", ".join(f"{n} {v}" for v, n in sorted(summary.verdicts.items()))
-    out.print(f"{count} mutants of {zoo} on {plan.mesh}: {shown}; without a verdict {100 * summary.unknown:.1f} %", markup=False)
+    of = f" of {count}" if summary.interrupted else ""
+    out.print(
+        f"{summary.judged}{of} mutants of {zoo} on {plan.mesh}: {shown}; without a verdict {100 * summary.unknown:.1f} %", markup=False
+    )
     for cause, n in summary.causes.most_common():
         out.print(f"  {n} × {cause}", markup=False)
     for o in summary.bad:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
+from trainverify.campaign import zoo
 from trainverify.campaign.mutations import mutate
-from trainverify.campaign.zoo import contradiction, judged, small
+from trainverify.campaign.zoo import Outcome, contradiction, judged, small
+from trainverify.cli import run
 from trainverify.graph.plan import Edit
 from trainverify.zoo.parallel import Degrees
 from trainverify.zoo.recipes import Wish
@@ -31,3 +36,17 @@ def test_inputs_that_no_op_looks_at_may_differ_in_size() -> None:
     logical, plan = Wish("llama3-8b", Degrees(dp=2, tp=2, microbatches=2, zero=1), layers=2).build()
     outcome = judged(logical, mutate(plan, random.Random(1192)), 1192, None, simulate=False)
     assert (outcome.verdict, outcome.bad) == ("PROVED", None)
+
+
+def test_an_interrupted_campaign_says_what_was_judged(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """130, with the two mutants that were judged before the interruption."""
+
+    def interrupted(*given: object, **_: object) -> Iterator[Outcome]:
+        for seed, verdict in ((7, "REFUTED"), (8, "UNKNOWN")):
+            yield Outcome(seed, "drop", "one op", verdict, "because", None, 0.1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zoo, "campaign", interrupted)
+    code = run(["mutate", "--zoo", "llama3-8b", "--tiny", "--layers", "1", "--dp", "2", "--count", "9"])
+    assert code == 130
+    assert "2 of 9 mutants of llama3-8b" in capsys.readouterr().out

@@ -65,6 +65,7 @@ class Summary:
     causes: Counter[str] = field(default_factory=Counter)
     open: list[Outcome] = field(default_factory=list)
     bad: list[Outcome] = field(default_factory=list)
+    interrupted: bool = False
 
     def add(self, o: Outcome) -> None:
         self.verdicts[o.verdict] += 1
@@ -78,10 +79,15 @@ class Summary:
     @property
     def unknown(self) -> float:
         """Share without a verdict."""
-        return (self.verdicts["UNKNOWN"] + self.verdicts["TIME"]) / max(sum(self.verdicts.values()), 1)
+        return (self.verdicts["UNKNOWN"] + self.verdicts["TIME"]) / max(self.judged, 1)
+
+    @property
+    def judged(self) -> int:
+        return sum(self.verdicts.values())
 
     def json(self) -> dict[str, Any]:
         return {
+            "judged": self.judged,
             "verdicts": dict(self.verdicts),
             "unknown_share": round(self.unknown, 4),
             "kinds": {f"{k}: {v}": n for (k, v), n in sorted(self.kinds.items())},
@@ -171,8 +177,12 @@ Told = Callable[[Outcome], None]
 
 
 def run(logical: Program, plan: Plan, count: int, seed: int, seconds: float | None, simulate: bool, told: Told) -> Summary:
+    """Mutants judged one after the other; an interruption ends it with those that were."""
     summary = Summary()
-    for o in campaign(logical, plan, count, seed, seconds, simulate):
-        summary.add(o)
-        told(o)
+    try:
+        for o in campaign(logical, plan, count, seed, seconds, simulate):
+            summary.add(o)
+            told(o)
+    except KeyboardInterrupt:
+        summary.interrupted = True
     return summary
