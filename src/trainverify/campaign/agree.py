@@ -1,4 +1,4 @@
-"""`python -m trainverify.campaign agree`: do the two engines agree? Random plans and mistakes, or dumps of nnScaler, each shown to both.
+"""`python -m trainverify.campaign agree`: do the two engines agree? On random plans and mistakes, dumps of nnScaler, or kept plans.
 
 Both are asked about every obligation by itself, so that neither hides behind the other or behind the verdict: nothing that the
 algebra proves may look different to the staged engine, and nothing that the staged engine proves may be different.
@@ -11,12 +11,14 @@ import json
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from trainverify.campaign import kept
 from trainverify.campaign.run import make
 from trainverify.explain.place import Place
 from trainverify.graph.obligations import obligations
@@ -35,6 +37,7 @@ from trainverify.prove.staged.engine import DIFFERS, StagedProof, prove
 from trainverify.verify import declared, related, verify
 
 BAD: Final = ("contradiction", "crash")
+T = TypeVar("T")
 NOWHERE: Final = Place("", None, 0, "", None, "")
 
 
@@ -103,6 +106,8 @@ def timed(programs: Callable[[], tuple[Program, Plan]], seconds: float) -> Compa
         found = Compared("out of time")
     except Broken:
         raise
+    except MemoryError:
+        found = Compared("out of memory")
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         found = Compared("crash", f"{type(error).__name__} in {at.filename.rsplit('/', 1)[-1]}:{at.name}: {error}")
@@ -127,23 +132,40 @@ def dumps(folder: Path, verdicts: Path, seconds: float) -> Iterator[Compared]:
             yield Compared("not translated", str(error), name=row.plan)
 
 
+def plans(folder: Path, seconds: float, workers: int = 1) -> Iterator[Compared]:
+    """Pairs that were kept, the smallest first, and one line for each that was not."""
+    for why, whose in kept.left_out(folder):
+        yield Compared(f"not kept: {why}", whose, name="-")
+    names = kept.kept(folder)
+    yield from _each(partial(_pair, folder, seconds), names, workers)
+
+
+def _pair(folder: Path, seconds: float, name: str) -> Compared:
+    return replace(timed(lambda: kept.read(folder, name), seconds), name=name)
+
+
+def _each(work: Callable[[T], Compared], items: Sequence[T], workers: int) -> Iterator[Compared]:
+    if workers <= 1:
+        yield from map(work, items)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(work, items)
+
+
 def agree(seeds: Iterable[int], seconds: float = 30.0, workers: int = 1) -> Iterator[Compared]:
     """A correct plan and one with a mistake for every seed."""
     items = [(seed, mutant) for seed in seeds for mutant in (False, True)]
-    if workers <= 1:
-        for item in items:
-            yield case(item, seconds)
-        return
-    with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(case, items, [seconds] * len(items))
+    yield from _each(partial(case, seconds=seconds), items, workers)
 
 
 def summary(found: Iterable[Compared]) -> dict[str, Any]:
     found = list(found)
-    count = {g: dict(Counter(c.what for c in found if c.mutant == m).most_common()) for g, m in (("correct", False), ("mistake", True))}
+    groups: dict[str, Counter[str]] = {}
+    for c in found:
+        groups.setdefault("plans" if c.name else "mistake" if c.mutant else "correct", Counter())[c.what] += 1
     return {
         "cases": len(found),
-        **count,
+        **{group: dict(count.most_common()) for group, count in groups.items()},
         "bad": [asdict(c) for c in found if c.what in BAD],
         "slowest_seconds": round(max((c.seconds for c in found), default=0.0), 1),
     }
@@ -157,11 +179,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--dumps", type=Path, metavar="FOLDER", help="dumps of nnScaler instead")
     parser.add_argument("--verdicts", type=Path, help="their list, if not FOLDER/verdicts.txt")
+    parser.add_argument("--plans", type=Path, metavar="FOLDER", help="what `pytest --keep-plans FOLDER` kept instead")
     parser.add_argument("--verbose", action="store_true", help="a line per case")
     args = parser.parse_args(arguments)
     found = []
     if args.dumps is not None:
         cases = dumps(args.dumps, args.verdicts or args.dumps / "verdicts.txt", args.seconds)
+    elif args.plans is not None:
+        cases = plans(args.plans, args.seconds, args.workers)
     else:
         cases = agree(range(args.seed, args.seed + args.count), args.seconds, args.workers)
     for c in cases:

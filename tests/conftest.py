@@ -1,0 +1,45 @@
+"""`--keep-plans FOLDER`: everything that the suite shows to `verify` or to an engine is kept as files, for `campaign agree --plans`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--keep-plans", type=Path, metavar="FOLDER", help="write every pair of programs that is verified to this folder")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder: Path | None = config.getoption("--keep-plans")
+    if folder is None:
+        return
+    from trainverify.axes.system import System
+    from trainverify.campaign.kept import keep
+
+    folder = Path(folder).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    verify: Any = importlib.import_module("trainverify.verify")
+    validate, init = verify.validate, System.__init__
+    last: list[Any] = [None, None]
+
+    def note(logical: Any, plan: Any, ops: Any) -> None:
+        if last[0] is not logical or last[1] is not plan:
+            last[:] = logical, plan
+            keep(folder, logical, plan, ops, os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)"))
+
+    def validate_too(logical: Any, plan: Any, ops: Any) -> Any:  # also what is not well-formed, and never gets to an engine
+        note(logical, plan, ops)
+        return validate(logical, plan, ops)
+
+    def init_too(self: Any, logical: Any, plan: Any, table: Any, *args: Any, **options: Any) -> None:
+        if "axes" not in options:  # the same pair, inlined
+            note(logical, plan, table)
+        init(self, logical, plan, table, *args, **options)
+
+    verify.validate = validate_too
+    System.__init__ = init_too  # type: ignore[method-assign]
