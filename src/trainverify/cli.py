@@ -23,6 +23,7 @@ import typer
 from rich.markup import escape
 
 from trainverify import files
+from trainverify.axes.reduction import NotABoundary
 from trainverify.build.tape import BuildError
 from trainverify.campaign import zoo as mutants
 from trainverify.check import Finding, validate
@@ -38,6 +39,8 @@ from trainverify.ops.describe import describe
 from trainverify.ops.table import OpDef, OpError, OpTable
 from trainverify.prove.algebra.discover import Found
 from trainverify.prove.attempt import Engine
+from trainverify.prove.staged.engine import NoStages
+from trainverify.prove.staged.own import StageShapes
 from trainverify.prove.staged.reduce import Shape
 from trainverify.report import Report, finding_json
 from trainverify.terminal import (
@@ -418,6 +421,7 @@ def lineage_command(logical: Path, plan: Path, as_json: AsJson = False, ops: Ops
 def reduce_command(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     logical: Annotated[Path | None, typer.Option(metavar="FILE", help="The logical program; a plan needs it.")] = None,
+    stages: Annotated[bool, typer.Option("--stages", help="Stage by stage, each with the shapes that it needs by itself.")] = False,
     as_json: AsJson = False,
     ops: OpsFile = None,
 ) -> int:
@@ -427,15 +431,20 @@ def reduce_command(
     if isinstance(content, Plan) and logical is None:
         raise Refused(f"{file}: a plan is reduced together with its logical program; --logical FILE")
     program = content if isinstance(content, Program) else files.read_program(logical or file)
-    found = reduction(program, content, table)
+    try:
+        found = reduction(program, content, table, stages)
+    except (NoStages, NotABoundary) as error:
+        return fail(f"{file}: not reduced: {error}", 3, as_json)
     wrong = [f for f in found if isinstance(f, Finding)]
     if wrong:
         return show_findings(wrong, as_json, file.name)
     rows = [f for f in found if isinstance(f, Shape)]
+    cut = [f for f in found if isinstance(f, StageShapes)]
     if as_json:
-        return emit("reduce", 0, subject=file.name, tensors=[vars(r) for r in rows])
-    for r in rows:
-        out.print(str(r), markup=False, highlight=False)
+        shown = [{"stage": s.text, "alike": s.alike, "tensors": [{**vars(t), "own": own} for t, own in s.tensors]} for s in cut]
+        return emit("reduce", 0, subject=file.name, **({"stages": shown} if stages else {"tensors": [vars(r) for r in rows]}))
+    for line in (str(r) for r in rows) if not stages else (line for s in cut for line in s.lines()):
+        out.print(line, markup=False, highlight=False)
     return 0
 
 

@@ -37,6 +37,7 @@ from trainverify.prove.algebra.engine import Prover, prove
 from trainverify.prove.algebra.folding import fold
 from trainverify.prove.attempt import FULL_SIZE, Attempt, Engine, attempt, listed_too
 from trainverify.prove.staged.align import inputs_of
+from trainverify.prove.staged.own import StageShapes, stage_shapes
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
 from trainverify.report import Report, Shown, Verdict
 
@@ -178,15 +179,18 @@ def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress
     return list(discover(prover))
 
 
-def reduction(logical: Program, plan: Plan | Program, ops: OpTable = OPS) -> list[Shape] | list[Finding]:
-    """The shapes of all tensors at the sizes of staged proofs; findings instead if the plan is not well-formed."""
+def reduction(
+    logical: Program, plan: Plan | Program, ops: OpTable = OPS, staged: bool = False
+) -> list[Shape | StageShapes] | list[Finding]:
+    """The shapes of all tensors at the sizes of staged proofs, or of each stage alone; findings instead if the plan is not well-formed."""
     plan = single(plan) if isinstance(plan, Program) else plan
     wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
     if wrong:
         return wrong
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
-    return list(shapes(reduced(related(logical, plan, ops, parts, wanted))))
+    system = related(logical, plan, ops, parts, wanted)
+    return [*stage_shapes(system, wanted, plan.lineage)] if staged else [*shapes(reduced(system))]
 
 
 @dataclass(frozen=True)

@@ -74,22 +74,37 @@ def prove(
 ) -> StagedProof:
     """Try to prove every obligation at reduced sizes."""
 
-    def none(reason: str) -> StagedProof:
-        return StagedProof(failed=dict.fromkeys(wanted, reason))
+    try:
+        return opened(system, wanted, lineage, workers, limits, progress).run()
+    except NoStages as error:
+        return StagedProof(failed=dict.fromkeys(wanted, str(error)))
 
+
+class NoStages(Exception):
+    """Why there is nothing to cut."""
+
+
+def opened(
+    system: System,
+    wanted: Sequence[Obligation],
+    lineage: tuple[Layout, ...],
+    workers: int = 0,
+    limits: Limits = DEFAULT,
+    progress: Progress = lambda text: None,
+) -> Engine:
+    """Both programs at reduced sizes, aligned."""
     try:
         small = reduced(system)
-    except NotABoundary as error:
-        return none(f"no small sizes keep the structure of the plan: {error}")
-    if elements(small) > MAX_ELEMENTS:
-        return none("too large, even at reduced sizes")
-    try:
+        if elements(small) > MAX_ELEMENTS:
+            raise NoStages("too large, even at reduced sizes")
         alignment = Alignment(Graph(small), lineage, wanted)
+    except NotABoundary as error:
+        raise NoStages(f"no small sizes keep the structure of the plan: {error}") from error
     except NotComputed as error:
-        return none(f"the plan could not be run: {error}")
+        raise NoStages(f"the plan could not be run: {error}") from error
     except Contradiction as error:
-        return none(f"the assumptions cannot all hold: {error}")
-    return Engine(small, alignment, wanted, workers, limits, progress).run()
+        raise NoStages(f"the assumptions cannot all hold: {error}") from error
+    return Engine(small, alignment, wanted, workers, limits, progress)
 
 
 class Engine:
@@ -112,18 +127,28 @@ class Engine:
         self.broken: dict[Node, str] = {}
         self.proof = StagedProof(reduced=small.reduced)
 
-    def run(self) -> StagedProof:
-        proof = self.proof
+    def first(self) -> list[Stage]:
+        """The stages as they are cut before any of them is looked at; none for obligations that differ."""
+        self._open()
+        self._cut({n for numbers in self.goals_of.values() for n in numbers})
+        return list(self.stages.values())
+
+    def _open(self) -> None:
+        """What is to be shown of each obligation."""
         for o in self.wanted:
             try:
                 goals = self._goals(o)
             except NoStage as error:
-                proof.failed[o] = str(error)
+                self.proof.failed[o] = str(error)
                 continue
             if all(self._agrees(g) for g in goals):
                 self.goals_of[o] = [self._goal(g) for g in goals]
             else:  # nothing to prove
-                proof.failed[o] = DIFFERS
+                self.proof.failed[o] = DIFFERS
+
+    def run(self) -> StagedProof:
+        proof = self.proof
+        self._open()
         differ = [o for o, why in proof.failed.items() if why == DIFFERS]
         if differ:
             proof.violated.update(zip(differ, self._first_violated([o.output.tensor for o in differ]), strict=True))
