@@ -47,9 +47,13 @@ def seldom_collected() -> Iterator[None]:
 
 
 @contextmanager
-def limited(seconds: float | None, megabytes: int | None) -> Iterator[None]:
-    """Raises OutOfTime after `seconds`, MemoryError beyond `megabytes` of address space; afterwards all is as before."""
+def limited(seconds: float | None, megabytes: int | None, processor: bool = False) -> Iterator[None]:
+    """Raises OutOfTime after `seconds`, MemoryError beyond `megabytes` of address space; afterwards all is as before.
+
+    With `processor` seconds are processor time of this process, which does not depend on what else runs on the machine.
+    """
     limits = resource.getrlimit(resource.RLIMIT_AS)
+    timer, alarm = (signal.ITIMER_PROF, signal.SIGPROF) if processor else (signal.ITIMER_REAL, signal.SIGALRM)
     before = None
     try:
         if seconds is not None:
@@ -57,8 +61,8 @@ def limited(seconds: float | None, megabytes: int | None) -> Iterator[None]:
             def stop(number: int, frame: FrameType | None) -> None:
                 raise OutOfTime(f"no verdict within {seconds:g} s")
 
-            before = signal.signal(signal.SIGALRM, stop)
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+            before = signal.signal(alarm, stop)
+            signal.setitimer(timer, seconds)
         if megabytes is not None:
             hard = limits[1]
             soft = megabytes << 20
@@ -66,8 +70,8 @@ def limited(seconds: float | None, megabytes: int | None) -> Iterator[None]:
         yield
     finally:
         if seconds is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            signal.setitimer(timer, 0)
+            signal.signal(alarm, before)
         if megabytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, limits)
 

@@ -190,7 +190,9 @@ def reduction(
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
     system = related(logical, plan, ops, parts, wanted)
-    return [*stage_shapes(system, wanted, plan.lineage)] if staged else [*shapes(reduced(system))]
+    if staged:
+        return [*stage_shapes(system, wanted, plan.lineage)]
+    return [*shapes(reduced(system))]
 
 
 @dataclass(frozen=True)

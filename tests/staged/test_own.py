@@ -55,8 +55,8 @@ def stages() -> list[StageShapes]:
 
 def test_a_message_does_not_need_the_shards_of_what_it_carries() -> None:
     """The hidden dimension is sharded over tp elsewhere: 14 is 2 × 7, and 2 × 2 in the whole program."""
-    lines = [line for s in stages() for line in s.lines() if s.text.startswith("stage a: a1.whole on rank 7 from a1.whole on rank 5")]
-    assert "  a1.whole (rank 7): [5, 14] → [2, 2] (whole program: [2, 4])" in lines
+    lines = [line for s in stages() for line in s.lines() if s.text.startswith("stage a: a0.whole on rank 2 from a0.whole on rank 0")]
+    assert "  a0.whole (rank 2): [5, 14] → [2, 2] (whole program: [2, 4])" in lines
     assert "  a: [20, 14] → [8, 2] (whole program: [8, 4])" in lines  # the rows are those of one of 2 × 2 places: they stay
 
 

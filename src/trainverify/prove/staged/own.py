@@ -50,12 +50,13 @@ def stage_shapes(system: System, wanted: Sequence[Obligation], lineage: tuple[La
     engine = opened(system, wanted, lineage)
     own = _Own(system, engine.alignment)
     found: dict[object, StageShapes] = {}
-    for stage in engine.first():
+    texts = sorted(((stage.text(engine.alignment), n, stage) for n, stage in enumerate(engine.first())), key=lambda t: t[:2])
+    for text, _, stage in texts:
         tensors = tuple(own.shapes(stage))
         ops = [tuple(c.signature for c in part.calls) for part in (stage.logical, stage.plan)]
         key = (*ops, tuple((s.full, s.reduced, mine) for s, mine in tensors))
         known = found.get(key)
-        found[key] = StageShapes(stage.text(engine.alignment), tensors) if known is None else replace(known, alike=known.alike + 1)
+        found[key] = StageShapes(text, tensors) if known is None else replace(known, alike=known.alike + 1)
     return list(found.values())
 
 
