@@ -181,7 +181,7 @@ def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress
 
 def reduction(
     logical: Program, plan: Plan | Program, ops: OpTable = OPS, staged: bool = False
-) -> list[Shape | StageShapes] | list[Finding]:
+) -> Sequence[Shape] | Sequence[StageShapes] | Sequence[Finding]:
     """The shapes of all tensors at the sizes of staged proofs, or of each stage alone; findings instead if the plan is not well-formed."""
     plan = single(plan) if isinstance(plan, Program) else plan
     wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
@@ -190,9 +190,7 @@ def reduction(
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
     system = related(logical, plan, ops, parts, wanted)
-    if staged:
-        return [*stage_shapes(system, wanted, plan.lineage)]
-    return [*shapes(reduced(system))]
+    return stage_shapes(system, wanted, plan.lineage) if staged else list(shapes(reduced(system)))
 
 
 @dataclass(frozen=True)
