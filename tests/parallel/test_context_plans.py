@@ -59,7 +59,7 @@ def test_plan_agrees(name: str) -> None:
     ("config", "how", "why"),
     [
         (replace(SMALL, sequence=22), Degrees(cp=2, cp_kind="zigzag"), "22 positions do not divide among 4"),
-        (SMALL, Degrees(cp=8, cp_kind="ulysses"), "4 key-value heads do not divide among 8"),
+        (SMALL, Degrees(cp=8, cp_kind="ulysses"), "12 heads of a tensor-parallel rank do not divide among 8"),
         (SMALL, Degrees(cp=5, cp_kind="ulysses"), "24 positions do not divide among 5"),
     ],
 )

@@ -66,7 +66,7 @@ def test_more_layers_and_rows_are_proved(name: str) -> None:
         (small("16b"), Degrees(), 'normalise="loss"'),
         (small("16b"), replace(ONE, dp=2, ep=4), "2 data-parallel ranks do not divide among 4"),
         (replace(small("16b"), batch=5), replace(ONE, dp=5, ep=5), "8 experts do not divide among 5"),
-        (small("16b"), replace(ONE, cp=2), "plans of DeepSeek have no cp=2"),
+        (small("16b"), replace(ONE, cp=2), "plans of DeepSeek with context parallelism have cp_kind=ulysses, not ring"),
         (replace(small("16b"), balance="batch"), ONE, "every sequence"),
     ],
 )

@@ -98,7 +98,9 @@ PRODUCTS: Final = (
     _row(LLAMA, dp=2, tp=2, pp=2, microbatches=2, loss="per_sequence"),
     _row(GPT, dp=2, tp=2, sp=True, pp=2, microbatches=2),
     _row(GPT, dp=2, tp=2, pp=2, zero=3, microbatches=2),
+    _row(GPT, dp=2, cp=2, cp_kind="ulysses", microbatches=2, zero=1),
     _row(DEEPSEEK, dp=4, ep=2, tp=2),
+    _row("deepseek-671b", layers=4, dp=4, ep=2, cp=2, cp_kind="ulysses", tp=2, sp=True, pp=2, zero=1, microbatches=2),
     _row(DEEPSEEK, dp=4, ep=2, tp=2, sp=True, capacity=480),  # tokens beyond it are dropped
     _row("deepseek-236b", dp=4, ep=2, tp=2, sp=True, pp=2, microbatches=2),
     _row("deepseek-671b", layers=4, dp=8, ep=4, tp=4, pp=2, microbatches=2),

@@ -1,24 +1,23 @@
-"""Context parallelism for Llama: every rank has some positions of each sequence, attention sees them all.
+"""Context parallelism for Llama where ranks run different programs: each has some positions of every sequence, attention sees them all.
+(Ranks that all run the same one, Ulysses, are a matter of `Stage.attention`.)
 
 - `zigzag`   the sequence is cut into 2·cp chunks, rank i has chunks i and 2·cp−1−i; keys and values are gathered;
 - `ring`     the same chunks; keys and values go from rank to rank, each block's result is merged into a running
              maximum, sum and result; what no query sees is skipped; the backward pass goes round once more;
-- `ulysses`  rank i has the i-th stretch; an all-to-all gives it all positions of some heads, another one takes them back.
 """
 
 # mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from trainverify.build.plan import plan
-from trainverify.build.tape import BuildError, Tensor
+from trainverify.build.tape import Tensor
 from trainverify.complete.optimizers import Optimizer
-from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan
 from trainverify.zoo.llama import Config, forward
-from trainverify.zoo.parallel.degrees import Axes, Degrees, axes_for, divided
+from trainverify.zoo.parallel.degrees import Degrees, axes_for, divided
 from trainverify.zoo.parallel.llama import LlamaModel
 from trainverify.zoo.parallel.model import gradients, run
 from trainverify.zoo.parallel.stage import Stage
@@ -26,19 +25,11 @@ from trainverify.zoo.parallel.stage import Stage
 
 def context_plan(config: Config, how: Degrees, optimizer: Optimizer | None, clip: float | None, master: bool = False) -> Plan:
     """Llama's step on dp·cp·tp·pp ranks."""
-    if config.packed or config.loss == "per_sequence":
-        raise BuildError("plans of Llama with context parallelism have neither packed rows nor a loss per sequence")
-    how.only("Llama with context parallelism", "cp", "cp_kind", "zero", "shards", "chunks")
-    axes = context_axes(how, config.kv_heads)
+    axes = axes_for(how, config.kv_heads)
     names = gradients(forward(config)) if how.zero else {}
     p = plan("llama", axes.mesh)
-    kind = {"zigzag": ZigZag, "ring": Ring}.get(how.cp_kind)
+    kind = Ring if how.cp_kind == "ring" else ZigZag
     for index, layers in enumerate(how.layers(config.layers)):
-        if kind is None:
-            with p.ranks(pp=index) as r:
-                r.dtype = config.dtype
-                run(Ulysses(Stage(r, how, axes, index, names), config, layers), optimizer, clip, master)
-            continue
         for rank in range(how.cp):
             with p.ranks(pp=index, cp=rank) as r:
                 r.dtype = config.dtype
@@ -46,48 +37,11 @@ def context_plan(config: Config, how: Degrees, optimizer: Optimizer | None, clip
     return p.build()
 
 
-def context_axes(how: Degrees, kv_heads: int) -> Axes:
-    """The mesh with cp between dp and tp."""
-    axes = axes_for(how, kv_heads)
-    sizes = dict(axes.mesh.axes)
-    tensor = {n: sizes.pop(n) for n in axes.tensor}
-    return replace(axes, mesh=Mesh({**sizes, "cp": how.cp, **tensor}), data=("dp", "cp"))
-
-
-class Ulysses(LlamaModel):
-    def __init__(self, stage: Stage, config: Config, layers: list[range]):
-        super().__init__(stage, config, layers)
-        self.sequence = divided(config.sequence, stage.how.cp, "positions")
-        self.shape = (self.rows, stage.how.share(self.sequence, "positions") if stage.how.sp else self.sequence, config.hidden)
-        divided(config.kv_heads, stage.how.tp * stage.how.cp, "key-value heads")
-
-    def ids(self, name: str, m: int, ignore: int | None = None) -> Tensor:
-        fixed = {"mb": (m, self.stage.how.microbatches)}
-        form, size = "(dp mb b) (cp s)", self.vocabulary
-        return self.stage.r.input(f"mb{m}/{name}", (self.rows, self.sequence), form, name, "i64", ids=size, ignore=ignore, fixed=fixed)
-
-    def positions(self, table: Tensor) -> Tensor:
-        r, n = self.stage.r, self.sequence
-        start, stop = r.each(lambda at: at["cp"] * n), r.each(lambda at: (at["cp"] + 1) * n)
-        return r.slice(table, dim=0, start=start, stop=stop, name=table.name + ".rows")
-
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        r = self.stage.r
-        q, k, v = (self.swapped(x, 1, 2, f"attention.{n}.positions") for x, n in ((q, "q"), (k, "k"), (v, "v")))
-        mixed, _ = r.attention(q, k, v, is_causal=True, name=["attention.mixed.heads", "attention.logsumexp"])
-        return self.swapped(mixed, 2, 1, "attention.mixed")
-
-    def swapped(self, x: Tensor, split: int, joined: int, name: str) -> Tensor:
-        return self.stage.r.all_to_all(x, group="cp", split_dim=split, concat_dim=joined, backward="all_to_all", name=name)
-
-
 class ZigZag(LlamaModel):
     def __init__(self, stage: Stage, config: Config, layers: list[range], rank: int):
         super().__init__(stage, config, layers)
         self.rank = rank
         self.chunk = divided(config.sequence, 2 * stage.how.cp, "positions")
-        self.sequence = 2 * self.chunk
-        self.shape = (self.rows, stage.how.share(self.sequence, "positions") if stage.how.sp else self.sequence, config.hidden)
 
     def chunks(self, rank: int) -> tuple[int, int]:
         """The chunks of the sequence that a rank has, in order."""

@@ -40,7 +40,10 @@ def deepseek_plan(
     config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False
 ) -> Plan:
     """The same step on dp·tp·pp ranks; `how.ep` of the data-parallel ones divide the experts among them."""
-    how.only("DeepSeek", "ep", "chunks", "zero", "shards")
+    how.only("DeepSeek", *(("cp", "cp_kind") if how.cp > 1 else ()), "ep", "chunks", "zero", "shards")
+    how.only_ulysses("DeepSeek", config.loss)
+    if how.cp > 1 and config.capacity is not None:
+        raise BuildError("plans of DeepSeek with context parallelism drop no tokens: a rank cannot count those before its stretch")
     if config.loss != "per_token" or config.balance != "sequence":
         raise BuildError("plans of DeepSeek have a loss per token, and balance the experts of every sequence")
     if how.normalise != "loss":
@@ -61,8 +64,8 @@ def expert_axes(how: Degrees, heads: int) -> Axes:
         raise BuildError(f"{heads} heads do not divide among {how.tp}")
     if how.ep == 1:
         return axes
-    mesh = Mesh(pp=how.pp, edp=divided(how.dp, how.ep, "data-parallel ranks"), ep=how.ep, tp=how.tp)
-    return replace(axes, mesh=mesh, data=("edp", "ep"))
+    data = {"edp": divided(how.dp, how.ep, "data-parallel ranks"), "ep": how.ep} | ({"cp": how.cp} if how.cp > 1 else {})
+    return replace(axes, mesh=Mesh({"pp": how.pp, **data, "tp": how.tp}), data=tuple(data))
 
 
 class DeepSeekModel(Model):
@@ -75,7 +78,7 @@ class DeepSeekModel(Model):
     def declare(self) -> None:
         s, c = self.stage, self.config
         tables = [s.r.state(f"rope.{n}", (c.context or c.sequence, c.rotary // 2), "s d") for n in ("cos", "sin")]
-        self.rotary = [s.r.slice(t, dim=0, start=0, stop=c.sequence, name=t.name + ".rows") for t in tables]
+        self.rotary = [s.rows(t, self.sequence) for t in tables]
         if s.first:
             s.column("embed_tokens", c.vocabulary, c.hidden)
         for i in chain(*self.layers):
@@ -120,11 +123,6 @@ class DeepSeekModel(Model):
 
     # -- a micro-batch ------------------------------------------------------------------------------------------------
 
-    def ids(self, name: str, m: int, ignore: int | None = None) -> Tensor:
-        fixed, form = {"mb": (m, self.stage.how.microbatches)}, f"({' '.join(self.stage.axes.data)} mb b) s"
-        shape = (self.rows, self.sequence)
-        return self.stage.r.input(f"mb{m}/{name}", shape, form, name, "i64", ids=self.vocabulary, ignore=ignore, fixed=fixed)
-
     def begin(self, m: int) -> Tensor:
         return self.stage.embedded(self.tokens(m), self.stage["embed_tokens"])
 
@@ -168,7 +166,7 @@ class DeepSeekModel(Model):
         k_turned = r.expand(k_turned, shape=(*k.shape[:3], c.rotary), name="attention.k.shared")
         q = r.concat(q, q_turned, dim=-1, name="attention.q.whole")
         k = r.concat(k, k_turned, dim=-1, name="attention.k.whole")
-        mixed, _ = r.attention(q, k, v, is_causal=True, name=["attention.mixed", "attention.logsumexp"])
+        mixed = s.attention(q, k, v, "attention")
         return s.leave(r.linear(join_heads(r, mixed, "attention"), s[at + "o_proj"], name="attention.part"), "attention.out")
 
     def turned(self, x: Tensor, name: str) -> Tensor:
@@ -216,7 +214,7 @@ class DeepSeekModel(Model):
         if c.dense_layers >= c.layers:
             return
         total = self.added(self.balance, "balance.stage") if self.balance else r.full(shape=(), value=0.0, name="balance.stage")
-        total = s.over_dp(total, "balance.dp")
+        total = s.over_dp(total, "balance.dp", tuple(a for a in s.axes.data if a != "cp"))  # ranks along cp all have it
         if s.how.pp > 1:
             total = r.all_reduce(total, group="pp", name="balance.pp")
         r.metric(BALANCE, r.mul(total, value=Fraction(1, s.how.dp * s.how.microbatches), name="balance"))

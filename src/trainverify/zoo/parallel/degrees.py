@@ -77,6 +77,13 @@ class Degrees:
         if self.sp and self.tp == 1:
             raise BuildError("sequence parallelism (sp) divides among tensor-parallel ranks; with tp=1 there is nothing to divide")
 
+    def only_ulysses(self, model: str, loss: str) -> None:
+        """Refuse other ways of context parallelism, and what no such plan has."""
+        if self.cp > 1 and self.cp_kind != "ulysses":
+            raise BuildError(f"plans of {model} with context parallelism have cp_kind=ulysses, not {self.cp_kind}")
+        if self.cp > 1 and loss == "per_sequence":
+            raise BuildError(f"plans of {model} with context parallelism have no loss per sequence")
+
     def layers(self, total: int) -> list[list[range]]:
         """The layers of every stage, chunk by chunk."""
         pieces = self.pp * self.chunks
@@ -130,7 +137,8 @@ class Axes:
 
 
 def axes_for(how: Degrees, kv_heads: int) -> Axes:
+    data = {"dp": how.dp} | ({"cp": how.cp} if how.cp > 1 else {})
     if kv_heads % how.tp == 0:
-        return Axes(("tp",), ("tp",), (), Mesh(pp=how.pp, dp=how.dp, tp=how.tp))
+        return Axes(("tp",), ("tp",), (), Mesh({"pp": how.pp, **data, "tp": how.tp}), tuple(data))
     copies = divided(how.tp, kv_heads, "tensor-parallel ranks")
-    return Axes(("kv", "rep"), ("kv",), ("rep",), Mesh(pp=how.pp, dp=how.dp, kv=kv_heads, rep=copies))
+    return Axes(("kv", "rep"), ("kv",), ("rep",), Mesh({"pp": how.pp, **data, "kv": kv_heads, "rep": copies}), tuple(data))

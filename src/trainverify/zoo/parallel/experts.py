@@ -64,7 +64,8 @@ class Experts:
         means = []
         for x, name in ((chosen, "load"), (scores, "probability")):
             total = r.sum(x, dim=1, name=f"moe.{name}.part")
-            total = s.reduced(total, f"moe.{name}.sum") if s.how.sp else total  # a rank has a part of every sequence
+            along = ("cp",) * (s.how.cp > 1) + s.axes.tensor * s.how.sp  # a rank has a part of every sequence
+            total = r.all_reduce(total, group=along, backward="identity", name=f"moe.{name}.sum") if along else total
             means.append(r.mul(total, value=Fraction(1, c.sequence), name=f"moe.{name}"))
         uneven = r.sum(r.mul(*means, name="moe.uneven"), dim=1, name="moe.uneven.sum")
         return r.mul(r.mean(uneven, name="moe.uneven.mean"), value=Fraction(c.gate.experts, c.gate.active), name="balance")

@@ -26,7 +26,8 @@ def gpt_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: float | 
 
 def gpt_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False) -> Plan:
     """The same step on dp·tp·pp ranks; first and last stage each have the embedding matrix, and add up its gradients."""
-    how.only("GPT", "zero", "shards", "chunks")
+    how.only("GPT", *(("cp", "cp_kind") if how.cp > 1 else ()), "zero", "shards", "chunks")
+    how.only_ulysses("GPT", config.loss)
     axes = axes_for(how, config.heads)
     names = gradients(forward(config)) if how.zero else {}
     p = plan("gpt", axes.mesh)
@@ -63,7 +64,8 @@ class _GPT(Model):
             rows, form = s.how.share(c.vocabulary, "ids"), f"({s.axes.text} v) h"
             s.weight("wte", (rows, h), form, split=s.axes.tensor, tied=self.tied, counted=s.first)
         if s.first:
-            s.weight("wpe", (c.context or c.sequence, h), "s h", summed=s.axes.tensor if s.how.sp else ())
+            blocks = (s.how.cp,) if s.how.cp > 1 else ()  # ranks use stretches of it
+            s.weight("wpe", (c.context or c.sequence, h), "s h", summed=s.axes.tensor if s.how.sp else (), blocks=blocks)
         for i in chain(*self.layers):
             at = f"h.{i}."
             self._norm(at + "ln_1")
@@ -92,8 +94,8 @@ class _GPT(Model):
     def begin(self, m: int) -> Tensor:
         s, r = self.stage, self.stage.r
         x = s.embedded(self.tokens(m), s["wte"])
-        size = x.shape[1]
-        start, stop = (s.offset(size), s.offset(size, 1)) if s.how.sp else (0, size)
+        size, along = x.shape[1], (("cp",) if s.how.cp > 1 else ()) + (s.axes.tensor if s.how.sp else ())
+        start, stop = (s.offset(size, e, along) for e in (0, 1)) if along else (0, size)
         return r.add(x, r.slice(s["wpe"], dim=0, start=start, stop=stop, name="positions"), name="placed")
 
     def middle(self, m: int, layers: range, x: Tensor) -> Tensor:
@@ -115,8 +117,7 @@ class _GPT(Model):
         joint = r.linear(x, s[at + "attn.c_attn.weight"], s[at + "attn.c_attn.bias"], name="attn.qkv")
         parts = r.split(joint, sizes=(joint.shape[-1] // 3,) * 3, dim=-1, name=["attn.q", "attn.k", "attn.v"])
         q, k, v = (split_heads(r, part, heads, f"attn.{n}") for part, n in zip(parts, "qkv", strict=True))
-        mixed, _ = r.attention(q, k, v, is_causal=True, name=["attn.mixed", "attn.logsumexp"])
-        return self.projected(at + "attn.c_proj", join_heads(r, mixed, "attn"), "attn")
+        return self.projected(at + "attn.c_proj", join_heads(r, s.attention(q, k, v, "attn"), "attn"), "attn")
 
     def feed_forward(self, at: str, x: Tensor) -> Tensor:
         s, r = self.stage, self.stage.r

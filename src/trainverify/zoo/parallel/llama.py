@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import chain
 
 from trainverify.build.plan import plan
-from trainverify.build.tape import Tensor
+from trainverify.build.tape import BuildError, Tensor
 from trainverify.complete.optimizers import AdamW, Optimizer
 from trainverify.complete.step import complete
 from trainverify.graph.plan import Plan
@@ -27,11 +27,14 @@ def llama_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: float 
 
 def llama_plan(config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False) -> Plan:
     """The same step on dp·tp·pp ranks; `config.batch` counts the rows of the whole batch, in the order (dp micro-batch row)."""
-    if how.cp > 1:
+    context = ("cp", "cp_kind") if how.cp > 1 else ()
+    how.only("Llama", *context, "zero", "shards", "chunks")
+    if how.cp > 1 and (config.packed or config.loss == "per_sequence"):
+        raise BuildError("plans of Llama with context parallelism have neither packed rows nor a loss per sequence")
+    if how.cp > 1 and how.cp_kind != "ulysses":
         from trainverify.zoo.parallel.context import context_plan  # which builds on this module
 
         return context_plan(config, how, optimizer, clip, master)
-    how.only("Llama", "zero", "shards", "chunks")
     axes = axes_for(how, config.kv_heads)
     names = gradients(forward(config)) if how.zero else {}
     p = plan("llama", axes.mesh)
@@ -80,7 +83,7 @@ class LlamaModel(Model):
 
     def positions(self, table: Tensor) -> Tensor:
         """The rows of a rotary table for the positions at hand."""
-        return self.stage.r.slice(table, dim=0, start=0, stop=self.config.sequence, name=table.name + ".rows")
+        return self.stage.rows(table, self.sequence)
 
     def _kv(self, name: str) -> None:
         """Rows of whole key-value heads; ranks that share a head each compute what their query heads contribute to its gradient."""
@@ -129,8 +132,9 @@ class LlamaModel(Model):
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the positions at hand to all positions."""
-        how, mask = ({"is_causal": True}, []) if self.mask is None else ({}, [self.mask])
-        return self.stage.r.attention(q, k, v, *mask, **how, name=["attention.mixed", "attention.logsumexp"])[0]
+        if self.mask is None:
+            return self.stage.attention(q, k, v, "attention")
+        return self.stage.r.attention(q, k, v, self.mask, name=["attention.mixed", "attention.logsumexp"])[0]
 
     def turned(self, x: Tensor, name: str) -> Tensor:
         return self.stage.r.apply_rotary_emb(x, *self.rotary, style="half", name=name)

@@ -10,6 +10,7 @@ from trainverify.complete.optimizers import Optimizer
 from trainverify.complete.step import complete
 from trainverify.graph.program import Program
 from trainverify.zoo.language import IGNORED, Loss
+from trainverify.zoo.parallel.degrees import divided
 from trainverify.zoo.parallel.pipeline import Pipeline
 from trainverify.zoo.parallel.stage import Stage
 from trainverify.zoo.parallel.update import finish
@@ -27,7 +28,7 @@ class Model:
         self.dtype = "f32"  # of activations between stages
         self.layers = layers
         self.rows = stage.how.rows(batch)
-        self.sequence = sequence
+        self.sequence = sequence = divided(sequence, stage.how.cp, "positions")
         self.vocabulary = vocabulary
         length = stage.how.share(sequence, "positions") if stage.how.sp else sequence
         self.shape = (self.rows, length, hidden)  # of activations between stages

@@ -136,10 +136,16 @@ class Stage:
         self.weight(name, (size,), "h", summed=self.axes.tensor if self.how.sp else ())
 
     def batch(self, name: str, m: int, rows: int, sequence: int, vocabulary: int, ignore: int | None = None) -> Tensor:
-        """Token ids of micro-batch m."""
+        """Token ids of micro-batch m: this rank's rows, and with context parallelism its stretch of each."""
         fixed: Mapping[str, tuple[int, int]] = {"mb": (m, self.how.microbatches)}
-        local = f"mb{m}/{name}"
-        return self.r.input(local, (rows, sequence), "(dp mb b) s", name, "i64", ids=vocabulary, ignore=ignore, fixed=fixed)
+        axes = " ".join(a for a in self.axes.data if a != "cp")
+        form = f"({axes} mb b) {'(cp s)' if self.how.cp > 1 else 's'}"
+        return self.r.input(f"mb{m}/{name}", (rows, sequence), form, name, "i64", ids=vocabulary, ignore=ignore, fixed=fixed)
+
+    def rows(self, table: Tensor, size: int) -> Tensor:
+        """The rows of a table for so many positions: this rank's stretch of the sequence."""
+        start, stop = (self.offset(size, e, ("cp",)) for e in (0, 1)) if self.how.cp > 1 else (0, size)
+        return self.r.slice(table, dim=0, start=start, stop=stop, name=table.name + ".rows")
 
     def offset(self, size: int, ends: int = 0, axes: tuple[str, ...] | None = None) -> Value:
         """Where this rank's block of so many elements starts (or with `ends` 1 stops): ranks along some axes, by default the tensor's."""
@@ -155,6 +161,22 @@ class Stage:
         if key not in self._starts:
             self._starts[key] = self.r.each(start)
         return self._starts[key]
+
+    # -- context parallelism of ranks that have a stretch of every sequence (Ulysses) -----------------------------------
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, at: str) -> Tensor:
+        """Causal attention to all positions: an all-to-all gives a rank all of them for some heads, another one takes them back."""
+        r, cut = self.r, self.how.cp > 1
+        if cut:
+            q, k, v = (self._swapped(x, 1, 2, f"{at}.{n}.positions") for x, n in ((q, "q"), (k, "k"), (v, "v")))
+        mixed, _ = r.attention(q, k, v, is_causal=True, name=[f"{at}.mixed.heads" if cut else f"{at}.mixed", f"{at}.logsumexp"])
+        return self._swapped(mixed, 2, 1, f"{at}.mixed") if cut else mixed
+
+    def _swapped(self, x: Tensor, split: int, joined: int, name: str) -> Tensor:
+        if x.shape[split] % self.how.cp:
+            heads = f"{x.shape[split]} heads of a tensor-parallel rank"
+            raise BuildError(f"{name}: {heads} do not divide among {self.how.cp} context-parallel ones")
+        return self.r.all_to_all(x, group="cp", split_dim=split, concat_dim=joined, backward="all_to_all", name=name)
 
     # -- between and within tensor-parallel regions -------------------------------------------------------------------
 
