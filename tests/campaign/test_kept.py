@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def test_what_is_not_kept_is_counted(folder: Path, monkeypatch: pytest.MonkeyPat
     made = json.loads(capsys.readouterr().out)
     classes = {"both: PROVED": 1, "both: REFUTED": 1, "not kept: operators of its own": 1, "not kept: more than 3 ops": 1}
     assert (made["cases"], made["plans"], made["bad"]) == (4, classes, [])
+
+
+def test_what_no_engine_reads_is_not_compared(tmp_path: Path) -> None:
+    correct = plan()
+    program = correct.templates[0].program
+    strange = replace(program, ops=tuple(replace(op, name="mystery") if op.name == "linear" else op for op in program.ops))
+    kept.keep(tmp_path, logical(), replace(correct, templates=(replace(correct.templates[0], program=strange),)), tv.OPS, "")
+    assert [c.what for c in agree.plans(tmp_path, 30.0)] == ["both: unsupported"]
 
 
 @pytest.mark.parametrize(("proved", "what"), [(True, "stages prove"), (False, "the algebra proves")])

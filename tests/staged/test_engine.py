@@ -92,3 +92,28 @@ def test_engines_agree_on_random_programs(seed: int, mutant: bool) -> None:
         assert second in ("PROVED", "PROVED(reduced)", "UNKNOWN")
     if first in ("REFUTED", "INVALID"):
         assert second == first
+
+
+def single_number() -> tv.Program:
+    b = tv.program("one")
+    b.loss(b.reshape(b.input("x", (1,)), shape=()))
+    return b.build()
+
+
+def no_rows(factor: float) -> tv.Program:
+    b = tv.program("empty")
+    x, none = b.input("x", (3,)), b.input("none", (0,))
+    b.loss(b.sum(b.mul(b.concat(x, none, dim=0), value=factor)))
+    return b.build()
+
+
+def test_a_program_with_a_single_element() -> None:
+    """Marks that are no elements were looked up in its table."""
+    assert verify(single_number(), single_number(), points=1, engine="both").verdict == "PROVED"
+
+
+def test_inputs_without_elements() -> None:
+    """They could not be cut out for a rank."""
+    assert verify(no_rows(0.5), no_rows(0.5), points=1, engine="both").verdict == "PROVED(reduced)"
+    report = verify(no_rows(0.5), no_rows(0.25), points=1, engine="both")
+    assert (report.verdict, report.difference is not None) == ("REFUTED", True)

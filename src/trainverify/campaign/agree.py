@@ -68,6 +68,8 @@ def compare(logical: Program, plan: Plan) -> Compared:
     report = verify(logical, plan, points=1, locator=lambda *_: NOWHERE)
     if report.verdict == "INVALID":
         return Compared("both: INVALID")
+    if any(f.severity == "unsupported" for f in report.findings):
+        return Compared("both: unsupported", report.reason)
     proof = staged(logical, plan)
     shown = {str(o) for o in proof.proved}
     differ = {str(o): why for o, why in proof.failed.items() if why == DIFFERS}

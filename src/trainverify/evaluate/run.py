@@ -189,7 +189,7 @@ def _sources(
                 index = small.index(c, one[0], k.ranks)
                 if index is not None:
                     flat = np.stack([p[one[0].logical].reshape(-1) for p in points])
-                    values[c][n] = _in_domain(flat[:, index].reshape(-1, *index.shape[1:]), domain)
+                    values[c][n] = _in_domain(flat[:, index].reshape(len(points) * len(index), *index.shape[1:]), domain)
                     continue
             shape, kind = small.local_shapes[c][n], k.program.tensors[n].kind
             rows = [local_value(small, holders.get((r, n), []), r, shape, p, kind) for p in points for r in k.ranks]

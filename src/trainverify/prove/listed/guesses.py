@@ -122,7 +122,7 @@ def _prints(blocks: Array, grid: Grid) -> Iterator[tuple[Key, Print]]:
     """What does not depend on the order of elements and on a factor; of single numbers, how large they are."""
     shape = blocks.shape[: len(grid.tags)]
     inner = tuple(sorted(blocks.shape[len(grid.tags) :]))
-    flat = blocks.reshape(math.prod(shape), -1)
+    flat = blocks.reshape(math.prod(shape), math.prod(inner))
     with np.errstate(all="ignore"):
         norm = np.sqrt((flat * flat).sum(axis=1))
         first = np.abs(flat.sum(axis=1)) / norm

@@ -593,7 +593,7 @@ class _Table:
         return self._of_one_tensor(found)
 
     def _of_one_tensor(self, found: Array) -> Array:
-        tensors = np.where(found >= 0, self.tensor[found], -1)
+        tensors = _entries(self.tensor, found, -1)
         first = np.flatnonzero((found[0] != NOTHING) & (found != _MISSING).any(axis=0))
         if not first.size:
             return found[0]
@@ -601,10 +601,10 @@ class _Table:
             hits = tensors == t
             if (hits.any(axis=0) | (found[0] == NOTHING)).all():
                 picked = found[hits.argmax(axis=0), np.arange(found.shape[1])]
-                return np.where(picked >= 0, self.same[picked], picked)
+                return _entries(self.same, picked, picked)
         best = np.where(found == _MISSING, np.iinfo(np.int64).max, found).min(axis=0)
         best = np.where((found == _MISSING).all(axis=0), _MISSING, best)
-        return np.where(best >= 0, self.same[best], best)
+        return _entries(self.same, best, best)
 
     def multiples(self, x: Array) -> list[tuple[int, list[Fraction]]]:
         """For each column, rational factors between it and elements that are proportional to it."""
@@ -658,3 +658,10 @@ def inputs_of(small: Small, values: Mapping[str, Any]) -> dict[str, Array]:
             flat[at] = v
         inputs[name] = flat.reshape(inputs[name].shape)
     return inputs
+
+
+def _entries(table: Array, ids: Array, otherwise: Array | int) -> Array:
+    """What a table has for each id; `otherwise` for what is no id but a mark."""
+    made: Array = np.broadcast_to(otherwise, ids.shape).copy()
+    made[ids >= 0] = table[ids[ids >= 0]]
+    return made
