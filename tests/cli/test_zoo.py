@@ -45,6 +45,7 @@ def test_files_are_what_is_verified(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["zoo", "gpt2", "--ep", "2", "--dp", "2"], "plans of GPT have no ep=2"),
         (["zoo", "resnet50", "--tp", "2"], "plans of ResNet divide the batch among data-parallel ranks"),
         (["zoo", "llama3-8b", "--zero", "1"], "with dp=1 there is nothing to shard"),
+        (["zoo", "llama3-8b", "--dp", "2", "--shards", "chunk"], "nothing is cut without it: zero=1, 2 or 3 goes with it"),
         (["zoo", "llama3-8b", "--pp", "2", "--schedule", "interleaved", "--microbatches", "3"], "3 micro-batches do not divide among 2"),
         (["zoo", "llama3-8b", "--pp", "2", "--stages", "a,b"], "--stages a,b: numbers of layers separated by commas"),
         (["zoo", "llama3-8b", "--batch", "3", "--dp", "2"], "3 rows of the batch do not divide among 2"),

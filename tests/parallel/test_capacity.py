@@ -74,7 +74,7 @@ def overflowing(output: str, *names: str) -> Change:
 
 
 BUGS: dict[str, tuple[str, Change]] = {
-    # bug: (the tensor that is named, the change); the last two are not the planted ones, but the first that are missing
+    # bug: (the wrong tensor, the change)
     "tokens without a place overwrite the last one": (
         AT + "moe.shared.low",
         overflowing("moe.sent.rows", "moe.shared.kept", "moe.input"),
@@ -88,8 +88,8 @@ BUGS: dict[str, tuple[str, Change]] = {
         overflowing("moe.weights.input.grad", "moe.weights.input", "moe.shared.kept", "moe.down.rows", "moe.routed.part.grad"),
     ),
     "counted along experts": (AT + "moe.count", attrs("pp0", AT + "moe.count", dim=2)),
-    "the token itself counted": (AT + "moe.received", inputs("pp0", AT + "moe.before.each", AT + "moe.count")),
-    "answers brought back in the other order": (AT + "moe.down", turned(AT + "moe.returned")),
+    "the token itself counted": (AT + "moe.before.each", inputs("pp0", AT + "moe.before.each", AT + "moe.count")),
+    "answers brought back in the other order": (AT + "moe.returned", turned(AT + "moe.returned")),
 }
 
 

@@ -7,49 +7,31 @@ is wrong; `search` finds out which repairs make the whole plan agree with the lo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.run import PlanValues
-from trainverify.evaluate.small import Meeting, Step
-from trainverify.explain.replay import Edit, Edits, Graph, Node
+from trainverify.evaluate.small import Step
+from trainverify.explain.likes import Likes
+from trainverify.explain.repair import Arrival, Read, Repair, Site, axes_of, running, short
+from trainverify.explain.replay import Edit, Graph, Node
 from trainverify.explain.siblings import Siblings, same_text
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op, has_ref
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpError, OpTable
-from trainverify.primitives.node import Node as Primitive
-
-Site = tuple[Node, ...]
-Read = Callable[[Node], Array]
-REDUCTIONS: dict[str, Callable[[Array], Array]] = {
-    "sum": lambda x: np.sum(x, axis=0),
-    "avg": lambda x: np.mean(x, axis=0),
-    "max": lambda x: np.max(x, axis=0),
-    "min": lambda x: np.min(x, axis=0),
-    "prod": lambda x: np.prod(x, axis=0),
-}
-USUAL = ("sum", "avg", "max")
-SUMS = ("all_reduce", "reduce_scatter")
-
-
-@dataclass(frozen=True)
-class Repair:
-    text: str  # the mistake that it would undo
-    edits: Edits
 
 
 class Repairs:
     """Candidates by kind; each method yields repairs of a site: the same change to all of its tensors."""
 
-    def __init__(self, graph: Graph, siblings: Siblings, mesh: Mesh, base: PlanValues, table: OpTable):
+    def __init__(self, graph: Graph, siblings: Siblings, likes: Likes, mesh: Mesh, base: PlanValues, table: OpTable):
         self.graph = graph
+        self.likes = likes
         self.siblings = siblings
         self.mesh = mesh
         self.base = base
@@ -57,124 +39,36 @@ class Repairs:
         self.classes = graph.small.classes
         self.shapes = graph.small.local_shapes
 
-    @cached_property
-    def axes(self) -> list[tuple[str, ...]]:
-        """Mesh axes along which ranks could talk: one, or two."""
-        real = [n for n, s in self.mesh.axes if s > 1]
-        return [combo for n in (1, 2) for combo in itertools.combinations(real, n)]
-
-    @cached_property
-    def partitions(self) -> dict[str, Mapping[int, tuple[int, ...]]]:
-        """Groups in which ranks could talk, by rank: along mesh axes, and as collectives of the plan do."""
-        ranks = self.graph.small.places  # of a large plan, some
-
-        def group(r: int, axes: tuple[str, ...]) -> tuple[int, ...]:
-            return tuple(m for m in self.mesh.group(r, axes) if m in ranks)
-
-        found: dict[str, Mapping[int, tuple[int, ...]]] = {"+".join(a): {r: group(r, a) for r in ranks} for a in self.axes}
-        seen = {g for groups in found.values() for g in groups.values()}
-        for m in self.graph.small.meetings:
-            if m.nodes is None:
-                continue
-            groups = [tuple(self.classes[c].ranks[row] for c, row, _ in g) for g in m.receivers]
-            if any(len(g) > 1 and tuple(sorted(g)) not in seen for g in groups):
-                seen.update(tuple(sorted(g)) for g in groups)
-                found[f"the group of {m.receivers[0][0][2]}"] = {r: tuple(sorted(g)) for g in groups for r in g}
-        return found
-
-    # -- like its siblings -------------------------------------------------------------------------------------------
-
-    def _one_op(self, site: Site) -> Op | None:
-        """The op that makes all of a site, if one does."""
-        op = self.graph.ops.get(site[0])
-        return op if op is not None and all(n[0] == site[0][0] and n[1] in op.outputs for n in site) else None
-
-    def like_twin(self, site: Site) -> Iterator[Repair]:
-        """Another op than in the other micro-batches of the same ranks."""
-        return self.like_sibling(site, self.siblings.twins(site[0]))
-
-    def like_sibling(self, site: Site, among: Sequence[Node] | None = None) -> Iterator[Repair]:
-        """Another op than all its siblings have in this place."""
-        op, node = self._one_op(site), site[0]
-        if op is None:
-            return
-        tried: list[Op] = []
-        for other in self.siblings.of(node) if among is None else among:
-            theirs = self.graph.ops.get(other)
-            if theirs is None or same_text(op, theirs) or any(same_text(theirs, t) for t in tried if other[0] == node[0]):
-                continue
-            if len(theirs.outputs) != len(op.outputs) and len(site) > 1:
-                continue
-            tried.append(theirs)
-            for edits in self._as(site, op, other, theirs):
-                yield Repair(f"{_short(op)} where {other[1]} has {_short(theirs)}", edits)
-
-    def _as(self, site: Site, op: Op, other: Node, theirs: Op) -> Iterator[Edits]:
-        """Tensors made as a sibling is, from what is their own."""
-        c, name = site[0]
-        inputs: list[str | None] = []
-        for i in theirs.inputs:
-            mine = None if i is None else self.siblings.mapped(other[1], name, i, op.inputs, c)
-            if i is not None and (mine is None or self.shapes[c][mine] != self.shapes[other[0]][i]):
-                return
-            inputs.append(mine)
-        reads = tuple((c, i) for i in dict.fromkeys(inputs) if i is not None)
-        made = [self.graph.tasks[i].what for i in self.graph.makers.get(other, ())]
-        steps = [m for m in made if isinstance(m, Step)]
-        shift = theirs.outputs.index(other[1]) - op.outputs.index(name)
-        if steps:
-            for nodes in self._nodes_for(c, other[0], steps):
-                yield {n: Edit(reads, _running(nodes, op.outputs.index(n[1]) + shift, c, inputs)) for n in site}
-        for m in made:
-            if isinstance(m, Meeting) and self._within(m, c):
-                yield {site[0]: Edit(reads, _meeting_of(m, other, c, inputs[0] if inputs else None, self.shapes[c][name]))}
-
-    def _nodes_for(self, c: int, d: int, steps: Sequence[Step]) -> Iterator[list[tuple[Primitive, ...]]]:
-        """Row by row of a class, what steps of another one do there: by the same row, or the rank next along an axis."""
-        at = {row: s.nodes for s in steps for row in s.rows}
-        count = len(self.classes[c].ranks)
-        if c == d:
-            if len(at) == count:
-                yield [at[row] for row in range(count)]
-            return
-        if len({id(n) for n in at.values()}) == 1:
-            yield [steps[0].nodes] * count
-            return
-        rows = {r: row for row, r in enumerate(self.classes[d].ranks)}
-        for axis, size in self.mesh.axes:
-            found = []
-            for r in self.classes[c].ranks:
-                coordinates = self.mesh.coordinates(r)
-                near = (self.mesh.rank({**coordinates, axis: i}) for i in range(size))
-                found.append(next((at[rows[x]] for x in near if x in rows and rows[x] in at), None))
-            if all(n is not None for n in found):
-                yield [n for n in found if n is not None]
+    # -- inputs --------------------------------------------------------------------------------------------------------
 
     def other_input(self, site: Site) -> Iterator[Repair]:
         """An op that takes a sibling of what it should take, a tensor next to it, or any while this one is left unused."""
-        op, c = self._one_op(site), site[0][0]
+        op, c = self.likes.one_op(site), site[0][0]
         if op is None:
             return
-        made = [self.graph.tasks[i].what for i in self.graph.makers.get(site[0], ())]
-        steps = [w for w in made if isinstance(w, Step)]
-        nodes = next(self._nodes_for(c, c, steps), None) if steps else None
-        for k, given in enumerate(op.inputs):
-            for other in () if given is None else self._near(c, given, op):
+        steps = [w for i in self.graph.makers.get(site[0], ()) if isinstance(w := self.graph.tasks[i].what, Step)]
+        nodes = next(self.likes.nodes_for(c, c, steps), None) if steps else None
+        for k, given in enumerate(op.inputs if nodes is not None else ()):
+            for other in () if given is None else self._near(c, given, op.outputs):
                 inputs = [*op.inputs[:k], other, *op.inputs[k + 1 :]]
                 reads = tuple((c, i) for i in dict.fromkeys(inputs) if i is not None)
                 text = f"takes {given} in place of {other}"
-                if nodes is not None:
-                    yield Repair(text, {n: Edit(reads, _running(nodes, op.outputs.index(n[1]), c, inputs)) for n in site})
-                for m in made:
-                    if isinstance(m, Meeting) and self._within(m, c):
-                        yield Repair(text, {site[0]: Edit(reads, _meeting_of(m, site[0], c, other, self.shapes[c][site[0][1]]))})
+                yield Repair(text, {n: Edit(reads, running(nodes or [], op.outputs.index(n[1]), c, inputs)) for n in site})
+        if not steps:
+            yield from self._other_given(site[0])
 
-    @staticmethod
-    def _within(m: Meeting, c: int) -> bool:
-        """Whether a collective stays within a class of ranks."""
-        return m.nodes is not None and all(d == c for g in (*m.senders, *m.receivers) for d, _, _ in g)
+    def _other_given(self, node: Node) -> Iterator[Repair]:
+        """Communication of another tensor than is meant."""
+        now = self.likes.arrivals(node)
+        given = {(d, t) for a in now or () for d, _, t in a.senders}
+        if now is None or len(given) != 1:
+            return
+        ((d, tensor),) = given
+        for other in self._near(d, tensor, (node[1],)):
+            new = [Arrival(a.meeting, tuple((d, row, other) for d, row, _ in a.senders), a.place) for a in now]
+            yield Repair(f"takes {tensor} in place of {other}", {node: self.likes.taking(new)})
 
-    def _near(self, c: int, given: str, op: Op) -> list[str]:
+    def _near(self, c: int, given: str, own: Sequence[str]) -> list[str]:
         """Tensors that could be meant: siblings, what is made from this one or what this one is made from, what nobody uses."""
         shape = self.shapes[c][given]
         found = [n for d, n in self.siblings.of((c, given)) if d == c]
@@ -183,128 +77,13 @@ class Repairs:
         found += [n for d, n in around if d == c and self.shapes[c][n] == shape]
         found += [n for n in self._unused.get(c, ()) if self.shapes[c][n] == shape]
         kind = np.asarray(self.base.values[c][given]).dtype.kind
-        usable = (n for n in dict.fromkeys(found) if n not in op.outputs and n != given)
+        usable = (n for n in dict.fromkeys(found) if n not in own and n != given)
         return [n for n in usable if np.asarray(self.base.values[c][n]).dtype.kind == kind]
 
-    # -- communication -----------------------------------------------------------------------------------------------
-
-    def other_collective(self, site: Site, wider: bool) -> Iterator[Repair]:
-        """A collective over other axes, in another order, or with another reduction; `wider`: among more ranks than now."""
-        ops = [self.graph.ops.get(n) for n in site]
-        first = ops[0]
-        if first is None or first.name not in ("all_reduce", "all_gather", "reduce_scatter") or first.get("group") is None:
-            return
-        if any(o is None or not same_text(o, first) for o in ops):
-            return
-        given = {n: o.inputs[0] for n, o in zip(site, ops, strict=True) if o is not None and o.inputs[0] is not None}
-        ways = [str(first.get("op", "sum"))] if first.name in SUMS else [""]
-        met = [w for i in self.graph.makers.get(site[0], ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
-        now = max((len(g) for m in met for g in m.receivers), default=0)
-        for over, partition in self.partitions.items():
-            if wider != (len(partition.get(self.classes[site[0][0]].ranks[0], ())) > now):
-                continue
-            for way in [*ways, *(w for w in USUAL if first.name in SUMS and w not in ways)]:
-                edits: dict[Node, Edit] = {}
-                for nodes in self._by_name(site):
-                    edits |= self._collective(nodes, {n: str(given[n]) for n in nodes}, first, partition, way) or {}
-                if len(edits) == len(site):
-                    what = f"{way} over {over}" if way else f"ranks in the order of {over}"
-                    yield Repair(f"{_short(first)} where {first.name} with {what} is needed", edits)
-
-    def _collective(self, site: Site, given: dict[Node, str], op: Op, partition: Mapping[int, tuple[int, ...]], way: str) -> Edits | None:
-        dim = int(op.get("dim", 0))
-        groups = self._groups(site, partition)
-        if groups is None:
-            return None
-        sizes = {self.shapes[c][given[c, t]] for c, t in site}
-        wanted = {self.shapes[c][t] for c, t in site}
-        if len(sizes) != 1 or len(wanted) != 1:
-            return None
-        (shape,), (target,) = sizes, wanted
-        n = len(next(iter(groups.values())))
-        if op.name == "all_gather":
-            result: tuple[int, ...] = (*shape[: dim % len(shape)], n * shape[dim], *shape[dim % len(shape) + 1 :])
-        elif op.name == "reduce_scatter":
-            if shape[dim] % n:
-                return None
-            result = (*shape[: dim % len(shape)], shape[dim] // n, *shape[dim % len(shape) + 1 :])
-        else:
-            result = shape
-        if result != target:
-            return None
-        member = {(c, row): (c, row, given[c, t]) for c, t in site for row in range(len(self.classes[c].ranks))}
-
-        def combine(stack: Array, at: int) -> Array:
-            if op.name == "all_gather":
-                return np.concatenate(list(stack), axis=dim)
-            total = REDUCTIONS[way](stack)
-            return total if op.name == "all_reduce" else np.split(total, n, axis=dim)[at]
-
-        reads = tuple((c, given[c, t]) for c, t in site)
-        return {(c, t): Edit(reads, self._by_groups(c, groups, member, combine)) for c, t in site}
-
-    def _groups(self, site: Site, partition: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, int], list[tuple[int, int]]] | None:
-        """For every rank of a site, the members of its group; None if one of them is not in the site."""
-        here = {r: (c, row) for c, _ in site for row, r in enumerate(self.classes[c].ranks)}
-        if len(here) != sum(len(self.classes[c].ranks) for c, _ in site):
-            return None  # several tensors of one rank
-        found = {}
-        for r, place in here.items():
-            group = partition.get(r, ())
-            if len(group) < 2 or any(m not in here for m in group):
-                return None
-            found[place] = [here[m] for m in group]
-        return found
-
-    @staticmethod
-    def _by_groups(
-        c: int,
-        groups: dict[tuple[int, int], list[tuple[int, int]]],
-        member: dict[tuple[int, int], tuple[int, int, str]],
-        combine: Callable[[Array, int], Array],
-    ) -> Callable[[Read], Array]:
-        def make(read: Read) -> Array:
-            rows = []
-            for place in sorted(p for p in groups if p[0] == c):
-                stack = np.stack([read((d, t))[row, ...] for d, row, t in (member[m] for m in groups[place])])
-                rows.append(combine(stack, groups[place].index(place)))
-            return np.stack(rows)
-
-        return make
-
-    def missing_sum(self, site: Site) -> Iterator[Repair]:
-        """A share that is used as if it were the whole."""
-        if any(np.asarray(self.base.values[c][t]).dtype.kind != "f" for c, t in site):
-            return
-        families = self._by_name(site)
-        for over, partition in self.partitions.items():
-            groups = [self._groups(nodes, partition) for nodes in families]
-            if any(g is None for g in groups):
-                continue
-            alike = True
-            made: dict[str, dict[Node, Edit]] = {way: {} for way in USUAL}
-            for nodes, group in zip(families, groups, strict=True):
-                assert group is not None
-                member = {(c, row): (c, row, t) for c, t in nodes for row in range(len(self.classes[c].ranks))}
-                values = {m: np.asarray(self.base.values[d][t][row, ...]) for m, (d, row, t) in member.items()}
-                if len({v.shape for v in values.values()}) > 1:
-                    return
-                alike &= all(np.allclose(values[g[0]], values[m], rtol=1e-9, atol=0) for g in group.values() for m in g)
-                for way, edits in made.items():
-                    for c, t in nodes:
-                        make = self._by_groups(c, group, member, lambda stack, _, way=way: REDUCTIONS[way](stack))  # type: ignore[misc]
-                        edits[c, t] = Edit(nodes, make, frozenset(nodes))
-            if not alike:
-                for way, edits in made.items():
-                    yield Repair(f"a share only: its {way} over {over} is needed", edits)
-
-    @staticmethod
-    def _by_name(site: Site) -> list[Site]:
-        names = dict.fromkeys(t for _, t in site)
-        return [tuple(n for n in site if n[1] == name) for name in names]
-
     def dropped(self, site: Site) -> Iterator[Repair]:
-        """An op that should not be there."""
+        """An op that should not be there; of two in a row that do the same, the second."""
+        if all(self._repeated(n) for n in site):
+            return
         for slot in range(3):
             edits: dict[Node, Edit] = {}
             for c, t in site:
@@ -314,7 +93,13 @@ class Repairs:
                     return
                 edits[c, t] = Edit(((c, given),), lambda read, n=(c, given): np.array(read(n)))  # type: ignore[misc]
             op = self.graph.ops[site[0]]
-            yield Repair(f"{_short(op)} is one too many: {op.inputs[slot]} is what is needed", edits)
+            yield Repair(f"{short(op)} is one too many: {op.inputs[slot]} is what is needed", edits)
+
+    def _repeated(self, node: Node) -> bool:
+        """Whether an op does to this tensor once more what made it."""
+        op, users = self.graph.ops.get(node), self.graph.users.get(node, ())
+        after = [self.graph.ops[n] for i in users for n in self.graph.tasks[i].makes]
+        return op is not None and len(users) == 1 and all(same_text(op, o) for o in after)
 
     # -- positions ---------------------------------------------------------------------------------------------------
 
@@ -324,7 +109,7 @@ class Repairs:
         if any(o is None or o.name != "slice" for _, o in found):
             return
         ops = [(n, o) for n, o in found if o is not None]
-        for axes in self.axes:
+        for axes in axes_of(self.mesh):
             yield from self._sliced(ops, f"the block of the rank's own {'+'.join(axes)}", lambda r, axes=axes: self._own(r, axes))  # type: ignore[misc]
         (c, t), op = ops[0]
         dim = int(op.get("dim", 0))
@@ -358,7 +143,7 @@ class Repairs:
                     def make(read: Read, order: list[str] = order) -> Array:
                         return np.concatenate([read((c, n)) for n in order], axis=dim % len(self.shapes[c][t]) + 1)
 
-                    yield Repair(f"{names[i]} and {names[j]} are in each other's place in {_short(op)}", {(c, t): Edit(reads, make)})
+                    yield Repair(f"{names[i]} and {names[j]} are in each other's place in {short(op)}", {(c, t): Edit(reads, make)})
         if op is not None and op.name == "slice":
             for step in self.classes[c].order:
                 other = step.op.outputs[0] if step.op.name == "slice" and step.op.inputs[0] == op.inputs[0] else t
@@ -370,36 +155,6 @@ class Repairs:
                     }
                     yield Repair(f"holds what belongs in {other}, and the other way round", edits)
 
-    def as_logical(self, site: Site) -> Iterator[Repair]:
-        """Attributes that no op of its kind has in the logical program: those of one that it has."""
-        ops = [self.graph.ops.get(n) for n in site]
-        first = ops[0]
-        if first is None or any(o is None or o.name != first.name or o.attrs != first.attrs for o in ops):
-            return
-        if first.name not in self.table or self.table[first.name].collective or any(has_ref(v) for _, v in first.attrs):
-            return
-        theirs = {s.op.attrs for s in self.graph.small.logical_steps if s.op.name == first.name}
-        if first.attrs in theirs:
-            return
-        for attrs in sorted(theirs, key=repr):
-            edits: dict[Node, Edit] = {}
-            for (c, t), op in zip(site, ops, strict=True):
-                assert op is not None
-                types = self.classes[c].program.tensors
-                shapes = tuple(None if i is None else TensorType(self.shapes[c][i], types[i].dtype) for i in op.inputs)
-                try:
-                    lowered = self.table.lower(op.name, dict(attrs), shapes)
-                except OpError:
-                    break
-                slot = op.outputs.index(t)
-                if lowered.outputs[slot].shape != self.shapes[c][t]:
-                    break
-                reads = tuple((c, i) for i in dict.fromkeys(op.inputs) if i is not None)
-                edits[c, t] = Edit(reads, _running([lowered.outputs] * len(self.classes[c].ranks), slot, c, op.inputs))
-            else:
-                text = ", ".join(f"{n}={v}" for n, v in attrs if (n, v) not in first.attrs)
-                yield Repair(f"{_short(first)} where the logical program has {text or 'none of these'}", edits)
-
     def other_number(self, site: Site) -> Iterator[Repair]:
         """A constant that should be 0 or 1."""
         ops = [self.graph.ops.get(n) for n in site]
@@ -410,7 +165,7 @@ class Repairs:
                 n: Edit((), lambda read, n=n, value=value: np.full_like(np.asarray(self.base.values[n[0]][n[1]]), value))  # type: ignore[misc]
                 for n in site
             }
-            yield Repair(f"{_short(ops[0])} where {value:g} is needed", edits)  # type: ignore[arg-type]
+            yield Repair(f"{short(ops[0])} where {value:g} is needed", edits)  # type: ignore[arg-type]
 
     def _own(self, rank: int, axes: tuple[str, ...]) -> int:
         return self.mesh.group(rank, axes).index(rank)
@@ -429,7 +184,7 @@ class Repairs:
                 return np.stack([np.take(value[row, ...], range(s, s + n), axis=dim) for row, s in enumerate(starts)])
 
             edits[c, t] = Edit(((c, given),), make)
-        yield Repair(f"{_short(ops[0][1])} takes other positions than needed: {text}", edits)
+        yield Repair(f"{short(ops[0][1])} takes other positions than needed: {text}", edits)
 
     def exchanged(self, site: Site, in_order: bool) -> Iterator[Repair]:
         """What arrives in the place of a sibling, and the other way round: first where a later part of the batch comes first."""
@@ -510,7 +265,7 @@ class Repairs:
                 return
             nodes = [lowered.outputs] * len(self.classes[c].ranks)
             reads = tuple((c, i) for i in dict.fromkeys(rest) if i is not None)
-            make = _running(nodes, op.outputs.index(t), c, rest)
+            make = running(nodes, op.outputs.index(t), c, rest)
             yield Repair(f"{left_out} is one too many in {op.name}", {(c, t): Edit(reads, make)})
 
     def scaled(self, site: Site, factors: Sequence[Fraction]) -> Iterator[Repair]:
@@ -520,44 +275,3 @@ class Repairs:
         for f in factors:
             edits = {n: Edit((n,), lambda read, n=n, f=float(f): read(n) / f, frozenset({n})) for n in site}  # type: ignore[misc]
             yield Repair(f"scaled: ×{f} everywhere", edits)
-
-
-def _running(nodes: list[tuple[Primitive, ...]], slot: int, c: int, inputs: Sequence[str | None]) -> Callable[[Read], Array]:
-    """A local op, row by row; equal rows together."""
-
-    def make(read: Read) -> Array:
-        args = [None if i is None else read((c, i)) for i in inputs]
-        groups: dict[int, list[int]] = {}
-        for row, n in enumerate(nodes):
-            groups.setdefault(id(n), []).append(row)
-        result: list[Array] = [None] * len(nodes)
-        for rows in groups.values():
-            part = [None if a is None else a[rows] for a in args]
-            made = NUMERIC.run(nodes[rows[0]], part, (len(rows),))[slot]
-            for row, value in zip(rows, made, strict=True):
-                result[row] = value
-        return np.stack(result)
-
-    return make
-
-
-def _meeting_of(m: Meeting, other: Node, c: int, given: str | None, shape: tuple[int, ...]) -> Callable[[Read], Array]:
-    """A sibling's rendezvous on another tensor."""
-    assert m.nodes is not None
-
-    def make(read: Read) -> Array:
-        rows: dict[int, Array] = {}
-        for senders, receivers in zip(m.senders, m.receivers, strict=True):
-            stack = np.stack([read((c, str(given)))[row, ...] for _, row, _ in senders])[None]
-            made = NUMERIC.run(m.nodes or (), [stack], (1,))[0]
-            rows |= {row: made[0, i, ...] for i, (_, row, t) in enumerate(receivers) if t == other[1]}
-        result = np.stack([rows[row] for row in sorted(rows)])
-        assert result.shape[1:] == shape
-        return result
-
-    return make
-
-
-def _short(op: Op) -> str:
-    shown = ", ".join(f"{k}={v}" for k, v in op.attrs if k not in ("tag", "batch", "wrt", "given"))
-    return f"{op.name}({shown})" if shown else op.name

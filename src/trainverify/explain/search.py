@@ -6,6 +6,7 @@ in which they are computed, so that most are rejected early; what survives is co
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +18,28 @@ from trainverify.domains.arrays import Array
 from trainverify.evaluate.compare import DIFFERENT, EQUAL, Suspect, distance, held
 from trainverify.evaluate.run import NotComputed, PlanValues
 from trainverify.evaluate.small import Small
+from trainverify.explain.attributes import Attributes
+from trainverify.explain.communication import Communication
 from trainverify.explain.fingerprints import Fingerprints
-from trainverify.explain.repairs import Repair, Repairs, Site
+from trainverify.explain.likes import Likes
+from trainverify.explain.repair import Repair, Site
+from trainverify.explain.repairs import Repairs
 from trainverify.explain.replay import Circular, Graph, Node, Replay
-from trainverify.explain.siblings import Siblings
+from trainverify.explain.siblings import Siblings, numbers
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import Obligation
 from trainverify.ops.table import OpTable
 
 MOST_RUNS, MOST_OF_A_KIND = 25_000, 6_000  # ops run again, over all repairs
 NOISE = 1e-14  # of values that are zero but for rounding
+MOST_PAIRS = 12  # of micro-batches, and of programs, that are compared
 NEAREST = 6  # tensors that are right already, looked at first
 LINEAR = frozenset(
     {"identity", "add", "all_reduce", "reduce_scatter", "all_gather", "reshape", "transpose", "send", "recv", "slice", "concat"}
 )
+SHOWN = 2  # of several differences, in a message
 SCALING = frozenset({"mul", "div"})
+REDUCING = frozenset({"sum", "mean"})
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class Kind:
     repairs: Callable[[Site], Iterator[Repair]]
     last: bool = False
     suspicious: bool = True  # only for tensors that are no recognisable part of the logical program
+    share: bool = False  # a sum over ranks that is missing, which may be so all the way
     padding: bool = False  # may change tensors that are right: what pads them is nobody's
 
 
@@ -81,9 +90,13 @@ class Search:
             (s for s in wrong if s.distance > DIFFERENT), key=lambda s: self.graph.position.get((at[s.rank][0], s.layout.local), 0)
         )
         self.siblings = Siblings(self.graph)
-        self.repairs = Repairs(self.graph, self.siblings, mesh, points[0].plan, table)
+        self.likes = Likes(self.graph, self.siblings, mesh)
+        self.communication = Communication(self.graph, self.siblings, self.likes, mesh, points[0].plan)
+        self.attributes = Attributes(self.graph, table)
+        self.repairs = Repairs(self.graph, self.siblings, self.likes, mesh, points[0].plan, table)
         self.factors = self._factors(mesh)
-        self.passed = {self._node(s) for s in self.wanted} - self.doubtful
+        # what agrees although it is made from what does not, agrees by chance: the difference is too small to be seen in it
+        self.passed = {self._node(s) for s in self.wanted} - self.graph.after(list(self.doubtful))
         self.healthy = self._healthy() - self.doubtful
         self.runs = 0
 
@@ -96,17 +109,93 @@ class Search:
         every = (1 << len(bits)) - 1
         reached = self.graph.marks(bits)
         good = self.graph.marks(dict.fromkeys(self.passed, 1))
-        for clean in (True, False):  # first what no output that is right depends on
-            if not clean and self._excluded(failed):
+        if found := self._level_by_level(self._unlike(), reached, every, good) or self._together(reached):
+            return found
+        if found := self._level_by_level(self._kinds(), reached, every, good):
+            return found
+        some = [s for level in self.siblings.levels for s in level if self._bits(s, reached)]
+        return self._first(Kind(self.repairs.exchanged_pieces, suspicious=False), some)  # two tensors, neither of which is behind all
+
+    def _level_by_level(self, kinds: Sequence[Kind], reached: Mapping[Node, int], every: int, good: Mapping[Node, int]) -> Found | None:
+        """One change of one tensor, then of more; first what no output that is right depends on."""
+        for clean in (True, False):
+            if not clean and self._excluded({self._node(s) for s in self.wrong}):
                 break
             for level in self.siblings.levels:
                 sites = [s for s in level if self._bits(s, reached) == every and clean == (not self._bits(s, good))]
-                for kind in self._kinds():
+                for kind in kinds:
                     found = self._first(kind, sites)
                     if found is not None:
-                        return found
-        some = [s for level in self.siblings.levels for s in level if self._bits(s, reached)]
-        return self._first(Kind(self.repairs.exchanged_pieces, suspicious=False), some)  # two tensors, neither of which is behind all
+                        return (self._origin(found, kind) or found) if kind.share else found
+        return None
+
+    def _origin(self, found: Found, kind: Kind) -> Found | None:
+        """Where a share that goes through ops as if it were whole should have been added up: before them, not after."""
+        op = self.graph.ops.get(found.node)
+        if op is not None and op.name == "identity":  # what is left of a collective
+            return None
+        behind = self.graph.marks({found.node: 1})
+        later = self._moved({found.node})
+        sites = [s for level in self.siblings.levels[:2] for s in level if all(n in behind and n not in later for n in s)]
+        best: tuple[Site, Repair] | None = None
+        start = self.runs
+        for site in sorted(sites, key=lambda s: max(self.graph.position[n] for n in s)):
+            if all(n in self.healthy for n in site) or (best is not None and not self._moved(set(site)).issuperset(best[0])):
+                continue
+            for repair in kind.repairs(site):
+                if self.runs - start < MOST_OF_A_KIND and repair.text == found.repair.text and self._works(repair, kind):
+                    best = site, repair
+        return None if best is None else self._found(*best)
+
+    def _moved(self, nodes: set[Node]) -> set[Node]:
+        """What tensors are made from by moving, adding and scaling alone, and they themselves."""
+        found, todo = set(nodes), list(nodes)
+        while todo:
+            for i in self.graph.makers.get(todo.pop(), ()):
+                task = self.graph.tasks[i]
+                if task.what.op.name in LINEAR | SCALING | REDUCING:
+                    new = [n for n in task.reads if n not in found]
+                    found.update(new)
+                    todo += new
+        return found
+
+    def _together(self, reached: Mapping[Node, int]) -> Found | None:
+        """Several ops unlike those of another micro-batch or stage: all of them made as they are there, then as few as it takes."""
+        kind = Kind(self.likes.twin, suspicious=False)
+        for some in self._unlike_another(reached):
+            if len(some) > 1 and self._works(_joined(some), kind):
+                some = self._fewer(some, kind)
+                return self._found(next(iter(some)), _joined(some))
+        return None
+
+    def _unlike_another(self, reached: Mapping[Node, int]) -> Iterator[dict[Site, Repair]]:
+        """All that differs between one micro-batch and another, then between the ranks of one program and those of another."""
+        sites = [tuple((c, o) for o in op.outputs) for c, k in enumerate(self.small.classes) for op in k.program.ops if op.outputs]
+        sites = [s for s in sites if self._bits(s, reached)]
+        unlike: dict[tuple[str, str], dict[Site, Repair]] = {}
+        for site in sites:
+            for (_, other), repair in self.likes.unlike(site, self.siblings.twins(site[0])):
+                unlike.setdefault((numbers(site[0][1])[0], numbers(other)[0]), {}).setdefault(site, repair)
+        yield from list(unlike.values())[:MOST_PAIRS]
+        for c, d in itertools.islice(itertools.permutations(range(len(self.small.classes)), 2), MOST_PAIRS):
+            some: dict[Site, Repair] = {}
+            for site in sites:
+                like = next((n for n in self.siblings.of(site[0]) if n[0] == d), None) if site[0][0] == c else None
+                for _, repair in self.likes.unlike(site, [like] if like is not None else []):
+                    some.setdefault(site, repair)
+            yield some
+
+    def _fewer(self, some: dict[Site, Repair], kind: Kind) -> dict[Site, Repair]:
+        """As few of some changes as do, by leaving out half of them, a quarter, and so on; as far as there is time."""
+        start, size = self.runs, len(some) // 2
+        while size:
+            sites = sorted(some, key=lambda s: -self.graph.position[s[0]])
+            for i in range(0, len(sites), size):
+                less = {s: r for s, r in some.items() if s not in sites[i : i + size]}
+                if less and self.runs - start < MOST_OF_A_KIND and self._works(_joined(less), kind):
+                    some = less
+            size //= 2
+        return some
 
     @staticmethod
     def _bits(site: Site, marks: Mapping[Node, int]) -> int:
@@ -123,26 +212,32 @@ class Search:
             n in self.healthy or n not in self.graph.makers for n in reads
         )
 
+    def _unlike(self) -> list[Kind]:
+        """An op that differs from those that play its part elsewhere: what is wrong most likely."""
+        kinds = (self.likes.twin, self.likes.sibling, self.communication.like_cousin)
+        return [Kind(kind, suspicious=False) for kind in kinds]
+
     def _kinds(self) -> list[Kind]:
-        r = self.repairs
+        r, a, talk = self.repairs, self.attributes, self.communication
         return [
-            Kind(r.like_twin, suspicious=False),
-            Kind(r.like_sibling, suspicious=False),
             Kind(r.other_number, suspicious=False, padding=True),
             Kind(r.exchanged_pieces, suspicious=False),
             Kind(r.other_slice, suspicious=False),
-            Kind(r.as_logical, suspicious=False),
+            Kind(a.as_logical, suspicious=False),
+            Kind(a.missing_input, suspicious=False),
+            Kind(talk.other_partner, suspicious=False),
+            Kind(a.other_attribute, suspicious=False),
             Kind(r.dropped),
             Kind(r.other_input),
-            Kind(lambda site: r.other_collective(site, False)),
-            Kind(r.missing_sum, last=True),
-            Kind(lambda site: r.other_collective(site, True)),
+            Kind(lambda site: talk.other_collective(site, False)),
+            Kind(talk.missing_sum, last=True, share=True),
+            Kind(lambda site: talk.other_collective(site, True)),
             Kind(r.missing_term, last=True),
             Kind(r.extra_term),
             Kind(lambda site: r.exchanged(site, False), suspicious=False),
             Kind(lambda site: r.exchanged(site, True), suspicious=False),
             Kind(lambda site: r.scaled(site, self.factors)),
-            Kind(lambda site: r.other_collective(site, False), suspicious=False),
+            Kind(lambda site: talk.other_collective(site, False), suspicious=False),
             Kind(r.other_input, suspicious=False),
         ]
 
@@ -173,7 +268,7 @@ class Search:
                 good = not spoils and all(self._agrees(s, point, replay) for s in self.wrong)
                 if good and i == len(self.points) - 1:
                     good = all(self._agrees(s, point, replay) or self._untouched(s, point, replay) for s in self.wanted)
-            except (Circular, NotComputed):
+            except (Circular, NotComputed, ArithmeticError, LookupError, ValueError):  # a change that cannot be run
                 good = False
             self.runs += replay.runs
             if not good:
@@ -223,7 +318,8 @@ class Search:
         """The tensor to name, and one of its elements before and after."""
         base = self.points[0].plan
         replay = Replay(self.graph, base, repair.edits)
-        for c, t in sorted(repair.edits, key=lambda n: self.graph.position[n]):
+        first = min(repair.edits, key=lambda n: self.graph.position[n])[0]
+        for c, t in sorted(repair.edits, key=lambda n: (n[0] != first, self._line(n), self.graph.position[n])):
             old, new = np.asarray(base.values[c][t]), np.asarray(replay.value((c, t)))
             for row in range(len(old)):
                 a, b = old[row, ...].reshape(-1), new[row, ...].reshape(-1)
@@ -232,6 +328,11 @@ class Search:
                 if off.size:
                     return Found((c, t), repair, row, float(a[off[0]]), float(b[off[0]]))
         return Found(site[0], repair, 0, math.nan, math.nan)
+
+    def _line(self, node: Node) -> int:
+        """Where in its program a tensor is made."""
+        ops = self.small.classes[node[0]].program.ops
+        return next((i for i, op in enumerate(ops) if node[1] in op.outputs), -1)
 
     # -- what is beyond suspicion ------------------------------------------------------------------------------------
 
@@ -264,3 +365,9 @@ class Search:
             return None
         exact = Fraction(float(ratio[0])).limit_denominator(4096)
         return exact if exact and math.isclose(float(exact), ratio[0], rel_tol=1e-9) else None
+
+
+def _joined(some: Mapping[Site, Repair]) -> Repair:
+    texts = list(dict.fromkeys(r.text for r in some.values()))
+    more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return Repair("; ".join(texts[:SHOWN]) + more, {n: e for r in some.values() for n, e in r.edits.items()})

@@ -4,25 +4,54 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 
 from trainverify.explain.replay import Graph, Node
 from trainverify.graph.program import Op
 
 _NUMBER = re.compile(r"\d+")
+_WORD = re.compile(r"[^\W\d]+")
 
 
 def pattern(name: str) -> str:
     return _NUMBER.sub("#", name)
 
 
+@cache
 def numbers(name: str) -> tuple[str, ...]:
     return tuple(_NUMBER.findall(name))
 
 
+def renumbered(sibling: str, tensor: str, given: str) -> str:
+    """`given` with the numbers changed that tell `tensor` from its sibling: those after the same word, else in the same place."""
+    old, new, found = numbers(sibling), numbers(tensor), list(numbers(given))
+    before, words = _words(sibling), _words(given)
+    kept = {w for w, a, b in zip(before, old, new, strict=False) if a == b}
+    for i, (a, b) in enumerate(zip(old, new, strict=False)):
+        if a == b:
+            continue
+        at = [j for j, w in enumerate(words) if w == before[i] and found[j] == a]
+        if not at and i < len(found) and found[i] == a and words[i] not in kept and before[i] not in words:
+            at = [i]
+        for j in at[:1]:
+            found[j] = b
+    rest = iter(found)
+    return _NUMBER.sub(lambda _: next(rest), given)
+
+
+def _words(name: str) -> list[str]:
+    """The word before each number of a name."""
+    return [(_WORD.findall(text) or [""])[-1] for text in _NUMBER.split(name)[:-1]]
+
+
 def same_text(a: Op, b: Op) -> bool:
     """Whether two ops do the same to what they are given."""
-    return (a.name, a.attrs, len(a.inputs)) == (b.name, b.attrs, len(b.inputs))
+    return (a.name, len(a.inputs)) == (b.name, len(b.inputs)) and (a.attrs == b.attrs or _told(a) == _told(b))
+
+
+def _told(op: Op) -> list[tuple[str, object]]:
+    """Attributes but for names that a message goes by."""
+    return [(k, v) for k, v in op.attrs if k not in ("batch", "tag")]
 
 
 class Siblings:
@@ -34,10 +63,16 @@ class Siblings:
             self.kin.setdefault((pattern(name), self.shapes[c][name]), []).append((c, name))
 
     def of(self, node: Node) -> list[Node]:
-        """The same name in other classes of ranks first, then other numbers in the same class, then the rest."""
+        """The same name in other classes of ranks first, then other numbers in the same class, then the rest; the nearest first."""
         c, name = node
         found = [n for n in self.kin[pattern(name), self.shapes[c][name]] if n != node]
-        return sorted(found, key=lambda n: (n[1] != name, n[0] != c))
+        mine = numbers(name)[::-1]
+
+        def far(n: Node) -> tuple[bool, bool, int, list[bool]]:
+            other = [a != b for a, b in zip(mine, numbers(n[1])[::-1], strict=True)]
+            return n[1] != name, n[0] != c, sum(other), other
+
+        return sorted(found, key=far)
 
     def twins(self, node: Node) -> list[Node]:
         """The same class and name but for the first number: other micro-batches."""
@@ -45,23 +80,30 @@ class Siblings:
         rest = numbers(name)[1:]
         return [n for n in self.of(node) if n[0] == c and numbers(n[1])[1:] == rest]
 
+    def cousins(self, node: Node) -> list[Node]:
+        """The same class and name but for one word: of another parameter, say."""
+        c, name = node
+        words = name.split(".")
+        found = (self._families.get((c, i, *words[:i], *words[i + 1 :]), ()) for i in range(len(words)))
+        return [(c, other) for names in found for other in names if other != name]
+
+    @cached_property
+    def _families(self) -> dict[tuple[int | str, ...], list[str]]:
+        found: dict[tuple[int | str, ...], list[str]] = {}
+        for c, name in dict.fromkeys(self.graph.nodes):
+            words = name.split(".")
+            for i in range(len(words)):
+                found.setdefault((c, i, *words[:i], *words[i + 1 :]), []).append(name)
+        return found
+
     def mapped(self, sibling: str, tensor: str, given: str, own: tuple[str | None, ...], c: int) -> str | None:
-        """What is to `tensor` what `given` is to its sibling, among the tensors of a class."""
+        """What is to `tensor` what `given` is to its sibling, among the tensors of a class; first among `own`."""
         shapes = self.shapes[c]
         for name in own:
             if name is not None and pattern(name) == pattern(given):
                 return name
-        return self.renumbered(sibling, tensor, given) if self.renumbered(sibling, tensor, given) in shapes else None
-
-    @staticmethod
-    def renumbered(sibling: str, tensor: str, given: str) -> str:
-        """`given` with the numbers changed that tell `tensor` from its sibling."""
-        old, new, found = numbers(sibling), numbers(tensor), list(numbers(given))
-        for i, (a, b) in enumerate(zip(old, new, strict=False)):
-            if a != b and i < len(found) and found[i] == a:
-                found[i] = b
-        rest = iter(found)
-        return _NUMBER.sub(lambda _: next(rest), given)
+        found = renumbered(sibling, tensor, given)
+        return found if found in shapes else None
 
     @cached_property
     def levels(self) -> list[list[tuple[Node, ...]]]:

@@ -67,6 +67,8 @@ class Degrees:
             raise BuildError(f"ZeRO has stages 1, 2 and 3 (0: none), not {self.zero}")
         if self.zero and self.dp * self.cp == 1:
             raise BuildError(f"ZeRO {self.zero} shards over data-parallel ranks; with dp=1 there is nothing to shard")
+        if self.shards != "parameter" and not self.zero:
+            raise BuildError(f"shards={self.shards} says what ZeRO cuts, and nothing is cut without it: zero=1, 2 or 3 goes with it")
         if self.schedule == "interleaved":
             if self.pp == 1 or self.chunks == 1:
                 raise BuildError("the interleaved schedule needs several stages (pp) with several chunks each (chunks)")
