@@ -122,9 +122,10 @@ class Search:
             if not clean and self._excluded({self._node(s) for s in self.wrong}):
                 break
             for level in self.siblings.levels:
-                sites = [s for s in level if self._bits(s, reached) == every and clean == (not self._bits(s, good))]
+                behind = [s for s in level if self._bits(s, reached) == every]
+                sites = [s for s in behind if clean == (not self._bits(s, good))]
                 for kind in kinds:
-                    found = self._first(kind, sites)
+                    found = self._first(kind, behind if kind.padding else sites)  # padding is part of what is right
                     if found is not None:
                         return (self._origin(found, kind) or found) if kind.share else found
         return None
@@ -162,10 +163,14 @@ class Search:
     def _together(self, reached: Mapping[Node, int]) -> Found | None:
         """Several ops unlike those of another micro-batch or stage: all of them made as they are there, then as few as it takes."""
         kind = Kind(self.likes.twin, suspicious=False)
+        start = self.runs
         for some in self._unlike_another(reached):
+            if self.runs - start > MOST_OF_A_KIND:
+                break
             if len(some) > 1 and self._works(_joined(some), kind):
                 some = self._fewer(some, kind)
                 return self._found(next(iter(some)), _joined(some))
+        self.runs = start  # other kinds still have all their time
         return None
 
     def _unlike_another(self, reached: Mapping[Node, int]) -> Iterator[dict[Site, Repair]]:
@@ -245,6 +250,8 @@ class Search:
         second: tuple[Site, Repair] | None = None  # on a tensor that is scaled on the way; the one before that is better
         start = self.runs
         for site in reversed(sites) if kind.last else sites:
+            if self.runs - start > MOST_OF_A_KIND or self.runs > MOST_RUNS:
+                break
             if kind.suspicious and all(n in self.healthy for n in site):
                 continue
             for repair in kind.repairs(site):

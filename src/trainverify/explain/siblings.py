@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from trainverify.explain.replay import Graph, Node
 from trainverify.graph.program import Op
 
+MANY = 64  # siblings, of which only the nearest are looked at
 _NUMBER = re.compile(r"\d+")
 _WORD = re.compile(r"[^\W\d]+")
 
@@ -59,26 +60,34 @@ class Siblings:
         self.graph = graph
         self.shapes = graph.small.local_shapes
         self.kin: dict[tuple[str, tuple[int, ...]], list[Node]] = {}
-        for c, name in graph.nodes:
-            self.kin.setdefault((pattern(name), self.shapes[c][name]), []).append((c, name))
+        self.near: dict[tuple[str, tuple[int, ...], int, tuple[str, ...]], list[Node]] = {}  # which differ in one number only
+        for c, name in dict.fromkeys(graph.nodes):
+            key, found = (pattern(name), self.shapes[c][name]), numbers(name)
+            self.kin.setdefault(key, []).append((c, name))
+            for i in range(len(found)):
+                self.near.setdefault((*key, i, found[:i] + found[i + 1 :]), []).append((c, name))
 
     def of(self, node: Node) -> list[Node]:
         """The same name in other classes of ranks first, then other numbers in the same class, then the rest; the nearest first."""
         c, name = node
-        found = [n for n in self.kin[pattern(name), self.shapes[c][name]] if n != node]
-        mine = numbers(name)[::-1]
+        mine = numbers(name)
+        key = (pattern(name), self.shapes[c][name])
+        found = self.kin[key]
+        if len(found) > MANY:
+            found = [n for i in range(len(mine)) for n in self.near[*key, i, mine[:i] + mine[i + 1 :]]]
 
         def far(n: Node) -> tuple[bool, bool, int, list[bool]]:
-            other = [a != b for a, b in zip(mine, numbers(n[1])[::-1], strict=True)]
+            other = [a != b for a, b in zip(mine[::-1], numbers(n[1])[::-1], strict=True)]
             return n[1] != name, n[0] != c, sum(other), other
 
-        return sorted(found, key=far)
+        return sorted((n for n in dict.fromkeys(found) if n != node), key=far)
 
     def twins(self, node: Node) -> list[Node]:
         """The same class and name but for the first number: other micro-batches."""
         c, name = node
-        rest = numbers(name)[1:]
-        return [n for n in self.of(node) if n[0] == c and numbers(n[1])[1:] == rest]
+        mine = numbers(name)
+        found = self.near[pattern(name), self.shapes[c][name], 0, mine[1:]] if mine else []
+        return [n for n in found if n[0] == c and n != node]
 
     def cousins(self, node: Node) -> list[Node]:
         """The same class and name but for one word: of another parameter, say."""
