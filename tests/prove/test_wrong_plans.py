@@ -9,6 +9,7 @@ import pytest
 
 import trainverify as tv
 from prove.meaning import check_program, system_of
+from trainverify.build.plan import RankBuilder
 from trainverify.check import validate
 from trainverify.graph.lineage import layout
 from trainverify.graph.plan import Plan
@@ -111,6 +112,36 @@ def one_group_sums_and_another_averages() -> tuple[Program, Plan]:
         s = r.all_reduce(x, group="tp", op=r.each_rank(lambda k: "sum" if k < 2 else "avg", "op"))
         r.loss(r.all_reduce(r.sum(r.mul(s, s)), group="dp", name="loss"))
     return b.build(), p.build()
+
+
+def _unlike_stages(group: Callable[[RankBuilder], object]) -> tuple[Program, Plan]:
+    """Ranks y=0 take elements 0, 1, 3 and add what ranks y=1 hold, which is wrong; y=0 does not fold over x, y=1 alone would."""
+    b = tv.program("l")
+    a = b.input("a", (5,))
+    b.input("c", (3,))
+    first, second, last = (b.sum(b.slice(a, dim=0, start=n, stop=n + 1)) for n in (0, 1, 3))
+    b.loss(b.add(b.add(first, second), last, name="loss"))
+    p = tv.plan("p", tv.Mesh(x=3, y=2))
+    for n in range(3):
+        p.group(f"back.{n}", (2 * n + 1, 2 * n))
+    with p.ranks(y=0) as r:
+        a = r.input("a", (5,), "k")
+        start, stop = (r.each(lambda at, n=n: (0, 1, 3)[at["x"]] + n) for n in range(2))
+        added = r.all_reduce(r.sum(r.slice(a, dim=0, start=start, stop=stop)), group=group(r))
+        r.loss(r.all_reduce(added, group="x", name="loss"))
+    with p.ranks(y=1) as r:
+        r.all_reduce(r.sum(r.input("c", (1,), "(x k)")), group=group(r))
+    return b.build(), p.build()
+
+
+@wrong
+def a_group_of_ranks_that_do_not_fold_and_one_that_does() -> tuple[Program, Plan]:
+    return _unlike_stages(lambda r: "y")
+
+
+@wrong
+def the_same_with_groups_in_another_order() -> tuple[Program, Plan]:
+    return _unlike_stages(lambda r: r.each_rank(lambda k: f"back.{k // 2}", "back"))
 
 
 # -- definedness: the plan has no number where the logical program has one ---------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from trainverify.axes.system import MeetingAxes
@@ -34,6 +35,8 @@ class Collectives:
             raise Unsupported("a group cut into unequal pieces")
         first = self.ranks.instances[party[0]]
         group = self.system.talk.groups[str(self.system.talk.value(first.rank, ops[first.class_index].get("group")))]
+        if sum(self._ranks_in(i, meeting) for i in party) != len(group):
+            raise Unsupported("a group whose members do not all fold alike")
         stacked: Value = {key: {} for key in into.blocks()}
         for i in party:
             op = ops[self.ranks.instances[i].class_index]
@@ -55,6 +58,11 @@ class Collectives:
             if op.outputs:
                 taken[i] = op.outputs[0], {key: self._unstacked(p, i, meeting, out, group) for key, p in result.items()}
         return taken
+
+    def _ranks_in(self, i: int, meeting: MeetingAxes) -> int:
+        """How many ranks of one group an instance stands for."""
+        folded = self.ranks.instances[i].folded
+        return math.prod(self.system.plan.mesh.length(a) for a in meeting.mesh_axes or () if a in folded)
 
     def _position(self, i: int, meeting: MeetingAxes, grid: Grid, group: tuple[int, ...]) -> list[Index]:
         """Where an instance stands in its group, as digits over the leading leaves."""

@@ -36,7 +36,6 @@ def fold(system: System, enumerate_all: bool = False) -> list[Instance]:
     classes = system.schedule.classes
     where = {r: mesh.coordinates(r) for k in classes for r in k.ranks}
     folded = [set() if enumerate_all else _closed(mesh, k.ranks) for k in classes]
-    class_of = {r: i for i, k in enumerate(classes) for r in k.ranks}
     uneven = _uneven_axes(system)
     for c, k in enumerate(classes):
         folded[c] -= _irregular(system, c, k.ranks, folded[c], where) | uneven
@@ -49,21 +48,14 @@ def fold(system: System, enumerate_all: bool = False) -> list[Instance]:
         changed = False
         for meeting in system.meetings:
             members = {c for c, _ in meeting.ops}
-            if meeting.lowered is None:
-                common = set.intersection(*(folded[c] for c in members))
-                targets = [(c, common) for c in members]
-            elif meeting.mesh_axes is None:
-                targets = []
+            common = set.intersection(*(folded[c] for c in members))
+            targets = [(c, common) for c in members]
+            if meeting.lowered is not None and meeting.mesh_axes is None:
                 for c in members:  # some other set of ranks: every axis on which its members differ is enumerated
                     for r in classes[c].ranks:
                         met = [mesh.coordinates(m) for m in system.talk.members(r, _event(system, meeting.step, c))]
                         keep = {a for a in folded[c] if len({m[a] for m in met}) == 1}
                         targets.append((c, {a for a in keep if _translated(system, meeting.step, c, r, a)}))
-            else:
-                along = set(meeting.mesh_axes)
-                partners = {class_of[m] for c in members for m in system.talk.members(classes[c].ranks[0], _event(system, meeting.step, c))}
-                common = set.intersection(*(folded[c] for c in partners))
-                targets = [(c, folded[c] - (along - common)) for c in partners]
             for c, keep in targets:
                 if folded[c] - keep:
                     folded[c] &= keep
