@@ -500,6 +500,10 @@ def what_lies_between_regions_is_missing(w: World) -> None:
     differ(flat.joined(k.add(part(0, 2, f), part(2, 6, k.times(w.x(), w.y())))), whole)
     differ(flat.joined(k.add(part(0, 2, f), scale(part(2, 6, f), 2))), whole)
     differ(flat.joined(k.add(part(0, 2, f), part(2, 6, f), part(0, 2, f))), whole)
+    # what two pieces are joined to is there already, with another coefficient
+    some = k.add(part(0, 1, f), part(1, 2, f), scale(k.add(part(0, 2, f), part(2, 4, f)), 2))
+    differ(flat.joined(some), scale(part(0, 4, f), 3))
+    assert flat.joined(some) == k.add(part(0, 2, f), scale(part(0, 4, f), 2))
 
 
 def test_every_law_has_a_broken_condition() -> None:

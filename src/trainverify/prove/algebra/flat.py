@@ -169,7 +169,7 @@ class Flat:
         if not self.used or k.trace is not None:
             return p
         flat = k.flat(p)
-        found: dict[tuple[Mono, Coef, Mono, tuple[int, ...]], list[tuple[int, int, Mono]]] = {}
+        found: dict[tuple[Mono, Coef, Mono, tuple[int, ...]], list[tuple[int, int, Mono, Coef]]] = {}
         bodies: dict[Mono, tuple[list[Factor], dict[Index, int], tuple[Index, ...]]] = {}
         for m, c in flat.items():
             regional = [(f, x) for f in m if f[2] == 1 and k.atoms[f[0]].kind == "sum" for x in [self._regional(f)] if x is not None]
@@ -185,7 +185,7 @@ class Flat:
                 continue
             ((mono, factor),) = like.items()
             key = (rest, c * factor, mono, sizes)
-            found.setdefault(key, []).append((low, high, m))
+            found.setdefault(key, []).append((low, high, m, c))
             bodies[m] = others, over, body[n][1]
         changed = False
         for (rest, _, _, sizes), pieces in found.items():
@@ -198,13 +198,11 @@ class Flat:
                 if end - start > 1:
                     changed = True
                     low, high = pieces[start][0], pieces[end - 1][1]
-                    m = pieces[start][2]
+                    _, _, m, c = pieces[start]
                     others, over, digits = bodies[m]
-                    c = flat[m]
                     body_form = k.times(k.monomial(others), self._region(sizes, low, high, digits))
-                    for _, _, gone in pieces[start:end]:
-                        flat = {x: y for x, y in flat.items() if x != gone}
-                    flat = k.add(flat, k.times({rest: c}, k.sum(body_form, over)))
+                    gone = {x: -y for _, _, x, y in pieces[start:end]}  # what was joined before may have added to them
+                    flat = k.add(flat, gone, k.times({rest: c}, k.sum(body_form, over)))
                 start = end
         return flat if changed else p
 
