@@ -326,6 +326,8 @@ def inline(program: Program, functions: Mapping[str, Function] = EMPTY) -> Progr
         n = counts[body.name] = counts.get(body.name, -1) + 1
         prefix = f"{body.name}.{n}/"
         inner = {t: prefix + t for t in body.tensors}
+        while not tensors.keys().isdisjoint(inner.values()):  # a tensor of the program may be called so
+            inner = {t: name + "'" for t, name in inner.items()}
         inner |= {k: v for k, v in zip(body.inputs, inputs, strict=True) if v is not None}
         produced = {o for b in body.ops for o in b.outputs}
         direct = {b: o for b, o in zip(body.outputs, outputs, strict=True) if b in produced}
