@@ -26,7 +26,7 @@ class Held:
     def sources(self, env: Values, instance: Instance, unit: int) -> None:
         """Put what an instance holds at the start into its values."""
         program = self.system.unit_programs[unit]
-        for lay in self.system.plan.lineage:
+        for lay in dict.fromkeys(self.system.plan.lineage):  # said twice is said once
             if lay.local in program.sources and instance.rank in self._holders(lay):
                 try:
                     value = self._filled(lay, instance, unit)
