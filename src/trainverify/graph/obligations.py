@@ -89,7 +89,7 @@ class _Held:
         self.units = units
         self.unit_of = {r: i for i, u in enumerate(units) for r in u.ranks}
         self.outputs = [{(o.role, o.of): o.tensor for o in reversed(u.program.outputs)} for u in units]
-        self.gradients = [{o.tensor for o in u.program.outputs if o.role == "gradient"} for u in units]
+        self.gradients = [{(o.tensor, str(o.of)) for o in u.program.outputs if o.role == "gradient"} for u in units]
         self.sources = [frozenset(u.program.sources) for u in units]
         self.layouts: dict[str, list[Layout]] = {}
         for lay in plan.lineage:
@@ -109,9 +109,10 @@ class _Held:
         return result
 
     def reported(self, output: Output, lay: Layout, missing: list[Missing]) -> Holding | None:
-        """The ranks whose program reports the local tensor as a gradient; once one does, all that hold it must."""
+        """The ranks whose program reports the local tensor as this gradient; once one does, all that hold it must."""
         holders = self.split(lay)
-        telling = {u for u in holders if u is not None and lay.local in self.gradients[u]}
+        said = {(lay.local, x.local) for x in self.layouts.get(str(output.of), ())}
+        telling = {u for u in holders if u is not None and not said.isdisjoint(self.gradients[u])}
         if not telling:
             return None
         for u, ranks in holders.items():
