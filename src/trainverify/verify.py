@@ -126,7 +126,7 @@ def _verify(
     wanted, missing = obligations(logical, plan, parts)
     if missing or not wanted:
         return Report("INVALID", missing[0].reason if missing else "no obligations", subject, findings)
-    wanted += declared(logical, plan, wanted)
+    wanted += declared(logical, plan, parts, wanted)
     progress("inferring axes")
     system = related(logical, plan, ops, parts, wanted)
     progress("proving")
@@ -475,13 +475,21 @@ def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: in
     return compare(small, plan.lineage, wanted, [point])[0]
 
 
-def declared(logical: Program, plan: Plan, wanted: Sequence[Obligation]) -> list[Obligation]:
+def declared(logical: Program, plan: Plan, parts: Sequence[Template], wanted: Sequence[Obligation]) -> list[Obligation]:
     """Lineage of intermediate tensors is a claim: it becomes an obligation of its own."""
     held = {h.layout for o in wanted for h in o.holdings}
+    sources = frozenset(logical.sources)
+    given = [frozenset(u.program.sources) for u in parts]
     claims: dict[str, list[Holding]] = {}
-    for lay in plan.lineage:
-        if lay.logical not in logical.sources and lay not in held:
-            claims.setdefault(lay.logical, []).append(Holding(lay, lay.holders(plan.mesh)))
+    for lay in dict.fromkeys(plan.lineage):
+        if lay.logical in sources:  # ranks that compute it, as those that gather a parameter, only say that they have it
+            made = [u for u, here in zip(parts, given, strict=True) if lay.local in u.program.tensors and lay.local not in here]
+            own = {r for u in made for r in u.ranks}
+            ranks = tuple(r for r in lay.holders(plan.mesh) if r in own) if own else ()
+        else:
+            ranks = lay.holders(plan.mesh)
+        if ranks and lay not in held:
+            claims.setdefault(lay.logical, []).append(Holding(lay, ranks))
     return [Obligation(Output(name, "declared"), tuple(holdings)) for name, holdings in claims.items()]
 
 

@@ -42,7 +42,7 @@ class Compared:
 def system_of(logical: Program, plan: Plan) -> tuple[System, Any]:
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
-    wanted += declared(logical, plan, wanted)
+    wanted += declared(logical, plan, parts, wanted)
     talk = Communication(plan, parts, OPS)
     return System(logical, plan, OPS, talk, schedule(talk)).collect(wanted), wanted
 

@@ -59,7 +59,7 @@ def staged(logical: Program, plan: Plan) -> StagedProof:
     """The staged engine alone, no evaluation beside it."""
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
-    wanted += declared(logical, plan, wanted)
+    wanted += declared(logical, plan, parts, wanted)
     return prove(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
 
 
