@@ -93,6 +93,10 @@ def verify(
     return replace(report, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
 
 
+class _OnlyWhenReduced(Exception):
+    """A difference at reduced sizes that has to be looked at again at the original ones."""
+
+
 class Disagreement(Exception):
     """A proof that evaluation contradicts: a bug of TrainVerify, never a verdict."""
 
@@ -208,6 +212,7 @@ class _Evaluation:
     findings: tuple[Finding, ...]
     locator: Locator
     alike: bool = False  # but for few ranks: one point after the other, and all ranks of a program together
+    whole: bool = False  # at the original sizes
 
     @cached_property
     def kept(self) -> Sample:
@@ -216,12 +221,12 @@ class _Evaluation:
         return ALL if everything else sampled(self.system, above=0)
 
     def report(self) -> Report:
-        if self.alike:
-            try:
-                return self._report()
-            except NotJoined:
-                return replace(self, alike=False)._report()
-        return self._report()
+        try:
+            return self._report()
+        except NotJoined:
+            return replace(self, alike=False).report()
+        except _OnlyWhenReduced:
+            return replace(self, alike=False, whole=True).report()
 
     def _report(self) -> Report:
         self.progress("choosing small sizes")
@@ -281,6 +286,8 @@ class _Evaluation:
 
     def _small(self) -> Small:
         """Small sizes, with 2 and 3 in turn; where that is a lot, all as small as they can be."""
+        if self.whole:
+            return shrink_system(self.system, base=FULL, most=MAX_ELEMENTS)
         try:
             return shrink_system(self.system, kept=self.kept, most=MAX_ELEMENTS, joined=self.alike)
         except TooMuch:
@@ -382,13 +389,17 @@ class _Evaluation:
 
     def _refuted(self, small: Small, wrong: list[Suspect], difference: Difference, inputs: Mapping[str, Array] | None = None) -> Report:
         if small.reduced and inputs is None:
-            self.progress("trying the other reading of literals")
-            assert small.other is not None
-            other = small.other(small)
-            still, _ = compare_at(other, self.plan, self.wanted, difference.seed)
-            if not still and not self._close_look(other, difference.seed):
-                reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
-                return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
+            if self._agrees_at_full_size(wrong, difference):
+                raise _OnlyWhenReduced
+            self.progress("trying the other readings of literals")
+            assert small.others is not None
+            for other in small.others(small):
+                still, _ = compare_at(other, self.plan, self.wanted, difference.seed)
+                if not still and not self._close_look(other, difference.seed):
+                    if not self.kept and self._full_size(CLOSE_LOOK) is not None:
+                        raise _OnlyWhenReduced
+                    reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
+                    return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
         engine, scope = self.proof.proved.get(difference.obligation, ("", ""))
         if scope == FULL_SIZE or (engine and self.proof.strict):
             values = f"{difference.got} instead of {difference.want}"
@@ -406,6 +417,26 @@ class _Evaluation:
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
         forms += tuple(f"violated: {difference.layout}; {self.proof.violated[o]}" for o in bad if o in self.proof.violated)[:1]
         return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
+
+    def _agrees_at_full_size(self, wrong: list[Suspect], difference: Difference) -> bool:
+        """Whether a difference that float64 sees at reduced sizes is not there at full size; False also if that is too large."""
+        if self.kept or all(s.distance <= DIFFERENT for s in wrong if s.obligation == difference.obligation):
+            return False
+        full = self._full_size(LOCATED)
+        if full is None:
+            return False
+        self.progress("looking at the original sizes")
+        try:
+            return not compare_at(full, self.plan, self.wanted, difference.seed)[0]
+        except NotComputed:
+            return False
+
+    def _full_size(self, most: int) -> Small | None:
+        """Both programs at the original sizes, if they have at most so many elements."""
+        try:
+            return shrink_system(self.system, base=FULL, most=most)
+        except (NotABoundary, TooMuch):
+            return None
 
     def _odd(self, small: Small, seed: int) -> Place | None:
         """The op in which one rank differs from its like, if the plan agrees without that."""

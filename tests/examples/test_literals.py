@@ -71,3 +71,65 @@ def test_missing_eps_is_refuted(eps: float) -> None:
     if eps == 1e-5:
         assert report.place is not None
         assert report.place.tensor == "normed"
+
+
+# -- literals that are sizes: at reduced sizes a correct plan may look wrong ---------------------------------------------
+
+
+def variance(rows: int) -> tv.Program:
+    b = tv.program("variance")
+    spread = b.var(b.input("x", (rows, 3)), dim=0, correction=0)
+    b.loss(b.sum(b.mul(spread, b.input("w", (3,))), name="loss"))
+    return b.build()
+
+
+def mean_of_squares(rows: int, share: float) -> tv.Plan:
+    """E[x²] − E[x]², the sums divided by a literal."""
+    p = tv.plan("variance", tv.Mesh(dp=2))
+    with p.ranks() as r:
+        x, w = r.input("x", (rows // 2, 3), "(dp b) k"), r.input("w", (3,), "k")
+        total, squares = (r.all_reduce(r.sum(t, dim=0), group="dp") for t in (x, r.mul(x, x)))
+        mean = r.mul(total, value=share)
+        spread = r.sub(r.mul(squares, value=share), r.mul(mean, mean))
+        r.loss(r.sum(r.mul(spread, w), name="loss"))
+    return p.build()
+
+
+HUGE = 3 << 20  # too many rows to be evaluated
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "verdict"),
+    [(8, 1 / 8, "PROVED"), (8, 1 / 4, "REFUTED"), (1024, 1 / 1024, "PROVED"), (HUGE, 1 / HUGE, "UNKNOWN"), (HUGE, 2 / HUGE, "REFUTED")],
+)
+def test_a_count_as_a_literal(rows: int, share: float, verdict: str) -> None:
+    report = tv.verify(variance(rows), mean_of_squares(rows, share))
+    assert report.verdict == verdict, report.reason
+
+
+def turned(rows: int) -> tv.Program:
+    b = tv.program("turned")
+    at = b.to(b.arange(stop=rows), dtype="f32")
+    b.loss(b.sum(b.mul(b.input("x", (rows, 3)), b.unsqueeze(b.cos(b.mul(at, value=0.3)), dim=1)), name="loss"))
+    return b.build()
+
+
+def turned_in_blocks(rows: int, whole: bool, more: int = 0) -> tv.Plan:
+    """Every rank adds the place where its rows begin, as an integer or as a real number."""
+    p = tv.plan("turned", tv.Mesh(cp=4))
+    with p.ranks() as r:
+        mine = rows // 4
+        x, at = r.input("x", (mine, 3), "(cp s) k"), r.arange(stop=mine)
+        at = at if whole else r.to(at, dtype="f32")
+        at = r.add(at, value=r.each(lambda here: (int if whole else float)(here["cp"] * (mine + more))))
+        at = r.to(at, dtype="f32") if whole else at
+        turned = r.mul(x, r.unsqueeze(r.cos(r.mul(at, value=0.3)), dim=1))
+        r.loss(r.all_reduce(r.sum(turned), group="cp", name="loss"))
+    return p.build()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("rows", "more", "verdict"), [(16, 0, "PROVED"), (16, 1, "REFUTED"), (HUGE, 0, "UNKNOWN"), (HUGE, 1, "REFUTED")])
+def test_where_rows_begin_as_a_literal(rows: int, more: int, verdict: str, whole: bool) -> None:
+    report = tv.verify(turned(rows), turned_in_blocks(rows, whole, more))
+    assert report.verdict == verdict, report.reason

@@ -5,12 +5,10 @@ Nothing here looks at values. The result is a pair of `Small*` recipes that any 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -22,12 +20,13 @@ from trainverify.axes.shrink import alike, shrink
 from trainverify.axes.structure import Clash
 from trainverify.axes.system import MeetingAxes, System
 from trainverify.domains.arrays import Array
+from trainverify.evaluate.literals import OWN, Reading, everywhere, scaled
 from trainverify.evaluate.sample import ALL, Sample
 from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pattern_dims, positions
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Domain, Op, Program
 from trainverify.ops.table import Lowered
-from trainverify.primitives.node import Node, rebuild, topological
+from trainverify.primitives.node import Node, topological
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Small:
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
     points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
-    other: Callable[[Small], Small] | None = None  # makes the same with the other reading of literals
+    others: Callable[[Small], Iterator[Small]] | None = None  # makes the same with the other readings of literals
     joined: bool = False  # classes are all ranks of a program
 
     @cached_property
@@ -167,24 +166,23 @@ class NotJoined(Exception):
 def shrink_system(
     system: System,
     base: int = 2,
-    scale_literals: bool = False,
     alternate: bool = True,
     kept: Sample = ALL,
     most: int | None = None,
     joined: bool = False,
 ) -> Small:
-    """Both programs at small sizes; `scale_literals` takes the other reading of literals, `kept` leaves some ranks and positions.
+    """Both programs at small sizes; `kept` leaves some ranks and positions.
 
     With more than `most` elements of all tensors of all ranks it gives up early. `joined` takes all ranks that run one program as one
     class, also those that meet others: fewer and larger steps. Where ranks of one program do not do the same together, NotJoined is raised.
     """
-    return _Shrinker(system, base, scale_literals, alternate, kept, joined).small(most)
+    return _Shrinker(system, base, alternate, kept, joined).small(most)
 
 
 def fits(system: System, most: int) -> bool:
     """Whether all ranks together have at most so many elements, at the smallest sizes."""
     try:
-        _Shrinker(system, 2, False, False, ALL, False).bounded(most)
+        _Shrinker(system, 2, False, ALL, False).bounded(most)
     except TooMuch:
         return False
     except NotABoundary:  # nor would fewer ranks keep the structure
@@ -193,7 +191,7 @@ def fits(system: System, most: int) -> bool:
 
 
 class _Shrinker:
-    def __init__(self, system: System, base: int, scale_literals: bool, alternate: bool, kept: Sample, joined: bool):
+    def __init__(self, system: System, base: int, alternate: bool, kept: Sample, joined: bool):
         self.system = system
         axes, mesh = system.inference.axes, system.plan.mesh
         self.sizes = Sizes(axes, system.inference.all, base, alternate, kept.axes)
@@ -207,7 +205,7 @@ class _Shrinker:
             mine[c] += [r for r in k.ranks if r in self.there]
             self._units[c] = k.unit
         self._classes = [tuple(sorted(found)) for found in mine]
-        self.scale_literals = scale_literals
+        self.reading: Reading | None = None  # how literals shrink; None: not at all
         self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
         self._made: dict[object, tuple[Node, ...]] = {}  # small, literals as they are
         self._shapes: dict[int, tuple[Dims, tuple[int, ...]]] = {}
@@ -224,7 +222,7 @@ class _Shrinker:
                 if key not in self._made:
                     self._made[key] = tuple(shrink(lowered.outputs, axes, self.sizes))
                 made = self._made[key]
-                made = tuple(scaled(lowered.outputs, made, axes, self.sizes)) if self.scale_literals else made
+                made = made if self.reading is None else tuple(scaled(lowered.outputs, made, axes, self.sizes, self.reading))
                 self._shrunk[key] = self._alike.setdefault(_signature(made), made)
             known = self._nodes[id(axes)] = axes, self._shrunk[key]
         return known[1]
@@ -271,7 +269,7 @@ class _Shrinker:
             tuple(system.inference.axes.clashes),
             largest,
             names,
-            other=self._other,
+            others=self._others,
             joined=self.joined,
         )
 
@@ -298,12 +296,19 @@ class _Shrinker:
             classes.append(own)
         return logical_steps, classes
 
-    def _other(self, made: Small) -> Small:
-        twin = copy(self)
-        twin.scale_literals = not self.scale_literals
-        twin._nodes, twin._shrunk = {}, {}
-        logical_steps, classes = twin._steps()
-        return replace(made, logical_steps=logical_steps, classes=classes, meetings=twin._meetings(), points={}, other=None)
+    def _others(self, made: Small) -> Iterator[Small]:
+        """The other readings of literals, as far as they change something."""
+        seen = {id(n) for _, nodes in self._nodes.values() for n in nodes}
+        for reading in (OWN, *everywhere(self.system, self.sizes)):
+            twin = copy(self)
+            twin.reading = reading
+            twin._nodes, twin._shrunk = {}, {}
+            logical_steps, classes = twin._steps()
+            meetings = twin._meetings()
+            new = {id(n) for _, nodes in twin._nodes.values() for n in nodes} - seen
+            if new:
+                seen |= new
+                yield replace(made, logical_steps=logical_steps, classes=classes, meetings=meetings, points={}, others=None)
 
     def _shape(self, dims: Dims) -> tuple[int, ...]:
         known = self._shapes.get(id(dims))  # which many tensors share
@@ -463,36 +468,3 @@ def _mesh_axes(lay: Layout, mesh: Mesh) -> list[str] | None:
         case _:
             return None
     return [a for a in mesh.names if a in used]
-
-
-def scaled(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
-    """The other reading of literals: a constant that equals a size of its op (or one over it) shrinks with that size."""
-    if not any(n.prim == "const" and n.kind == "real" and n.attrs[0] not in (0, 1) for n in topological(small)):
-        return list(small)
-    known: dict[Fraction, Fraction] = {}
-
-    def note(before: int, after: int) -> None:
-        if before > 1 and before != after:
-            known.setdefault(Fraction(before), Fraction(after))
-            known.setdefault(Fraction(1, before), Fraction(1, after))
-
-    for node in topological(full):
-        dims = [a.root() for a in axes.dims[id(node)]]
-        counts = [(a.size, sizes(a)) for a in dims]
-        for i in range(len(counts)):
-            before = after = 1
-            for b, s in counts[i:]:
-                before, after = before * b, after * s
-                note(before, after)
-            if len(counts) <= 5:  # a batch norm counts the elements of some dimensions, not next to each other
-                for others in itertools.chain.from_iterable(itertools.combinations(counts, n) for n in range(2, len(counts))):
-                    note(math.prod(b for b, _ in others), math.prod(s for _, s in others))
-
-    def change(node: Node, args: tuple[Node, ...]) -> Node:
-        attrs = node.attrs
-        value = attrs[0] if node.prim == "const" and node.kind == "real" else None
-        if isinstance(value, int | Fraction | float) and value == value and abs(value) != float("inf"):
-            attrs = (known.get(Fraction(value), value),)
-        return Node(node.prim, args, attrs, node.shape, node.kind)
-
-    return rebuild(small, change)
