@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 import trainverify as tv
-from trainverify.graph.lineage import layout
+from prove.meaning import system_of
+from trainverify.graph.lineage import Layout, Part, Parts, Run, layout
 from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Function, Op, Output, Program
 from trainverify.graph.types import TensorType
+from trainverify.prove.algebra.engine import prove
 from trainverify.verify import verify
 
 
@@ -111,3 +113,49 @@ def test_a_tensor_of_the_program_is_not_one_of_a_call() -> None:
     report = verify(logical, plan)
     assert report.verdict == "REFUTED", report.reason
     assert verify(logical, logical).verdict == "PROVED"
+
+
+# -- padding, which a step is allowed to rely on, and so has to leave as it was -------------------------------------------
+
+
+def padded(value: float, flat: bool) -> tuple[Program, Plan]:
+    """A parameter of 3 elements in a buffer of 5, and its gradient filled up with a value."""
+    names = {n: vector(3) for n in ("x", "w", "wx", "g", "new")}
+    outputs = (Output("loss", "loss"), Output("g", "gradient", "w"), Output("new", "parameter", "w"))
+    forward = (Op("mul", ("w", "x"), ("wx",)), Op("sum", ("wx",), ("loss",)), Op("identity", ("x",), ("g",), (), "backward"))
+    update = Op("sub", ("w", "g"), ("new",), (), "optimizer")
+    logical = Program("l", {**names, "loss": vector()}, ("x",), ("w",), (), (*forward, update), outputs)
+    ops = (
+        Op("slice", ("w",), ("held",), (("dim", 0), ("start", 0), ("stop", 3))),
+        replace(forward[0], inputs=("held", "x")),
+        forward[1],
+        Op("full", (), ("rest",), (("shape", (2,)), ("value", value)), "backward"),
+        Op("concat", ("x", "rest"), ("g",), (("dim", 0),), "backward"),
+        update,
+    )
+    tensors = {**names, "loss": vector(), "held": vector(3), "rest": vector(2), **dict.fromkeys(("w", "g", "new"), vector(5))}
+    parts = (Part((0,), (Run(0, 3),), flat=flat), Part((3,), (Run(0, 2),), padding=True, flat=flat))
+    lineage = (layout("x", {}), Layout("w", "w", Parts(tuple((r, parts) for r in range(2)))))
+    program = Program("p", tensors, ("x",), ("w",), (), ops, outputs)
+    return logical, Plan("p", tv.Mesh(dp=2), (Template(program, (0, 1)),), {}, lineage)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_padding_is_zero_after_the_step(flat: bool) -> None:
+    assert verify(*padded(0.0, flat)).verdict == "PROVED"
+
+
+@pytest.mark.parametrize("engine", ["algebra", "smt"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_padding_is_not_zero_after_the_step(flat: bool, engine: str) -> None:
+    report = verify(*padded(4.0, flat), engine=engine)  # type: ignore[arg-type]
+    assert report.verdict == "REFUTED", report.reason
+    assert report.reason == "updated parameter w differs on rank 0; first wrong tensor: rest on rank 0"
+
+
+def test_padding_that_is_not_zero_has_no_proof() -> None:
+    system, wanted = system_of(*padded(4.0, False))
+    proof = prove(system, wanted)
+    assert {str(o): why for o, why in proof.failed.items()} == {
+        "updated parameter w": "rank 0: the padding of new is not zero after the step"
+    }

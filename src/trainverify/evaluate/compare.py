@@ -63,8 +63,11 @@ class Difference:
 Decision = Literal["equal", "different", "literal rounding", "undecided"]
 
 
-def held(small: Small, layout: Layout, rank: int, whole: Array, plan: PlanValues) -> Iterator[tuple[Array, Array, Array]]:
-    """(got, want, flat logical positions) for every part of a holding. A share of a sum counts together with the others."""
+def held(small: Small, o: Obligation, layout: Layout, rank: int, whole: Array, plan: PlanValues) -> Iterator[tuple[Array, Array, Array]]:
+    """(got, want, flat logical positions) for every part of a holding. A share of a sum counts together with the others.
+
+    Padding that the next step starts with must be zero; its positions are −1.
+    """
     flat = whole.reshape(-1)
     local: Array = plan.get(*places(small)[rank], layout.local)
     for part in small.parts[layout, rank]:
@@ -72,6 +75,14 @@ def held(small: Small, layout: Layout, rank: int, whole: Array, plan: PlanValues
             got = region(part, local) if part.partial is None else _added_up(small, layout, rank, part, plan)
             where = small.positions(part, layout.logical).reshape(-1)
             yield got, flat[where].reshape(got.shape), where.reshape(got.shape)
+        elif o.stays:
+            got = region(part, local)
+            yield got, np.zeros_like(got), np.full(got.shape, -1)
+
+
+def _place(small: Small, layout: Layout, position: int) -> tuple[int, ...]:
+    """A flat position as indices; none for padding."""
+    return tuple(map(int, np.unravel_index(position, small.shapes[layout.logical]))) if position >= 0 else ()
 
 
 def _added_up(small: Small, layout: Layout, rank: int, part: Part, plan: PlanValues) -> Array:
@@ -128,7 +139,7 @@ def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[s
             raise NotComputed(f"{o} of the logical program has no value at this point")
         before = count
         for h in o.holdings:
-            gaps = _gaps(small, h, want_all, plan)
+            gaps = _gaps(small, o, h, want_all, plan)
             count += len(gaps)
             found += [Suspect(o, h.layout, rank, gap) for rank, gap in gaps if gap > EQUAL]
         if o.holdings and count == before:  # of a sample of ranks: what nobody in it holds was not compared
@@ -136,7 +147,7 @@ def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[s
     return found, count
 
 
-def _gaps(small: Small, holding: Holding, whole: Array, plan: PlanValues) -> list[tuple[int, float]]:
+def _gaps(small: Small, o: Obligation, holding: Holding, whole: Array, plan: PlanValues) -> list[tuple[int, float]]:
     """How far every rank is off that holds a tensor; whole classes at once where each rank holds one region."""
     at, layout = places(small), holding.layout
     by_class: dict[int, list[int]] = {}
@@ -156,7 +167,7 @@ def _gaps(small: Small, holding: Holding, whole: Array, plan: PlanValues) -> lis
         for rank, row in zip(ranks, rows, strict=True):
             gap = float("inf")
             if row in done:
-                gap = max((distance(got, want) for got, want, _ in held(small, layout, rank, whole, plan)), default=0.0)
+                gap = max((distance(got, want) for got, want, _ in held(small, o, layout, rank, whole, plan)), default=0.0)
             found.append((rank, gap))
     return found
 
@@ -213,14 +224,14 @@ def gaps(small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation]
     for s in wrong:
         best = Gap((), 0.0, 0.0, 0.0)
         if plan.get(*places(small)[s.rank], s.layout.local) is not None:
-            for got, want, where in held(small, s.layout, s.rank, logical[s.layout.logical], plan):
+            for got, want, where in held(small, s.obligation, s.layout, s.rank, logical[s.layout.logical], plan):
                 far = np.abs(_real(got) - _real(want)).reshape(-1)
                 if far.size:
                     far = np.where(np.isnan(far), np.inf, far)
                     n = int(far.argmax())
-                    index = np.unravel_index(int(where.reshape(-1)[n]), small.shapes[s.layout.logical])
+                    index = _place(small, s.layout, int(where.reshape(-1)[n]))
                     scale = max(float(np.abs(_real(want)).max()), 1e-300)
-                    here = Gap(tuple(map(int, index)), float(got.reshape(-1)[n]), float(want.reshape(-1)[n]), float(far[n]) / scale)
+                    here = Gap(index, float(got.reshape(-1)[n]), float(want.reshape(-1)[n]), float(far[n]) / scale)
                     best = max(best, here, key=lambda g: g.gap)
         found.append(best)
     return found
@@ -310,12 +321,12 @@ def unsettled(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect
 
 
 def _all_equal(small: Small, suspect: Suspect, logical: Mapping[str, Array], plan: PlanValues) -> bool:
-    parts = held(small, suspect.layout, suspect.rank, logical[suspect.layout.logical], plan)
+    parts = held(small, suspect.obligation, suspect.layout, suspect.rank, logical[suspect.layout.logical], plan)
     return all(not _apart(g, w) and _tiny(g, w) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True))
 
 
 def _somewhere_apart(small: Small, suspect: Suspect, logical: Mapping[str, Array], plan: PlanValues) -> bool:
-    parts = held(small, suspect.layout, suspect.rank, logical[suspect.layout.logical], plan)
+    parts = held(small, suspect.obligation, suspect.layout, suspect.rank, logical[suspect.layout.logical], plan)
     return any(_apart(g, w) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True))
 
 
@@ -342,11 +353,10 @@ def _ball_difference(
         return None
     tiny = True
     whole = logical[suspect.layout.logical]
-    shape = small.shapes[suspect.layout.logical]
-    for got, want, where in held(small, suspect.layout, suspect.rank, whole, values):
+    for got, want, where in held(small, suspect.obligation, suspect.layout, suspect.rank, whole, values):
         for g, w, p in zip(got.flat, want.flat, where.flat, strict=True):
             if _apart(g, w):
-                index = tuple(int(i) for i in np.unravel_index(int(p), shape))
+                index = _place(small, suspect.layout, int(p))
                 if only is None or index == only:
                     return Difference(suspect.obligation, suspect.layout, suspect.rank, index, show(g), show(w), seed, _gap(g, w))
             tiny &= _tiny(g, w)

@@ -421,11 +421,23 @@ class _Shrinker:
 
     def _part(self, part: Part, whole: Dims, local: Dims) -> Part:
         if part.padding:
-            return part
+            return self._pad(part, local)
         key = (part, tuple([id(a.root()) for a in whole]), tuple([id(a.root()) for a in local]))
         if key not in self._held:
             self._held[key] = self._smaller(part, whole, local)
         return self._held[key]
+
+    def _pad(self, part: Part, local: Dims) -> Part:
+        """Padding at small sizes; nothing where that cannot be said."""
+        dims = [self.system.inference.axes.product(local)] if part.flat else local
+        try:
+            ends = [
+                (self.sizes.position(a, at), self.sizes.position(a, at + run.size))
+                for at, run, a in zip(part.local, part.logical, dims, strict=True)
+            ]
+        except NotABoundary:
+            ends = [(0, 0) for _ in dims]
+        return replace(part, local=tuple([a for a, _ in ends]), logical=tuple([Run(0, b - a) for a, b in ends]))
 
     def _smaller(self, part: Part, whole: Dims, local: Dims) -> Part:
         sizes = self.sizes

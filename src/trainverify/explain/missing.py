@@ -332,16 +332,20 @@ class _Locator:
         cause = "never computed"
         if value is not None:
             ratios = []
+            padded = False
             whole = np.asarray(self.logical[name], dtype=np.float64)
-            for got, want, _ in held(self.small, failed.layout, failed.rank, whole, self.plan):
+            for got, want, where in held(self.small, failed.obligation, failed.layout, failed.rank, whole, self.plan):
                 ok = np.abs(want) > TINY
                 ratios.append((got[ok] / want[ok]).reshape(-1))
+                padded = padded or bool((where < 0).any() and np.any(got))
             ratio = np.concatenate(ratios) if ratios else np.zeros(0)
             cause = "holds other elements of the logical tensor than its lineage says"
             if ratio.size and np.allclose(ratio, ratio[0], rtol=1e-7) and not math.isclose(ratio[0], 1.0, rel_tol=1e-7):
                 exact = Fraction(float(ratio[0])).limit_denominator(4096)
                 shown = str(exact) if math.isclose(float(exact), ratio[0], rel_tol=1e-7) else f"{ratio[0]:.12g}"
                 cause = f"scaled: ×{shown} everywhere"
+            elif padded and np.allclose(ratio, 1.0, rtol=1e-7):
+                cause = "its padding is not zero after the step, and the next one starts with it"
             elif name in self.known and not self.known[name].holds(value).all():
                 cause = NO_MATCH
         return Place(name, self.made_by.get(name), failed.rank, tensor, self._maker(c, tensor), cause)

@@ -305,7 +305,7 @@ class Search:
         whole = point.logical[s.obligation.output.tensor]
         if plan.get(*self.small.places[s.rank], s.layout.local) is None:
             return False
-        pairs = held(self.small, s.layout, s.rank, whole, plan)
+        pairs = held(self.small, s.obligation, s.layout, s.rank, whole, plan)
         return all(
             got.shape == want.shape and (distance(got, want) <= EQUAL or bool(np.max(np.abs(got - want), initial=0) < NOISE))
             for got, want, _ in pairs
@@ -364,7 +364,7 @@ class Search:
     def _ratio(self, s: Suspect) -> Fraction | None:
         point = self.points[0]
         ratios = []
-        for got, want, _ in held(self.small, s.layout, s.rank, point.logical[s.obligation.output.tensor], point.plan):
+        for got, want, _ in held(self.small, s.obligation, s.layout, s.rank, point.logical[s.obligation.output.tensor], point.plan):
             ok = np.abs(want) > 1e-200
             ratios.append((got[ok] / want[ok]).reshape(-1))
         ratio = np.concatenate(ratios) if ratios else np.zeros(0)

@@ -27,6 +27,11 @@ class Obligation:
     output: Output
     holdings: tuple[Holding, ...]
 
+    @property
+    def stays(self) -> bool:
+        """Whether the next step starts with it: then its padding must be zero, as it is assumed to be before a step."""
+        return self.output.role in ("parameter", "state")
+
     def __str__(self) -> str:
         return str(self.output)
 

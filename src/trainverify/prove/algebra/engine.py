@@ -456,6 +456,9 @@ class Prover:
                             if not self._equal(got[key], want[key]):
                                 forms = f"got {show(self.kernel, got[key])}, want {show(self.kernel, want[key])}"
                                 return f"rank {instance.rank}: {h.layout.local} is not {h.layout.logical}: {forms}"
+                    for rest in self.held.padding(h.layout, instance, unit, held) if o.stays else ():
+                        if not all(self._equal(p, {}) for p in rest.values()):
+                            return f"rank {instance.rank}: the padding of {h.layout.local} is not zero after the step"
                 except (Missing, Unsupported, TooLarge, RecursionError) as error:
                     return f"rank {instance.rank}: {error}"
             if covered != len(ranks):

@@ -91,6 +91,27 @@ class Held:
                 got = self.forms.piece(got, dims, [*held[: d + 1], *local_dims[d + 1 :]], d, Offset(at))
             yield got, want
 
+    def padding(self, lay: Layout, instance: Instance, unit: int, local: Value) -> Iterator[Value]:
+        """What a local tensor holds where it holds nothing of the logical one."""
+        for part in lay.parts(self.system.plan.mesh, instance.rank, self.system.logical.tensors[lay.logical].shape):
+            if part.padding and all(run.size for run in part.logical):
+                yield self._padding(part, lay, unit, local)
+
+    def _padding(self, part: Part, lay: Layout, unit: int, local: Value) -> Value:
+        dims = list(self.system.unit_scopes[unit].dims[lay.local])
+        if self.system.flat and len(dims) == 1:
+            (at,), (run,), grid = part.local, part.logical, self.forms.grid(dims)
+            pieces = [(t, start, n) for t, (start, n, _) in enumerate(self.forms.flat.pieces(dims[0], grid, grid.spans[0]))]
+            inside = [(t, n) for t, start, n in pieces if at <= start and start + n <= at + run.size]
+            if sum(n for _, n in inside) != run.size:
+                raise Unsupported("padding that ends inside a piece")
+            return {key: local[key] for key in ((t,) if grid.tags else () for t, _ in inside)}
+        dims = [self.system.inference.axes.product(dims)] if part.flat else dims
+        held = self._regions(part, dims)
+        for d, at in enumerate(part.local):
+            local = self.forms.piece(local, [*held[:d], *dims[d:]], [*held[: d + 1], *dims[d + 1 :]], d, Offset(at))
+        return local
+
     def _flat_pieces(self, part: Part, lay: Layout, unit: int) -> Iterator[tuple[Key, int, Poly]]:
         """(block, start, form) of the pieces of a local tensor of one dimension that hold a stretch of a flattened logical tensor."""
         (run,), (at,) = part.logical, part.local

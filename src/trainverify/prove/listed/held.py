@@ -48,6 +48,11 @@ class ListedHeld(Held):
                 got = self._added(lay, part, part.partial, held, got)
             yield got, self._of_logical(part, lay, whole, held)
 
+    def _padding(self, part: Part, lay: Layout, unit: int, local: Value) -> Value:
+        dims = list(self.system.unit_scopes[unit].dims[lay.local])
+        dims = [self.system.inference.axes.product(dims)] if part.flat else dims
+        return self._of_local(part, dims, self._regions(part, dims), local)
+
     def _regions(self, part: Part, local: Sequence[Axis]) -> list[Axis]:
         try:
             return super()._regions(part, local)

@@ -197,6 +197,8 @@ class Engine:
                 if place not in self.alignment.graph.makers and place not in self.alignment.sources:
                     raise NoStage(f"{h.layout.local} is never computed on rank {rank}")
                 for part in self.small.parts[h.layout, rank]:
+                    if part.padding and o.stays:
+                        raise NoStage(f"{h.layout.local} has padding, which must be zero after the step")
                     if not part.padding:
                         where = self.small.positions(part, h.layout.logical).reshape(-1)
                         ids = self.alignment.ids[h.layout.logical].reshape(-1)[where]
