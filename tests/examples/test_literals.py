@@ -133,3 +133,8 @@ def turned_in_blocks(rows: int, whole: bool, more: int = 0) -> tv.Plan:
 def test_where_rows_begin_as_a_literal(rows: int, more: int, verdict: str, whole: bool) -> None:
     report = tv.verify(turned(rows), turned_in_blocks(rows, whole, more))
     assert report.verdict == verdict, report.reason
+
+
+def test_tiny_literals_are_no_counts() -> None:
+    report = tv.verify(variance(HUGE), mean_of_squares(HUGE, 5e-324))
+    assert report.verdict == "REFUTED", report.reason

@@ -51,7 +51,7 @@ OWN = Reading()
 
 def _over(value: object) -> Fraction | None:
     """One over an integer that a float is the nearest one to."""
-    if isinstance(value, float) and 0 < value < 1 and 1.0 / round(1 / value) == value:
+    if isinstance(value, float) and 1e-300 < value < 1 and 1.0 / round(1 / value) == value:
         return Fraction(1, round(1 / value))
     return None
 
@@ -67,12 +67,11 @@ def everywhere(system: System, sizes: Sizes) -> Iterator[Reading]:
             for dims in axes.dims.values():
                 for before, after in _products([(a.root().size, sizes(a)) for a in dims]):
                     found.setdefault(before, set()).add(after)
-    for n, after in list(found.items()):  # one less: an unbiased variance
-        if n > 2:
-            found.setdefault(n - 1, {x - 1 for x in after})
+    for n in [n for n in found if n > 2]:  # one less: an unbiased variance
+        found.setdefault(n - 1, {max(x - 1, 1) for x in found[n]})
     for before in (False, True):
         for choose in (min, max):
-            yield Reading({n: choose(after) for n, after in found.items()}, before)
+            yield Reading({n: choose(small) for n, small in found.items()}, before)
 
 
 def _products(counts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -99,7 +98,7 @@ def scaled(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: S
             if before != after:
                 own.setdefault(before, after)
     for n, m in list(own.items()):
-        own.setdefault(n - 1, m - 1)
+        own.setdefault(n - 1, max(m - 1, 1))
 
     def change(node: Node, args: tuple[Node, ...]) -> Node:
         attrs = node.attrs
