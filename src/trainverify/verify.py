@@ -35,7 +35,7 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.discover import Found, covered, discover
 from trainverify.prove.algebra.engine import Prover, prove
 from trainverify.prove.algebra.folding import fold
-from trainverify.prove.attempt import FULL_SIZE, Attempt, Engine, attempt, listed_too
+from trainverify.prove.attempt import FULL_SIZE, Attempt, Contradiction, Engine, attempt, listed_too
 from trainverify.prove.staged.align import inputs_of
 from trainverify.prove.staged.own import StageShapes, stage_shapes
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
@@ -270,6 +270,8 @@ class _Evaluation:
 
     def _agreed(self, note: str) -> Report:
         """The verdict when evaluation found no difference."""
+        if not self.whole:  # it agrees at the sizes at which the staged engine saw a difference
+            self._stop_if_contested(self.wanted)
         if not self.proof.failed:
             found = self._other_sizes() if self.proof.reduced else None
             if found is not None:
@@ -283,6 +285,10 @@ class _Evaluation:
             )
         found = self._replayed()
         return found or self._open(f"agreed on {self.points} random points", "agreed", (note, *self.proof.notes))
+
+    def _stop_if_contested(self, wanted: Sequence[Obligation]) -> None:
+        for why in (self.proof.contested[o] for o in wanted if o in self.proof.contested):
+            raise Contradiction(why)
 
     def _small(self) -> Small:
         """Small sizes, with 2 and 3 in turn; where that is a lot, all as small as they can be."""
@@ -400,6 +406,7 @@ class _Evaluation:
                         raise _OnlyWhenReduced
                     reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
                     return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
+        self._stop_if_contested([difference.obligation])
         engine, scope = self.proof.proved.get(difference.obligation, ("", ""))
         if scope == FULL_SIZE or (engine and self.proof.strict):
             values = f"{difference.got} instead of {difference.want}"

@@ -138,6 +138,20 @@ def test_both_stops_when_only_a_broken_algebra_proves(monkeypatch: pytest.Monkey
         verify(_squares(2), _squares(4), engine="both", points=1)
 
 
+def test_a_count_as_a_literal_is_no_contradiction() -> None:
+    """Σ (x − Σ x / 16) = 0: not at reduced sizes, where Σ x / 16 is not the mean."""
+
+    def program(centred: bool) -> tv.Program:
+        b = tv.program("l")
+        x, w = b.input("x", (16, 3)), b.input("w", (3,))
+        left = b.sum(b.sub(x, b.mul(b.sum(x, dim=0), value=1 / 16)), dim=0) if centred else b.mul(w, value=0.0)
+        b.loss(b.sum(b.mul(left, w), name="loss"))
+        return b.build()
+
+    report = verify(program(True), program(False), engine="both", points=1)
+    assert report.verdict == "PROVED", report.reason
+
+
 @pytest.mark.parametrize("broken", ["algebra", "smt"])
 def test_engines_that_contradict_each_other_are_an_internal_error(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

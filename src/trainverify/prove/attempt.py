@@ -33,6 +33,7 @@ class Attempt:
     violated: Mapping[Obligation, str] = field(default_factory=dict)  # the stage in which an obligation fails
     models: Mapping[Obligation, Mapping[str, Mapping[int, Fraction]]] = field(default_factory=dict)
     strict: bool = False  # both engines were asked about everything: what one of them proves must not be refuted
+    contested: Mapping[Obligation, str] = field(default_factory=dict)  # proved by the algebra, and different to the staged engine
 
     @property
     def reduced(self) -> bool:
@@ -57,15 +58,13 @@ def attempt(
         return first
     left = wanted if engine == "both" else [o for o in wanted if o in first.failed]
     second = by_stages(staged.prove(system, left, lineage, workers, progress=progress))
-    contradiction(first, second)
-    return replace(joined(first, second), strict=engine == "both")
+    return replace(joined(first, second), strict=engine == "both", contested=contested(first, second))
 
 
-def contradiction(first: Attempt, second: Attempt) -> None:
-    """Stop if stages see an obligation fail that the algebra proves."""
-    for o, why in second.failed.items():
-        if o in first.proved and why == staged.DIFFERS:
-            raise Contradiction(f"the algebra proves {o}, but to the staged engine it {why}")
+def contested(first: Attempt, second: Attempt) -> dict[Obligation, str]:
+    """What stages see fail that the algebra proves: at reduced sizes a literal that is a size may be the reason."""
+    different = [o for o, why in second.failed.items() if o in first.proved and why == staged.DIFFERS]
+    return {o: f"the algebra proves {o}, but to the staged engine it {staged.DIFFERS}" for o in different}
 
 
 def by_algebra(proof: Proof, system: System) -> Attempt:
