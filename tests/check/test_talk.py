@@ -165,6 +165,23 @@ def test_batched_exchange_does_not_deadlock() -> None:
     assert codes(None, two_ranks(first, second, T)) == []
 
 
+def test_tv205_what_arrives_in_a_batch_is_not_used_within_it() -> None:
+    """Both wait for what the other one makes of what it waits for, whatever the batches are called."""
+
+    def forward(peer: int, line: int, *between: Op) -> list[Op]:
+        last = between[-1].outputs[0] if between else "y"
+        return [recv("y", (2, 3), peer, line, batch="b"), *between, send(last, peer, line + 2, batch="b")]
+
+    for between in ((), (op("neg", ("y",), ("z",), 2),)):
+        (f,) = found(None, two_ranks(forward(1, 1, *between), forward(0, 11, *between), T))
+        assert (f.code, f.rank, str(f.source)) == ("TV205", 0, "user.py:1")
+        exchange = [send("x", 1, 1, batch="b"), recv("y", (2, 3), 1, 2, batch="b")]
+        assert codes(None, two_ranks(exchange, forward(0, 11, *between), T)) == []
+    again = [*exchange, send("y", 1, 3, batch="b"), recv("z", (2, 3), 1, 4, batch="b")]
+    behind = [recv("z", (2, 3), 0, 13, batch="c"), send("x", 0, 14, batch="c"), recv("y", (2, 3), 0, 11, batch="b"), send("z", 0, 12)]
+    assert codes(None, two_ranks(again, behind, T)) == []  # two exchanges, one after the other
+
+
 def test_tv205_collectives_in_different_order_over_two_groups() -> None:
     first = [op("all_reduce", ("x",), ("y",), 1, group="g"), op("all_reduce", ("y",), ("z",), 2, group="h")]
     second = [op("all_reduce", ("x",), ("y",), 11, group="h"), op("all_reduce", ("y",), ("z",), 12, group="g")]

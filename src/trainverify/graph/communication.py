@@ -26,6 +26,7 @@ class Event:
     op: Op
     given: TensorType | None
     result: TensorType | None
+    used: bool = False  # something before it has used a result of its batch, which has ended by then
 
     @cached_property
     def collective(self) -> bool:
@@ -63,10 +64,15 @@ def events(template: Template, functions: Mapping[str, Function], table: OpTable
         return talks[name]
 
     found: list[Event] = []
+    arriving: list[str] = []  # results of the batch that is under way
+    used = False  # whether something has used one of them
 
     def walk(ops: Sequence[Op], tensors: Mapping[str, TensorType], bindings: Mapping[str, Value], depth: int) -> None:
+        nonlocal used
         communicates = {op.name: is_communication(op, table) for op in ops}
         for op in ops:
+            if arriving and not used:
+                used = any(i in arriving for i in op.inputs)
             if op.name == CALL:
                 name = str(op.get("function"))
                 if talking(name, depth):
@@ -76,7 +82,13 @@ def events(template: Template, functions: Mapping[str, Function], table: OpTable
             elif communicates[op.name]:
                 given = tensors.get(op.inputs[0]) if op.inputs and op.inputs[0] is not None else None
                 result = tensors.get(op.outputs[0]) if op.outputs else None
-                found.append(Event(len(found), bind(op, bindings), given, result))
+                event = Event(len(found), bind(op, bindings), given, result, used)
+                if used or event.batch is None or not found or found[-1].batch != event.batch:
+                    arriving.clear()
+                    used = False
+                if event.batch is not None:
+                    arriving.extend(op.outputs)
+                found.append(event)
 
     walk(template.program.ops, template.program.tensors, {}, 0)
     return found
@@ -287,7 +299,7 @@ class _Run:
         if i == len(es):
             return
         stop = i + 1
-        while es[i].batch is not None and stop < len(es) and es[stop].batch == es[i].batch:
+        while es[i].batch is not None and stop < len(es) and es[stop].batch == es[i].batch and not es[stop].used:
             stop += 1
         self.started[c] = list(range(i, stop))
         self.following[c] = stop

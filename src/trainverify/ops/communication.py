@@ -102,7 +102,7 @@ def gather(x: Node, *, members: int, group: str, root: int, dim: int = 0) -> Nod
 
 @op("send", "communication", point_to_point=True)
 def send(x: Node, *, peer: int, tag: int = 0, batch: str | None = None) -> tuple[Node, ...]:
-    """Hands a tensor to rank `peer`, whose matching `recv` returns it. Ops with the same `batch` next to each other start together."""
+    """Hands a tensor to rank `peer`, whose matching `recv` returns it. A `batch` starts together, up to where a result of it is used."""
     return ()
 
 
