@@ -24,7 +24,7 @@ Counts = Mapping[int, int]  # product of sizes → the same at small sizes
 
 @dataclass(frozen=True)
 class Reading:
-    """Sizes that literals may mean besides those of their own op, or before them. Fractions are an operator's own counts."""
+    """Sizes that literals may mean besides those of their own op, or before them. Fractions are an operator's own counts and parameters."""
 
     sizes: Counts = field(default_factory=dict)
     before: bool = False
@@ -34,15 +34,16 @@ class Reading:
         if not isinstance(value, int | Fraction | float) or value != value or abs(value) == float("inf") or abs(value) in (0, 1):
             return value
         exact = _over(value) or Fraction(value)
-        for known in (self.sizes, own) if self.before and not isinstance(value, Fraction) else (own, self.sizes):
+        other: Counts = {} if isinstance(value, Fraction) else self.sizes
+        for known in (other, own) if self.before else (own, other):
             if exact.numerator == 1 and exact.denominator in known:
                 return Fraction(1, known[exact.denominator])
             if exact.denominator == 1 and exact.numerator in known:
                 return type(value)(known[exact.numerator])
-        if exact.denominator == 1 and self.sizes:
-            best = max((n for n in self.sizes if exact.numerator % n == 0), default=None)
+        if exact.denominator == 1:
+            best = max((n for n in other if exact.numerator % n == 0), default=None)
             if best is not None:
-                return type(value)(exact.numerator // best * self.sizes[best])
+                return type(value)(exact.numerator // best * other[best])
         return value
 
 
