@@ -23,7 +23,7 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.align import Alignment, Claim, Contradiction
+from trainverify.prove.staged.align import NOTHING, Alignment, Claim, Contradiction
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.reduce import reduced
@@ -197,8 +197,9 @@ class Engine:
                 if place not in self.alignment.graph.makers and place not in self.alignment.sources:
                     raise NoStage(f"{h.layout.local} is never computed on rank {rank}")
                 for part in self.small.parts[h.layout, rank]:
-                    if part.padding and o.stays:
-                        raise NoStage(f"{h.layout.local} has padding, which must be zero after the step")
+                    if part.padding and o.stays:  # must be zero after the step
+                        terms = self._terms(h.layout, rank, part)
+                        found.append(Goal(h.layout.logical, terms, np.full(len(terms[0].elements), NOTHING)))
                     if not part.padding:
                         where = self.small.positions(part, h.layout.logical).reshape(-1)
                         ids = self.alignment.ids[h.layout.logical].reshape(-1)[where]
@@ -208,7 +209,7 @@ class Engine:
     def _agrees(self, goal: Goal) -> bool:
         """Whether a goal holds on the points that alignment looked at."""
         for logical, plan in self.alignment.runs:
-            want = logical[goal.name].reshape(-1)[goal.ids_in_tensor]
+            want = np.zeros(len(goal.ids)) if goal.ids_in_tensor is None else logical[goal.name].reshape(-1)[goal.ids_in_tensor]
             got: Any = 0.0
             for t in goal.terms:
                 c, row, name = t.place
