@@ -9,6 +9,9 @@ import pytest
 from prove.meaning import check_plan, check_program
 from prove.operators import all_samples, one_op
 from prove.random_programs import random_program
+from prove.random_stages import stages
+from trainverify.check import validate
+from trainverify.ops import OPS
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 from verify import test_mlp as mlp
@@ -62,3 +65,13 @@ def test_ranks_of_llama_plans(name: str) -> None:
     found = check_plan(llama_step(config), llama_plan(config, how), 1)
     assert found.tensors > 200
     assert not found.wrong, found.wrong
+
+
+@pytest.mark.parametrize("seed", [4, 12, 37, 90])
+def test_ranks_that_run_different_programs(seed: int) -> None:
+    """Also where axes do not align between the members of a group (37, 90)."""
+    logical, plan = stages(seed)
+    assert [f for f in validate(logical, plan, OPS) if f.severity != "warning"] == []
+    compared = check_plan(logical, plan, seed)
+    assert compared.wrong == []
+    assert compared.tensors > 20

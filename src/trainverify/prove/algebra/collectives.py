@@ -41,17 +41,16 @@ class Collectives:
         for i in party:
             op = ops[self.ranks.instances[i].class_index]
             if op.inputs:
+                self.forms.aligned(self.ranks.scope(i).dims[str(op.inputs[0])], meeting.axes.dims[id(given)][1:])
                 value = get(local[i], str(op.inputs[0]))
                 for key, p in value.items():
                     stacked[key] = k.add(stacked[key], self._stacked(p, i, meeting, into, group, op))
         stacked = {key: k.collapse(p) for key, p in stacked.items()}
         (result,) = self.forms.op(meeting.lowered, meeting.axes, [stacked], {})
         for i in party:
-            op, scope = ops[self.ranks.instances[i].class_index], self.ranks.scope(i)
-            if op.inputs:
-                self.forms.aligned(scope.dims[str(op.inputs[0])], meeting.axes.dims[id(given)][1:])
+            op = ops[self.ranks.instances[i].class_index]
             if op.outputs:
-                self.forms.aligned(meeting.axes.dims[id(made)][1:], scope.dims[op.outputs[0]])
+                self.forms.aligned(meeting.axes.dims[id(made)][1:], self.ranks.scope(i).dims[op.outputs[0]])
         taken = {}
         for i in party:
             op = ops[self.ranks.instances[i].class_index]
