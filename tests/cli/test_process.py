@@ -21,7 +21,7 @@ from cli.test_verdicts import model, plan
 from files.big import big_plan
 from trainverify import files
 
-COMMAND = [sys.executable, "-m", "trainverify.cli"]
+COMMAND = [sys.executable, "-m", "trainverify"]
 LONG = ["verify", "--zoo", "llama3-8b", "--dp", "2", "--tp", "2", "--pp", "2", "--microbatches", "2"]  # some seconds
 
 

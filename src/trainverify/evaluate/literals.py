@@ -61,6 +61,7 @@ def everywhere(system: System, sizes: Sizes) -> Iterator[Reading]:
     """Literals mean sizes of any op: where sizes that are equal shrink differently, the smallest, then the largest of them."""
     found: dict[int, set[int]] = {}
     seen: set[int] = set()
+    written: set[Any] = set()  # literals that are not an operator's own
     ops = [x for several in (system.logical_ops, *system.unit_ops) for variants in several.values() for x in variants]
     for axes in (*(x.axes for x in ops), *(m.axes for m in system.meetings if m.axes is not None)):
         if id(axes) not in seen:
@@ -68,11 +69,16 @@ def everywhere(system: System, sizes: Sizes) -> Iterator[Reading]:
             for dims in axes.dims.values():
                 for before, after in _products([(a.root().size, sizes(a)) for a in dims]):
                     found.setdefault(before, set()).add(after)
+    for lowered in {id(x.lowered): x.lowered for x in ops}.values():
+        literals = (n.attrs[0] for n in topological(lowered.outputs) if n.prim == "const" and n.kind != "bool")
+        written.update(v for v in literals if not isinstance(v, Fraction))
     for n in [n for n in found if n > 2]:  # one less: an unbiased variance
         found.setdefault(n - 1, {max(x - 1, 1) for x in found[n]})
     for before in (False, True):
         for choose in (min, max):
-            yield Reading({n: choose(small) for n, small in found.items()}, before)
+            reading = Reading({n: choose(small) for n, small in found.items()}, before)
+            if any(reading.read(v, {}) != v for v in written):
+                yield reading
 
 
 def _products(counts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
