@@ -16,7 +16,7 @@ from trainverify.graph.program import Op, Program
 from trainverify.verify import verify
 from trainverify.zoo.deepseek import PRESETS
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
-from verify.changes import Change, attrs, in_program, inputs, op_of
+from verify.changes import Change, attrs, edited, in_program, inputs, op_of
 
 FEW = replace(CONFIG, capacity=2)  # places for 6 tokens, each of which goes to 3 of 12 experts
 
@@ -101,6 +101,7 @@ def test_bug_is_found(bug: str) -> None:
     assert report.verdict == "REFUTED", report.reason
     assert report.place is not None
     assert report.place.tensor == tensor
+    assert tensor in edited(plan, change(plan))
 
 
 @pytest.mark.parametrize("capacity", [None, 3], ids=["nothing dropped", "one place more"])

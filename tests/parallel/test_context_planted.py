@@ -15,7 +15,7 @@ from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
-from verify.changes import Change, attrs, in_program, inputs, lineage, op_of
+from verify.changes import Change, attrs, edited, in_program, inputs, lineage, op_of
 
 CONFIG = Config(layers=1, hidden=24, heads=12, kv_heads=4, ffn=20, vocabulary=14, sequence=24, batch=8)  # chunks of 6 positions
 AT = "mb0/layers.0.attention."
@@ -191,3 +191,4 @@ def test_bug_is_found(bug: str) -> None:
         return
     assert report.place is not None
     assert report.place.tensor == where
+    assert where in edited(plan, change(plan))

@@ -15,7 +15,7 @@ from trainverify.graph.program import Program, Ref
 from trainverify.zoo.deepseek import Config, Gate
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 from trainverify.zoo.parallel.experts import Experts
-from verify.changes import Change, attrs, inputs
+from verify.changes import Change, attrs, edited, inputs
 
 GATE = Gate(12, 3, "sigmoid", normalize=True, scale=2.5, groups=4, top_groups=2, group_score="top2", bias=True)
 CONFIG = Config(1, 0, 24, 6, 20, 10, 2, GATE, 14, sequence=6, q_rank=10, kv_rank=14, head=8, rotary=4, value=6, batch=4)
@@ -130,6 +130,7 @@ def test_bug_is_found(bug: str) -> None:
     assert report.verdict == verdict, report.reason
     assert report.place is not None
     assert report.place.tensor == where
+    assert where in edited(plan, change(plan))
 
 
 def test_tokens_beyond_the_capacity_are_missed() -> None:

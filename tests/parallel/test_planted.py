@@ -14,7 +14,7 @@ from trainverify.graph.program import Op, Program, Ref
 from trainverify.verify import verify
 from trainverify.zoo import gpt, llama
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
-from verify.changes import Change, attrs, in_program, inputs, lineage, on_rank, op_of, replaced
+from verify.changes import Change, attrs, edited, in_program, inputs, lineage, on_rank, op_of, replaced
 
 LLAMA = llama.Config(layers=2, hidden=24, heads=6, kv_heads=2, ffn=10, vocabulary=14, sequence=10, context=11, batch=12)
 GPT = gpt.Config(layers=2, hidden=12, heads=6, ffn=10, vocabulary=14, sequence=10, context=11, batch=12)
@@ -331,6 +331,10 @@ BUGS: dict[str, tuple[str, str, str, Change]] = {
 }
 
 
+# the first gradient is added up over dp and the second one is not: it is named, since adding it up as well is a repair too
+EQUIVALENT = {"gradient synchronised before the last backward"}
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bug(name: str) -> None:
     plan, verdict, named, change = BUGS[name]
@@ -342,6 +346,7 @@ def test_planted_bug(name: str) -> None:
         return
     assert report.place is not None
     assert report.place.tensor == named, report.place
+    assert named in edited(correct, change(correct)) or name in EQUIVALENT
 
 
 @pytest.mark.parametrize("name", ["flat", "llama", "llama divided late", "llama sp", "llama one key-value head", "gpt", "gpt sp"])

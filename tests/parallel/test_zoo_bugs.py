@@ -14,7 +14,7 @@ from trainverify.graph.program import Op, Program, Ref
 from trainverify.verify import verify
 from trainverify.zoo import gpt, llama
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
-from verify.changes import Change, attrs, in_program, inputs, lineage, op_of, replaced
+from verify.changes import Change, attrs, edited, in_program, inputs, lineage, op_of, replaced
 
 LLAMA = llama.Config(layers=1, hidden=24, heads=6, kv_heads=2, ffn=10, vocabulary=14, sequence=10, batch=12)
 GPT = gpt.Config(layers=2, hidden=12, heads=6, ffn=10, vocabulary=14, sequence=10, batch=12)
@@ -291,3 +291,4 @@ def test_planted_bug(name: str) -> None:
         return
     assert report.place is not None
     assert report.place.tensor == named
+    assert named in edited(correct, change(correct))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from trainverify.graph.lineage import Layout
@@ -86,3 +86,20 @@ def swapped(name: str, first: Callable[[Op], bool], second: Callable[[Op], bool]
         return replace(program, ops=tuple(ops))
 
     return in_program(name, apply)
+
+
+def edited(before: Plan, after: Plan) -> set[str]:
+    """Tensors that a change makes otherwise: of ops that are new or different, of edits, of lineage; of sends, whatever is received."""
+    old = {t.program.name: t.program.ops for t in before.templates}
+    found = {o for e in after.edits if e not in before.edits for op in e.ops for o in op.outputs}
+    found |= {lay.local for lay in after.lineage if lay not in before.lineage}
+    for t in after.templates:
+        known = set(map(str, old[t.program.name]))
+        found |= {o for op in t.program.ops if str(op) not in known for o in op.outputs}
+        if sends(t.program.ops) != sends(old[t.program.name]):
+            found |= {o for x in after.templates for op in x.program.ops if op.name == "recv" for o in op.outputs}
+    return found
+
+
+def sends(ops: Sequence[Op]) -> list[str]:
+    return [str(op) for op in ops if op.name == "send"]

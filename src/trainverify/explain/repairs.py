@@ -153,7 +153,7 @@ class Repairs:
                         (c, t): Edit(((c, other),), lambda read, n=(c, other): read(n), both),  # type: ignore[misc]
                         (c, other): Edit(((c, t),), lambda read, n=(c, t): read(n), both),  # type: ignore[misc]
                     }
-                    yield Repair(f"holds what belongs in {other}, and the other way round", edits)
+                    yield Repair(f"{t} and {other} hold each other's values", edits)
 
     def other_number(self, site: Site) -> Iterator[Repair]:
         """A constant that should be 0 or 1."""
@@ -205,7 +205,7 @@ class Repairs:
                 (c, t): Edit(((c, other),), lambda read, n=(c, other): read(n), both),  # type: ignore[misc]
                 (c, other): Edit(((c, t),), lambda read, n=(c, t): read(n), both),  # type: ignore[misc]
             }
-            yield Repair(f"holds what belongs in {other}, and the other way round", edits)
+            yield Repair(f"{t} and {other} hold each other's values", edits)
 
     def _starts(self, c: int, tensor: str) -> int:
         """Where a source begins in the logical tensor; 1 for what is received."""
