@@ -20,13 +20,13 @@ def logical() -> Program:
     w, bias = b.input("w", (5, WIDTH)), b.input("bias", (5,))
     size = ROWS // RANKS
     before = b.concat(b.slice(x, dim=0, start=ROWS - size, stop=ROWS), b.slice(x, dim=0, start=0, stop=ROWS - size), dim=0, name="before")
-    y = b.linear(b.mul(b.silu(x, name="s"), before, name="m"), w, bias, name="y")
+    y = b.linear(b.add(x, b.mul(b.silu(x, name="s"), before, name="m"), name="joined"), w, bias, name="y")
     hot = b.float(b.one_hot(ids, num_classes=5, name="hot"), name="hot.float")
     b.loss(b.sum(b.mul(b.silu(y, name="z"), hot, name="picked"), name="loss"))
     return b.build()
 
 
-def plan(step: int = 1, with_bias: bool = True, start: int = 0, twice: bool = False, late: bool = False) -> Plan:
+def plan(step: int = 1, with_bias: bool = True, start: int = 0, twice: bool = False, late: bool = False, left: bool = False) -> Plan:
     p = tv.plan("small", tv.Mesh(cp=RANKS))
     size = ROWS // RANKS
     with p.ranks() as r:
@@ -35,6 +35,7 @@ def plan(step: int = 1, with_bias: bool = True, start: int = 0, twice: bool = Fa
         r.send(x, r.each(lambda at: (at["cp"] + step) % RANKS), batch="ring")
         before = r.recv((size, WIDTH), r.each(lambda at: (at["cp"] - step) % RANKS), batch="ring", name="before")
         m = r.mul(r.silu(x, name="s"), before, name="m")
+        m = r.identity(m, name="joined") if left else r.add(x, m, name="joined")
         y = r.linear(m, w, bias, name="y") if with_bias else r.linear(m, w, name="y")
         hot = r.float(r.one_hot(ids, num_classes=5, start=start, name="hot"), name="hot.float")
         total = r.sum(r.mul(r.silu(y, name="z"), hot, name="picked"), name="part")
@@ -49,6 +50,7 @@ BUGS = {
     "from the rank after": ("before", "from another rank than the one 2 further along cp", plan(step=2)),
     "no bias": ("y", "linear without bias", plan(with_bias=False)),
     "numbers from one on": ("hot", "where the logical program has no start", plan(start=1)),
+    "nothing added": ("joined", "identity without x", plan(left=True)),
     "added up twice": ("total.again", "is one too many", plan(twice=True)),
     "not added up": ("part", "its sum over cp is needed", plan(late=True)),
 }

@@ -138,6 +138,8 @@ def test_tokens_beyond_the_capacity_are_missed() -> None:
         plan = deepseek_plan(CONFIG, HOW)
     report = evaluated(deepseek_step(CONFIG), plan, points=1)
     assert report.verdict == "REFUTED", report.reason
+    assert report.place is not None
+    assert report.place.tensor == AT + "moe.down"  # the first that is missing: no other values give buffers more places
 
 
 @pytest.mark.parametrize("kind", ["tp", "sp", "zero1"])

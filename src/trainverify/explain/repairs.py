@@ -25,6 +25,8 @@ from trainverify.graph.program import Op, has_ref
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpError, OpTable
 
+NEAR = 8  # tensors before an op that it may have left out
+
 
 class Repairs:
     """Candidates by kind; each method yields repairs of a site: the same change to all of its tensors."""
@@ -232,6 +234,19 @@ class Repairs:
                 n, o = (c, t), (c, other)
                 edit = Edit((n, o), lambda read, n=n, o=o: read(n) + read(o), frozenset({n}))  # type: ignore[misc]
                 yield Repair(f"{other} is left out: nothing uses it", {n: edit})
+
+    def left_out_term(self, site: Site) -> Iterator[Repair]:
+        """An addition without one of the tensors before it; an identity may be what is left of one."""
+        op = self.graph.ops.get(site[0]) if len(site) == 1 else None
+        if op is None or op.name not in ("identity", "add"):
+            return
+        ((c, t),) = site
+        at, n = self.graph.position, site[0]
+        before = sorted((m for m in at if m[0] == c and at[m] < at[n] and self.shapes[c][m[1]] == self.shapes[c][t]), key=lambda m: -at[m])
+        usable = [m for m in before if m[1] not in op.inputs and np.asarray(self.base.values[c][m[1]]).dtype.kind == "f"]
+        for o in usable[:NEAR]:
+            edit = Edit((n, o), lambda read, o=o: read(n) + read(o), frozenset({n}))  # type: ignore[misc]
+            yield Repair(f"{op.name} without {o[1]}", {n: edit})
 
     @cached_property
     def _unused(self) -> dict[int, list[str]]:

@@ -238,6 +238,7 @@ class Search:
             Kind(talk.missing_sum, last=True, share=True),
             Kind(lambda site: talk.other_collective(site, True)),
             Kind(r.missing_term, last=True),
+            Kind(r.left_out_term, suspicious=False),
             Kind(r.extra_term),
             Kind(lambda site: r.exchanged(site, False), suspicious=False),
             Kind(lambda site: r.exchanged(site, True), suspicious=False),
