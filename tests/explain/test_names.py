@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 import trainverify as tv
@@ -9,6 +12,9 @@ from trainverify.explain.siblings import renumbered
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.verify import verify
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import mlp
 
 ROWS, WIDTH, RANKS = 9, 4, 3
 
@@ -65,6 +71,15 @@ def test_planted_tensor_is_named(bug: str) -> None:
     assert report.place.tensor == tensor
     assert text in report.place.cause
     assert "the whole plan agrees" in report.place.cause
+
+
+def test_a_share_is_named_where_it_begins() -> None:
+    """REFUTED: a sum over tp is missing in the backward pass of every micro-batch, and adding up the weight's gradient would do as well."""
+    report = verify(mlp.logical(), mlp.plan(forgotten=True), points=1)
+    assert report.verdict == "REFUTED", report.reason
+    assert report.place is not None
+    assert report.place.tensor == "z0.grad"
+    assert "its sum over tp is needed" in report.place.cause
 
 
 def test_what_the_bugs_are_planted_into_agrees() -> None:
