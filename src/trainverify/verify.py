@@ -273,7 +273,7 @@ class _Evaluation:
         if not self.whole:  # it agrees at the sizes at which the staged engine saw a difference
             self._stop_if_contested(self.wanted)
         if not self.proof.failed:
-            found = self._other_sizes() if self.proof.reduced else None
+            found = self._other_sizes() if self.proof.reduced and not self.whole else None
             if found is not None:
                 return found
             notes = (*self.proof.lint, *self.proof.notes, note)
@@ -300,11 +300,13 @@ class _Evaluation:
             return shrink_system(self.system, kept=self.kept, most=EVALUATED, alternate=False, joined=self.alike)
 
     def _other_sizes(self) -> Report | None:
-        """A proof at reduced sizes must not rest on them: one evaluation at larger ones, which may refute."""
-        try:
-            small = shrink_system(self.system, base=3, kept=self.kept)
-        except NotABoundary:
-            return None
+        """A proof at reduced sizes must not rest on them: one evaluation at the original ones, else at larger ones, which may refute."""
+        small = None if self.kept else self._full_size(LOCATED)
+        if small is None:
+            try:
+                small = shrink_system(self.system, base=3, kept=self.kept)
+            except NotABoundary:
+                return None
         if elements(small) > MAX_ELEMENTS:
             return None
         self.progress("evaluating at other sizes")

@@ -152,6 +152,22 @@ def test_a_count_as_a_literal_is_no_contradiction() -> None:
     assert report.verdict == "PROVED", report.reason
 
 
+@pytest.mark.parametrize(("other", "verdict"), [(8.0, "PROVED(reduced)"), (3.0, "REFUTED")])
+def test_a_proof_that_holds_at_its_sizes_only(other: float, verdict: str) -> None:
+    """n·(n − 2)·(n − other) = 0, n the number of rows: at two rows, where stages show it, and at 8, or at three and not at 8."""
+
+    def program(zero: bool) -> tv.Program:
+        b = tv.program("l")
+        x, w = b.input("x", (8, 3)), b.input("w", (3,))
+        n = b.sum(b.div(x, x), dim=0)
+        left = b.mul(b.mul(n, b.sub(n, value=2.0)), b.sub(n, value=other))
+        b.loss(b.sum(b.mul(w, value=0.0) if zero else b.mul(w, left), name="loss"))
+        return b.build()
+
+    report = verify(program(False), program(True), engine="smt", points=1)
+    assert report.verdict == verdict, report.reason
+
+
 @pytest.mark.parametrize("broken", ["algebra", "smt"])
 def test_engines_that_contradict_each_other_are_an_internal_error(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
