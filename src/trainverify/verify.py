@@ -16,7 +16,19 @@ from trainverify.check import validate
 from trainverify.check.findings import Finding, names
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
-from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, close_look, compare, decide, gaps, suspects, unsettled
+from trainverify.evaluate.compare import (
+    DIFFERENT,
+    Difference,
+    Suspect,
+    calm,
+    close_look,
+    compare,
+    decide,
+    gaps,
+    suspects,
+    together,
+    unsettled,
+)
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
 from trainverify.evaluate.small import NotJoined, Small, TooMuch, fits, shrink_system
@@ -26,6 +38,7 @@ from trainverify.explain.place import Known, Place
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.lineage import Layout, Parts, Placements
 from trainverify.graph.mesh import Mesh
+from trainverify.graph.moves import without_moves
 from trainverify.graph.obligations import Holding, Obligation, obligations
 from trainverify.graph.plan import Plan, Template, units
 from trainverify.graph.program import Output, Program
@@ -126,6 +139,7 @@ def _verify(
     unsupported = [f for f in findings if f.severity == "unsupported"]
     if unsupported:
         return Report("UNKNOWN", f"unsupported: {unsupported[0].message}", subject, findings)
+    plan = without_moves(plan, ops)
     parts = units(plan)
     wanted, missing = obligations(logical, plan, parts)
     if missing or not wanted:
@@ -247,7 +261,7 @@ class _Evaluation:
         results: dict[int, tuple[list[Suspect], int]] = {}
         for point in points:
             if point not in results:
-                some = [point] if self.alike else points
+                some = [point] if self.alike or not together(small, self.points) else points
                 try:
                     results.update(zip(some, compare(small, self.plan.lineage, self.wanted, some), strict=True))
                 except NotComputed as error:

@@ -110,11 +110,16 @@ def places(small: Small) -> dict[int, tuple[int, int]]:
     return small.places
 
 
+def together(small: Small, points: int) -> bool:
+    """Whether so many points are few enough elements to evaluate them in one go."""
+    return points * elements(small) <= TOGETHER
+
+
 def compare(
     small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], seeds: Sequence[int]
 ) -> list[tuple[list[Suspect], int]]:
     """Both programs on random points: for each what is not clearly equal, and the number of comparisons made."""
-    if len(seeds) > 1 and len(seeds) * elements(small) > TOGETHER:
+    if len(seeds) > 1 and not together(small, len(seeds)):
         return [found for s in seeds for found in compare(small, lineage, wanted, [s])]
     names = {o.output.tensor for o in wanted} | {o.tensor for o in small.logical.outputs}
     logical = random_points(small, seeds, names)

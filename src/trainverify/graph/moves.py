@@ -1,0 +1,38 @@
+"""Edits that only change the order in which a rank runs its ops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainverify.graph.communication import is_communication
+from trainverify.graph.plan import Edit, Plan, Template, units
+from trainverify.graph.program import CALL, Op
+from trainverify.ops.table import OpTable
+
+
+def without_moves(plan: Plan, table: OpTable) -> Plan:
+    """A plan that computes the same as a well-formed one, with fewer ranks of their own.
+
+    A tensor is made once and is the same wherever its op stands. Messages, collectives and calls of functions must keep
+    their order, which says who meets whom; whether anyone waits for ever was checked with the order as it is.
+    """
+    ranks = {e.rank for e in plan.edits}
+    if not ranks:
+        return plan
+    edited = {t.ranks[0]: t for t in units(plan) if t.ranks[0] in ranks}
+    moved = {t.ranks[i] for t in plan.templates for i, r in enumerate(t.ranks) if r in ranks and _only_moved(plan, t, edited[r], r, table)}
+    return replace(plan, edits=tuple(e for e in plan.edits if e.rank not in moved)) if moved else plan
+
+
+def _only_moved(plan: Plan, template: Template, edited: Template, rank: int, table: OpTable) -> bool:
+    edits: list[Edit] = [e for e in plan.edits if e.rank == rank]
+    before, after = template.program.ops, edited.program.ops
+    if any(len(e.path) != 1 or e.tensors for e in edits) or len(before) != len(after):
+        return False
+    return _in_order(before, table) == _in_order(after, table) and Counter(before) == Counter(after)
+
+
+def _in_order(ops: Sequence[Op], table: OpTable) -> list[Op]:
+    return [op for op in ops if op.name == CALL or is_communication(op, table)]
