@@ -57,8 +57,7 @@ AT, MLP = "mb0/layers.0.", "layers.0.mlp."
 BUGS: dict[str, tuple[str, str, Change]] = {
     # bug: (model, the wrong tensor, the change)
     "load of a stretch of the sequence": ("deepseek", AT + "moe.load.sum", skipped("pp0", AT + "moe.load.sum")),
-    # equivalent: each rank then has a share of the balance, and their sum over cp is all that is missing
-    "probabilities of a stretch only": ("deepseek", "balance.dp", skipped("pp0", AT + "moe.probability.sum")),
+    "probabilities of a stretch only": ("deepseek", AT + "moe.probability.sum", skipped("pp0", AT + "moe.probability.sum")),
     "balance counted by every context-parallel rank": ("deepseek", "balance.dp", attrs("pp0", "balance.dp", group=Ref("group.edp+ep+cp"))),
     "rotary table from the start on every rank": ("deepseek", "rope.cos.rows", attrs("pp0", "rope.cos.rows", start=0, stop=3)),
     "experts' gradients of own tokens' experts only": (

@@ -82,16 +82,18 @@ class Communication:
                     yield Repair(f"{short(first)} where {first.name} with {what} is needed", edits)
 
     def like_cousin(self, site: Site) -> Iterator[Repair]:
-        """A local op where a tensor of the same name but for one word, of another parameter say, is made by a collective."""
+        """A local op, or another group, where a tensor of the same name but for one word, of another parameter say, has a collective."""
         ops = [self.graph.ops.get(n) for n in site]
         first = ops[0]
-        if first is None or first.name in COLLECTIVES or any(o is None or o.name != first.name or len(o.inputs) != 1 for o in ops):
+        if first is None or any(o is None or o.name != first.name or len(o.inputs) != 1 for o in ops):
             return
         given = {n: str(o.inputs[0]) for n, o in zip(site, ops, strict=True) if o is not None}
         tried: list[Op] = []
         for cousin in self.siblings.cousins(site[0]):
             theirs = self.graph.ops.get(cousin)
-            if theirs is None or theirs.name not in COLLECTIVES or any(same_text(theirs, t) for t in tried):
+            if theirs is None or theirs.name not in COLLECTIVES or any(same_text(theirs, t) for t in (first, *tried)):
+                continue
+            if first.name in COLLECTIVES and first.name != theirs.name:
                 continue
             tried.append(theirs)
             partition = {
