@@ -25,7 +25,7 @@ from trainverify.explain.likes import Likes
 from trainverify.explain.repair import Repair, Site
 from trainverify.explain.repairs import Repairs
 from trainverify.explain.replay import Circular, Graph, Node, Replay
-from trainverify.explain.siblings import Siblings, numbers
+from trainverify.explain.siblings import Siblings, first_number
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import Obligation
 from trainverify.ops.table import OpTable
@@ -174,16 +174,20 @@ class Search:
         return None
 
     def _unlike_another(self, reached: Mapping[Node, int]) -> Iterator[dict[Site, Repair]]:
-        """All that differs between one micro-batch and another, then between the ranks of one program and those of another."""
+        """All that differs between two micro-batches, between all and one, between the ranks of one program and those of another."""
         sites = [tuple((c, o) for o in op.outputs) for c, k in enumerate(self.small.classes) for op in k.program.ops if op.outputs]
         sites = [s for s in sites if self._bits(s, reached)]
         unlike: dict[tuple[str, str], dict[Site, Repair]] = {}
         for site in sites:
             for (_, other), repair in self.likes.unlike(site, self.siblings.twins(site[0])):
-                unlike.setdefault((numbers(site[0][1])[0], numbers(other)[0]), {}).setdefault(site, repair)
+                unlike.setdefault((first_number(site[0][1]), first_number(other)), {}).setdefault(site, repair)
         yield from list(unlike.values())[:MOST_PAIRS]
+        from_one: dict[str, dict[Site, Repair]] = {}
+        for (_, other), some in unlike.items():
+            from_one.setdefault(other, {}).update(some)
+        yield from list(from_one.values())[:MOST_PAIRS]
         for c, d in itertools.islice(itertools.permutations(range(len(self.small.classes)), 2), MOST_PAIRS):
-            some: dict[Site, Repair] = {}
+            some = {}
             for site in sites:
                 like = next((n for n in self.siblings.of(site[0]) if n[0] == d), None) if site[0][0] == c else None
                 for _, repair in self.likes.unlike(site, [like] if like is not None else []):

@@ -23,6 +23,11 @@ def numbers(name: str) -> tuple[str, ...]:
     return tuple(_NUMBER.findall(name))
 
 
+def first_number(name: str) -> str:
+    """A name up to the end of its first number: a micro-batch, if it begins with one."""
+    return name[: found.end()] if (found := re.search(r"\d+", name)) else name
+
+
 def renumbered(sibling: str, tensor: str, given: str) -> str:
     """`given` with the numbers changed that tell `tensor` from its sibling: those after the same word, else in the same place."""
     old, new, found = numbers(sibling), numbers(tensor), list(numbers(given))
