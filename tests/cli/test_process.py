@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -159,8 +160,12 @@ def test_interrupted_writer_leaves_the_old_file(tmp_path: Path) -> None:
     assert process.stdout.readline() == b"go\n"
     while not list(tmp_path.glob(".*.tmp")):
         time.sleep(0.001)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) != 0
+    for _ in range(12):  # Python drops an interruption that comes while it takes an object apart
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+            break
+    assert process.returncode not in (None, 0)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     assert files.read(path) in (plan(), big_plan(4, 3000, 1024))
 
