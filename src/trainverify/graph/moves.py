@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
-from trainverify.graph.communication import is_communication
-from trainverify.graph.plan import Edit, Plan, Template, units
-from trainverify.graph.program import CALL, Op
+from trainverify.graph.communication import events
+from trainverify.graph.plan import Plan, Template, units
 from trainverify.ops.table import OpTable
 
 
 def without_moves(plan: Plan, table: OpTable) -> Plan:
     """A plan that computes the same as a well-formed one, with fewer ranks of their own.
 
-    A tensor is made once and is the same wherever its op stands. Messages, collectives and calls of functions must keep
-    their order, which says who meets whom; whether anyone waits for ever was checked with the order as it is.
+    A tensor is made once and is the same wherever its op stands. Messages and collectives must keep their order, which says who
+    meets whom, and what is used between them; whether anyone waits for ever was checked with the order as it is.
     """
     ranks = {e.rank for e in plan.edits}
     if not ranks:
@@ -27,12 +25,7 @@ def without_moves(plan: Plan, table: OpTable) -> Plan:
 
 
 def _only_moved(plan: Plan, template: Template, edited: Template, rank: int, table: OpTable) -> bool:
-    edits: list[Edit] = [e for e in plan.edits if e.rank == rank]
-    before, after = template.program.ops, edited.program.ops
-    if any(len(e.path) != 1 or e.tensors for e in edits) or len(before) != len(after):
+    before, after = template.program, edited.program
+    if any(len(e.path) != 1 or e.tensors for e in plan.edits if e.rank == rank) or Counter(before.ops) != Counter(after.ops):
         return False
-    return _in_order(before, table) == _in_order(after, table) and Counter(before) == Counter(after)
-
-
-def _in_order(ops: Sequence[Op], table: OpTable) -> list[Op]:
-    return [op for op in ops if op.name == CALL or is_communication(op, table)]
+    return events(template, plan.functions, table) == events(edited, plan.functions, table)

@@ -73,26 +73,19 @@ def prove(
     progress: Progress = lambda text: None,
 ) -> StagedProof:
     """Try to prove every obligation at reduced sizes."""
-
     try:
-        return opened(system, wanted, lineage, workers, limits, progress).run()
+        small, alignment = aligned(system, wanted, lineage)
     except NoStages as error:
         return StagedProof(failed=dict.fromkeys(wanted, str(error)))
+    return Engine(small, alignment, wanted, workers, limits, progress).run()
 
 
 class NoStages(Exception):
     """Why there is nothing to cut."""
 
 
-def opened(
-    system: System,
-    wanted: Sequence[Obligation],
-    lineage: tuple[Layout, ...],
-    workers: int = 0,
-    limits: Limits = DEFAULT,
-    progress: Progress = lambda text: None,
-) -> Engine:
-    """Both programs at reduced sizes, aligned."""
+def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> tuple[Small, Alignment]:
+    """Both programs at reduced sizes, and what of one is what of the other."""
     try:
         small = reduced(system)
         if elements(small) > MAX_ELEMENTS:
@@ -104,11 +97,19 @@ def opened(
         raise NoStages(f"the plan could not be run: {error}") from error
     except Contradiction as error:
         raise NoStages(f"the assumptions cannot all hold: {error}") from error
-    return Engine(small, alignment, wanted, workers, limits, progress)
+    return small, alignment
 
 
 class Engine:
-    def __init__(self, small: Small, alignment: Alignment, wanted: Sequence[Obligation], workers: int, limits: Limits, progress: Progress):
+    def __init__(
+        self,
+        small: Small,
+        alignment: Alignment,
+        wanted: Sequence[Obligation],
+        workers: int = 0,
+        limits: Limits = DEFAULT,
+        progress: Progress = lambda text: None,
+    ):
         self.small = small
         self.alignment = alignment
         self.wanted = wanted

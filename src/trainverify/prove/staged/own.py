@@ -20,7 +20,7 @@ from trainverify.graph.obligations import Obligation
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import topological
 from trainverify.prove.staged.align import Alignment
-from trainverify.prove.staged.engine import opened
+from trainverify.prove.staged.engine import Engine, aligned
 from trainverify.prove.staged.graphs import LOGICAL, Place
 from trainverify.prove.staged.reduce import LEAST, Shape
 from trainverify.prove.staged.stages import Part, Stage
@@ -47,7 +47,7 @@ class StageShapes:
 
 def stage_shapes(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> list[StageShapes]:
     """The stages as they are cut first, each with the shapes that it needs by itself; those that are alike once."""
-    engine = opened(system, wanted, lineage)
+    engine = Engine(*aligned(system, wanted, lineage), wanted)
     own = _Own(system, engine.alignment)
     found: dict[object, StageShapes] = {}
     texts = sorted(((stage.text(engine.alignment), n, stage) for n, stage in enumerate(engine.first())), key=lambda t: t[:2])
