@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from flint import arb
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, precision
 from trainverify.domains.numeric import EXTENDED, NUMERIC
+from trainverify.evaluate.flow import Tensor, sliced
 from trainverify.evaluate.run import (
     NotComputed,
     PlanValues,
@@ -121,8 +122,7 @@ def compare(
     """Both programs on random points: for each what is not clearly equal, and the number of comparisons made."""
     if len(seeds) > 1 and not together(small, len(seeds)):
         return [found for s in seeds for found in compare(small, lineage, wanted, [s])]
-    names = {o.output.tensor for o in wanted} | {o.tensor for o in small.logical.outputs}
-    logical = random_points(small, seeds, names)
+    logical = random_points(small, seeds, {o.output.tensor for o in wanted})
     return [suspects(small, wanted, *both) for both in zip(logical, _outputs(small, lineage, wanted, seeds, NUMERIC), strict=True)]
 
 
@@ -130,8 +130,11 @@ def _outputs(
     small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], seeds: Sequence[int], domain: ArrayDomain
 ) -> list[PlanValues]:
     """What the ranks hold that is compared."""
-    keep = frozenset((c, h.layout.local) for c in range(len(small.classes)) for o in wanted for h in o.holdings)
-    return run_plans(small, lineage, [random_inputs(small, s) for s in seeds], domain, keep)
+    return run_plans(small, lineage, [random_inputs(small, s) for s in seeds], domain, _held_locally(small, wanted))
+
+
+def _held_locally(small: Small, wanted: Sequence[Obligation]) -> frozenset[Tensor]:
+    return frozenset((c, h.layout.local) for c in range(len(small.classes)) for o in wanted for h in o.holdings)
 
 
 def suspects(small: Small, obligations: Sequence[Obligation], logical: Mapping[str, Array], plan: PlanValues) -> tuple[list[Suspect], int]:
@@ -203,6 +206,7 @@ def _real(values: Array) -> Array:
 def calm(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: int) -> list[Suspect]:
     """Suspects that are as far off when both programs are run with more digits: rounding noise would be smaller."""
     wanted = list(dict.fromkeys(s.obligation for s in wrong))
+    small = needed_for(small, wanted)
     (plan,) = _outputs(small, lineage, wanted, [seed], EXTENDED)
     (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {o.output.tensor for o in wanted})
     now = {(s.obligation, s.layout, s.rank): s.distance for s in suspects(small, wanted, logical, plan)[0]}
@@ -219,12 +223,14 @@ class Gap:
     gap: float  # relative to the largest entry
 
 
-def gaps(small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], wrong: Sequence[Suspect], seed: int) -> list[Gap]:
-    """Some suspects, run once more with more digits; `wanted` are all obligations, as they were compared."""
+def gaps(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: int) -> list[Gap]:
+    """Some suspects, run once more with more digits."""
     if not wrong:
         return []
+    wanted = list(dict.fromkeys(s.obligation for s in wrong))
+    small = needed_for(small, wanted)
     (plan,) = _outputs(small, lineage, wanted, [seed], EXTENDED)
-    (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {s.obligation.output.tensor for s in wrong})
+    (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {o.output.tensor for o in wanted})
     found = []
     for s in wrong:
         best = Gap((), 0.0, 0.0, 0.0)
@@ -387,34 +393,13 @@ def show(value: Any) -> str:
     return value.str(12, radius=False) if isinstance(value, arb) else str(value)
 
 
+def needed_for(small: Small, wanted: Sequence[Obligation]) -> Small:
+    """Only what some obligations need."""
+    return sliced(small, {o.output.tensor for o in wanted}, _held_locally(small, wanted))
+
+
 def backward_slice(small: Small, suspect: Suspect) -> Small:
-    """Only the steps that the suspect tensor and its logical counterpart need."""
-    need = {suspect.layout.logical}
-    steps = []
-    for step in reversed(small.logical_steps):
-        if any(o in need for o in step.outputs):
-            steps.append(step)
-            need.update(i for i in step.inputs if i is not None)
+    """Only the steps that the suspect tensor and its logical counterpart need. Shares of a sum live on other ranks too."""
     c, _ = places(small)[suspect.rank]
-    wanted: list[set[str]] = [set() for _ in small.classes]
-    for d, k in enumerate(small.classes):  # shares of a sum live on other ranks too
-        if d == c or any((suspect.layout, r) in small.parts for r in k.ranks):
-            wanted[d].add(suspect.layout.local)
-    met: set[int] = set()
-    while True:  # meetings connect classes; go round until nothing new is needed
-        before = sum(map(len, wanted)) + len(met)
-        for k, names in zip(small.classes, wanted, strict=True):
-            for step in reversed(k.order):
-                if any(o in names for o in step.outputs):
-                    names.update(i for i in step.inputs if i is not None)
-        for i, meeting in enumerate(small.meetings):
-            if any(t in wanted[d] for group in meeting.receivers for d, _, t in group):
-                met.add(i)
-                for group in meeting.senders:
-                    for d, _, t in group:
-                        wanted[d].add(t)
-        if sum(map(len, wanted)) + len(met) == before:
-            break
-    pairs = zip(small.classes, wanted, strict=True)
-    classes = [replace(k, order=[s for s in k.order if any(o in names for o in s.outputs)]) for k, names in pairs]
-    return replace(small, logical_steps=steps[::-1], classes=classes, meetings=[m for i, m in enumerate(small.meetings) if i in met])
+    there = [d for d, k in enumerate(small.classes) if d == c or any((suspect.layout, r) in small.parts for r in k.ranks)]
+    return sliced(small, {suspect.layout.logical}, {(d, suspect.layout.local) for d in there})

@@ -7,7 +7,7 @@ same op of other micro-batches, other stages, other layers' weights) and could r
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,6 +74,44 @@ def levels(tasks: Sequence[Task]) -> list[list[list[Task]]]:
     return [list(batches.values()) for batches in found]
 
 
+def logical_tasks(small: Small) -> Iterator[Task]:
+    """Those of the logical program, as a class of its own."""
+    for s in small.logical_steps:
+        yield Task(s, 0, tuple([(0, i) for i in s.inputs if i is not None]), tuple([(0, o) for o in s.outputs]))
+
+
+def sliced(small: Small, logical: Collection[str], local: Collection[Tensor]) -> Small:
+    """Only the steps that some tensors of both programs are made of."""
+    steps = needed(list(logical_tasks(small)), [(0, n) for n in logical])
+    tasks = list(tasks_of(small))
+    kept = needed(tasks, local)
+    classes = [replace(k, order=[]) for k in small.classes]
+    meetings = []
+    for n, task in enumerate(tasks):
+        if n in kept:
+            if isinstance(task.what, Step):
+                classes[task.c].order.append(task.what)
+            else:
+                meetings.append(task.what)
+    return replace(small, logical_steps=[s for n, s in enumerate(small.logical_steps) if n in steps], classes=classes, meetings=meetings)
+
+
+def needed(tasks: Sequence[Task], tensors: Collection[Tensor]) -> set[int]:
+    """The tasks that tensors are made of."""
+    makers: dict[Tensor, list[int]] = {}
+    for n, task in enumerate(tasks):
+        for t in task.makes:
+            makers.setdefault(t, []).append(n)
+    found = {n for t in tensors for n in makers.get(t, ())}
+    ahead = list(found)
+    while ahead:
+        for t in tasks[ahead.pop()].reads:
+            new = [n for n in makers.get(t, ()) if n not in found]
+            found.update(new)
+            ahead += new
+    return found
+
+
 class Flow:
     """A program or plan, ready to run on several points at once: rows of a class are its ranks, once per point."""
 
@@ -84,6 +122,7 @@ class Flow:
         every = list(tasks)
         self.levels = levels(every)
         self.complete = sum(len(batch) for batches in self.levels for batch in batches) == len(every)  # else some wait for ever
+        self.reads = frozenset(t for task in every for t in task.reads)
         self._rows: dict[tuple[int, tuple[int, ...]], Array | None] = {}
         self._orders: dict[int, tuple[tuple[Node, ...], list[Node]]] = {}
         self._wired: dict[int, tuple[Wiring, _Wired]] = {}

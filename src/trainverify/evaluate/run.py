@@ -12,7 +12,7 @@ import numpy as np
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, balls
 from trainverify.domains.numeric import EXTENDED, NUMERIC, Extended
-from trainverify.evaluate.flow import Flow, Task, Tensor, tasks_of
+from trainverify.evaluate.flow import Flow, Tensor, logical_tasks, tasks_of
 from trainverify.evaluate.small import NotJoined, Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.program import Domain
@@ -36,7 +36,7 @@ def random_inputs(small: Small, seed: int) -> dict[str, Array]:
 
 
 def random_points(small: Small, seeds: Sequence[int], keep: Collection[str] | None = None) -> list[dict[str, Array]]:
-    """Random inputs for several points, and the values of the logical program there.
+    """Random inputs for several points, and the values of the logical program there (of what is in `keep`).
 
     A mean over 4096 still divides by 4096 at size 2, so that norms make large numbers of small ones: the logical program may
     overflow, or a softmax saturate. Of some magnitudes the first is taken at which float64 keeps its digits.
@@ -64,7 +64,7 @@ def _looked_at(small: Small, points: int) -> bool:
 
 def _noisy(small: Small, points: Sequence[Mapping[str, Array]], values: Sequence[Mapping[str, Array]]) -> int:
     """How many outputs have no value, or lose digits to rounding."""
-    made = [o.tensor for o in small.logical.outputs if values[0][o.tensor].dtype.kind == "f"]
+    made = [o.tensor for o in small.logical.outputs if o.tensor in values[0] and values[0][o.tensor].dtype.kind == "f"]
     infinite = sum(not np.isfinite(v[n]).all() for v in values for n in made)
     if infinite or not _looked_at(small, len(points)):
         return infinite * len(made)
@@ -115,10 +115,7 @@ def run_logicals(
     """The logical program on several points at once; with `keep`, other tensors are dropped once they are used."""
     key = ("logical", len(points), None if keep is None else frozenset(keep))
     if key not in small.flows:
-        tasks = (
-            Task(s, 0, tuple((0, i) for i in s.inputs if i is not None), tuple((0, o) for o in s.outputs)) for s in small.logical_steps
-        )
-        small.flows[key] = Flow(tasks, [1], len(points), None if keep is None else {(0, n) for n in keep})
+        small.flows[key] = Flow(logical_tasks(small), [1], len(points), None if keep is None else {(0, n) for n in keep})
     values = {n: _in_domain(np.stack([p[n] for p in points]), domain) for n in points[0]}
     small.flows[key].run([values], domain)
     return [{n: v[i, ...] for n, v in values.items()} for i in range(len(points))]
@@ -160,7 +157,7 @@ def run_plans(
         small.flows[key] = Flow(tasks_of(small), ranks, len(points), keep)
     if small.joined and not small.flows[key].complete:
         raise NotJoined("ranks of one program wait for each other")
-    values = _sources(small, lineage, points, domain)
+    values = _sources(small, lineage, points, domain, None if keep is None else small.flows[key].reads | frozenset(keep))
     partly = small.flows[key].run(values, domain)
     everybody = [range(n) for n in ranks]
     done = [{n: partly[c].get(n, everybody[c]) for n in tensors} for c, tensors in enumerate(values)]
@@ -172,7 +169,11 @@ def run_plans(
 
 
 def _sources(
-    small: Small, lineage: tuple[Layout, ...], points: Sequence[Mapping[str, Array]], domain: ArrayDomain
+    small: Small,
+    lineage: tuple[Layout, ...],
+    points: Sequence[Mapping[str, Array]],
+    domain: ArrayDomain,
+    needed: Collection[Tensor] | None,
 ) -> list[dict[str, Array]]:
     """What every rank starts from, by class; points one after the other."""
     known = set(lineage)
@@ -183,7 +184,7 @@ def _sources(
     values: list[dict[str, Array]] = []
     for c, k in enumerate(small.classes):
         values.append({})
-        for n in k.program.sources:
+        for n in [n for n in k.program.sources if needed is None or (c, n) in needed]:
             one = holders.get((k.ranks[0], n), []) if k.ranks else []
             if len(one) == 1 and all(holders.get((r, n)) == one for r in k.ranks):
                 index = small.index(c, one[0], k.ranks)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from trainverify.graph.program import Domain, Op, Program
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
 
+Full = tuple[Lowered, NodeAxes]  # what nodes at small sizes are made of
+
 
 @dataclass(frozen=True)
 class Step:
@@ -39,6 +41,7 @@ class Step:
     inputs: tuple[str | None, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
+    full: Full
 
 
 Groups = tuple[tuple[tuple[int, int], ...], ...]  # (class, row) in group order, one list per group
@@ -62,6 +65,7 @@ class Meeting:
     given: Mapping[int, str]
     taken: Mapping[int, str]
     nodes: tuple[Node, ...] | None  # None: point to point, the value itself
+    full: Full | None
 
     @cached_property
     def senders(self) -> Members:
@@ -71,6 +75,9 @@ class Meeting:
     @cached_property
     def receivers(self) -> Members:
         return tuple(tuple((c, row, self.taken[c]) for c, row in group) for group in self.wiring.receivers)
+
+
+T = TypeVar("T", Step, Meeting)
 
 
 @dataclass
@@ -97,7 +104,7 @@ class Small:
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
     points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
-    others: Callable[[Small], Iterator[Small]] | None = None  # makes the same with the other readings of literals
+    readings: Callable[[], Iterator[Callable[[Small], Small]]] | None = None  # make the same, or a slice, with other literals
     joined: bool = False  # classes are all ranks of a program
 
     @cached_property
@@ -269,7 +276,7 @@ class _Shrinker:
             tuple(system.inference.axes.clashes),
             largest,
             names,
-            others=self._others,
+            readings=self._readings,
             joined=self.joined,
         )
 
@@ -278,7 +285,8 @@ class _Shrinker:
         system = self.system
         ops = system.logical.ops
         logical_steps = [
-            Step(ops[n], n, (0,), ops[n].inputs, ops[n].outputs, self.nodes(x.lowered, x.axes)) for n, (x,) in system.logical_ops.items()
+            Step(ops[n], n, (0,), ops[n].inputs, ops[n].outputs, self.nodes(x.lowered, x.axes), (x.lowered, x.axes))
+            for n, (x,) in system.logical_ops.items()
         ]
         classes = []
         for u, mine_all in zip(self._units, self._classes, strict=True):
@@ -292,23 +300,26 @@ class _Shrinker:
                 mine = known[id(x.rows)]
                 if mine:
                     op = program.ops[n]
-                    own.order.append(Step(op, n, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes)))
+                    own.order.append(Step(op, n, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes), (x.lowered, x.axes)))
             classes.append(own)
         return logical_steps, classes
 
-    def _others(self, made: Small) -> Iterator[Small]:
-        """The other readings of literals, as far as they change something."""
-        seen = {id(n) for _, nodes in self._nodes.values() for n in nodes}
+    def _readings(self) -> Iterator[Callable[[Small], Small]]:
+        """The other readings of literals."""
         for reading in (OWN, *everywhere(self.system, self.sizes)):
             twin = copy(self)
             twin.reading = reading
             twin._nodes, twin._shrunk = {}, {}
-            logical_steps, classes = twin._steps()
-            meetings = twin._meetings()
-            new = {id(n) for _, nodes in twin._nodes.values() for n in nodes} - seen
-            if new:
-                seen |= new
-                yield replace(made, logical_steps=logical_steps, classes=classes, meetings=meetings, points={}, others=None)
+            yield twin._read
+
+    def _read(self, small: Small) -> Small:
+        def read(s: T) -> T:
+            nodes = None if s.full is None else self.nodes(*s.full)
+            return s if nodes is s.nodes else replace(s, nodes=nodes)
+
+        classes = [replace(k, order=[read(s) for s in k.order]) for k in small.classes]
+        meetings = [read(m) for m in small.meetings]
+        return replace(small, logical_steps=[read(s) for s in small.logical_steps], classes=classes, meetings=meetings, points={})
 
     def _shape(self, dims: Dims) -> tuple[int, ...]:
         known = self._shapes.get(id(dims))  # which many tensors share
@@ -332,9 +343,9 @@ class _Shrinker:
 
     def _meetings(self) -> list[Meeting]:
         if not self.joined:
-            return [self._meeting(m.ops, self._met(m)) for m in self.system.meetings]
+            return [self._meeting(m.ops, *self._met(m)) for m in self.system.meetings]
         together: dict[tuple[int, int], int] = {}  # class and op → number of the meeting that it is part of
-        found: list[tuple[dict[int, Op], tuple[Node, ...] | None]] = []
+        found: list[tuple[dict[int, Op], tuple[Node, ...] | None, Full | None]] = []
         renamed: list[int] = []  # meetings that became part of another
 
         def number(n: int) -> int:
@@ -343,7 +354,7 @@ class _Shrinker:
             return n
 
         for m in self.system.meetings:
-            nodes = self._met(m)
+            nodes, full = self._met(m)
             ops: dict[int, Op] = {}
             for c, op in m.ops:
                 if ops.setdefault(self._class_of[c], op) is not op:
@@ -352,7 +363,7 @@ class _Shrinker:
             known = sorted({number(together[k]) for k in keys if k in together})
             n = known[0] if known else len(found)
             if not known:
-                found.append(({}, nodes))
+                found.append(({}, nodes, full))
                 renamed.append(n)
             for more in known[1:]:
                 renamed[more] = n
@@ -362,12 +373,14 @@ class _Shrinker:
             if any(found[k][1] is not nodes for k in known):
                 raise NotJoined(f"{m.ops[0][1]} differs between ranks")
             together.update(dict.fromkeys(keys, n))
-        return [self._meeting(tuple(ops.items()), nodes) for n, (ops, nodes) in enumerate(found) if renamed[n] == n]
+        return [self._meeting(tuple(ops.items()), nodes, full) for n, (ops, nodes, full) in enumerate(found) if renamed[n] == n]
 
-    def _met(self, meeting: MeetingAxes) -> tuple[Node, ...] | None:
-        return None if meeting.lowered is None or meeting.axes is None else self.nodes(meeting.lowered, meeting.axes)
+    def _met(self, meeting: MeetingAxes) -> tuple[tuple[Node, ...] | None, Full | None]:
+        if meeting.lowered is None or meeting.axes is None:
+            return None, None
+        return self.nodes(meeting.lowered, meeting.axes), (meeting.lowered, meeting.axes)
 
-    def _meeting(self, ops: Sequence[tuple[int, Op]], nodes: tuple[Node, ...] | None) -> Meeting:
+    def _meeting(self, ops: Sequence[tuple[int, Op]], nodes: tuple[Node, ...] | None, full: Full | None) -> Meeting:
         if nodes is None:
             ops = tuple(sorted(ops, key=lambda m: m[1].name != "send"))
         whom = "peer" if nodes is None else "group"
@@ -379,7 +392,7 @@ class _Shrinker:
             self._wirings[key] = wiring
         given = {c: str(op.inputs[0]) for c, op in ops if op.inputs}
         taken = {c: op.outputs[0] for c, op in ops if op.outputs}
-        return Meeting(ops[0][1], self._wirings[key], given, taken, nodes)
+        return Meeting(ops[0][1], self._wirings[key], given, taken, nodes, full)
 
     def _complete(self, ops: Sequence[tuple[int, Op]], wiring: Wiring) -> None:
         """All ranks of all classes take part once, in groups of one size."""
@@ -458,6 +471,12 @@ class _Shrinker:
             if sizes.position(b, at + run.size) - starts[-1] != runs[-1].size:  # two ways to cut an axis that shrank differently
                 raise NotABoundary(f"{part}: {runs[-1].size} positions held in {sizes.position(b, at + run.size) - starts[-1]}")
         return replace(part, local=tuple(starts), logical=tuple(runs))
+
+
+def computed(small: Small) -> object:
+    """What all steps compute: equal of two readings of literals that do the same."""
+    steps: list[Step | Meeting] = [*small.logical_steps, *(s for k in small.classes for s in k.order), *small.meetings]
+    return tuple([id(s.nodes) for s in steps])  # equal nodes are one object
 
 
 def _signature(outputs: Sequence[Node]) -> object:
