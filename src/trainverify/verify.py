@@ -49,7 +49,7 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.discover import Found, covered, discover
 from trainverify.prove.algebra.engine import Prover, prove
 from trainverify.prove.algebra.folding import fold
-from trainverify.prove.attempt import FULL_SIZE, Attempt, Contradiction, Engine, attempt, listed_too
+from trainverify.prove.attempt import FULL_SIZE, Attempt, Contradiction, Engine, again, attempt, listed_too
 from trainverify.prove.staged.align import inputs_of
 from trainverify.prove.staged.own import StageShapes, stage_shapes
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
@@ -279,8 +279,12 @@ class _Evaluation:
         if self.kept:
             note += f", on {len(small.places)} of {self.plan.size} ranks"
         if self.proof.failed and self.proof.prover is not None:
-            self.progress("listing what was not aligned")
-            return replace(self, proof=listed_too(self.proof, self.system, self.wanted))._agreed(note)
+            self.progress("proving what was not proved at once")
+            proof = again(self.proof, self.system, self.wanted)
+            if proof.failed:
+                self.progress("listing what was not aligned")
+                proof = listed_too(proof, self.system, self.wanted)
+            return replace(self, proof=proof)._agreed(note)
         return self._agreed(note)
 
     def _agreed(self, note: str) -> Report:

@@ -10,7 +10,7 @@ from typing import Literal
 from trainverify.axes.system import System
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
-from trainverify.prove.algebra.engine import Proof, Prover
+from trainverify.prove.algebra.engine import Proof, Prover, prove_again
 from trainverify.prove.listed import engine as listed
 from trainverify.prove.staged import engine as staged
 
@@ -34,6 +34,7 @@ class Attempt:
     models: Mapping[Obligation, Mapping[str, Mapping[int, Fraction]]] = field(default_factory=dict)
     strict: bool = False  # both engines were asked about everything: what one of them proves must not be refuted
     contested: Mapping[Obligation, str] = field(default_factory=dict)  # proved by the algebra, and different to the staged engine
+    once: Proof | None = None  # of the algebra, while it has been tried only once
 
     @property
     def reduced(self) -> bool:
@@ -50,10 +51,15 @@ def attempt(
     workers: int,
     progress: Callable[[str], None],
 ) -> Attempt:
-    """`auto` hands what the algebra does not prove to the staged engine, `both` asks both about everything."""
+    """`auto` hands what the algebra does not prove to the staged engine, `both` asks both about everything.
+
+    The algebra alone is tried once: what else it can do costs as much again, and is not done before evaluation agrees.
+    """
     if engine == "smt":
         return by_stages(staged.prove(system, wanted, lineage, workers, progress=progress))
     first = by_algebra(algebra(system, wanted), system)
+    if engine != "algebra":
+        first = again(first, system, wanted)
     if engine == "algebra" or (engine == "auto" and not first.failed):
         return first
     left = wanted if engine == "both" else [o for o in wanted if o in first.failed]
@@ -70,7 +76,14 @@ def contested(first: Attempt, second: Attempt) -> dict[Obligation, str]:
 def by_algebra(proof: Proof, system: System) -> Attempt:
     folded = f"folded to {proof.instances} of {system.plan.size} ranks, {proof.atoms} distinct expressions"
     shown = dict.fromkeys(proof.proved, ("algebra", FULL_SIZE))
-    return Attempt(shown, proof.failed, tuple(proof.preconditions), tuple(proof.lint), (folded,), proof.prover)
+    return Attempt(shown, proof.failed, tuple(proof.preconditions), tuple(proof.lint), (folded,), proof.prover, once=proof)
+
+
+def again(first: Attempt, system: System, wanted: Sequence[Obligation]) -> Attempt:
+    """What the algebra did not show at once, tried in its other ways."""
+    if first.once is None or first.prover is None or not first.failed:
+        return first
+    return replace(by_algebra(prove_again(system, wanted, first.once), system), once=None)
 
 
 def by_stages(proof: staged.StagedProof) -> Attempt:

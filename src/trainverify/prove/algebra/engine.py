@@ -494,8 +494,12 @@ def _loose(program: Program) -> set[str]:
 
 
 def prove(system: System, wanted: Sequence[Obligation]) -> Proof:
-    """Try to prove every obligation at full size; what blocks or folding hide in a small plan is tried again without them."""
-    best = Prover(system, blocks=not system.flat).prove(wanted)
+    """Try to prove every obligation at full size."""
+    return Prover(system, blocks=not system.flat).prove(wanted)
+
+
+def prove_again(system: System, wanted: Sequence[Obligation], best: Proof) -> Proof:
+    """What blocks or folding hide in a small plan is tried again without them."""
     tries = []
     if sum(len(p.ops) for p in system.unit_programs) <= WRITTEN_OUT and any(b.kind is not None for b in system.logical_blocks):
         tries.append({"blocks": False})
