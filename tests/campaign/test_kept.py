@@ -14,6 +14,7 @@ import pytest
 
 import trainverify as tv
 from trainverify.campaign import agree, kept
+from trainverify.prove.staged import engine
 from trainverify.prove.staged.engine import DIFFERS, StagedProof
 
 ROOT = Path(__file__).parents[2]
@@ -76,10 +77,11 @@ def test_what_no_engine_reads_is_not_compared(tmp_path: Path) -> None:
 def test_an_engine_that_lies_is_a_contradiction(
     proved: bool, what: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lying(system: object, wanted: list[object], lineage: object) -> StagedProof:
+    def lying(system: object, wanted: list[object], *_: object, **options: object) -> StagedProof:
         return StagedProof(proved=list(wanted)) if proved else StagedProof(failed=dict.fromkeys(wanted, DIFFERS))
 
     monkeypatch.setattr(agree, "prove", lying)
+    monkeypatch.setattr(engine, "prove", lying)
     assert agree.main(["--plans", str(folder)]) == 1
     shown = capsys.readouterr().out
     bad = json.loads(shown[shown.index("{") :])["bad"]

@@ -13,13 +13,13 @@ import pytest
 import trainverify as tv
 from trainverify import cli, files
 from trainverify.bench.stages import bench
-from trainverify.campaign.agree import BAD, agree
+from trainverify.campaign.agree import BAD, agree, compare
 from trainverify.domains.polynomials import Scalars
 from trainverify.prove import attempt as attempts
 from trainverify.prove.staged import execute, workers
 from trainverify.prove.staged.execute import Limits
 from trainverify.prove.staged.solver import Z3
-from trainverify.verify import Disagreement, verify
+from trainverify.verify import Disagreement, single, verify
 from verify.test_mlp import logical, plan
 
 
@@ -138,17 +138,17 @@ def test_both_stops_when_only_a_broken_algebra_proves(monkeypatch: pytest.Monkey
         verify(_squares(2), _squares(4), engine="both", points=1)
 
 
-def test_a_count_as_a_literal_is_no_contradiction() -> None:
+def _mean_as_a_literal(centred: bool) -> tv.Program:
     """Σ (x − Σ x / 16) = 0: not at reduced sizes, where Σ x / 16 is not the mean."""
+    b = tv.program("l")
+    x, w = b.input("x", (16, 3)), b.input("w", (3,))
+    left = b.sum(b.sub(x, b.mul(b.sum(x, dim=0), value=1 / 16)), dim=0) if centred else b.mul(w, value=0.0)
+    b.loss(b.sum(b.mul(left, w), name="loss"))
+    return b.build()
 
-    def program(centred: bool) -> tv.Program:
-        b = tv.program("l")
-        x, w = b.input("x", (16, 3)), b.input("w", (3,))
-        left = b.sum(b.sub(x, b.mul(b.sum(x, dim=0), value=1 / 16)), dim=0) if centred else b.mul(w, value=0.0)
-        b.loss(b.sum(b.mul(left, w), name="loss"))
-        return b.build()
 
-    report = verify(program(True), program(False), engine="both", points=1)
+def test_a_count_as_a_literal_is_no_contradiction() -> None:
+    report = verify(_mean_as_a_literal(True), _mean_as_a_literal(False), engine="both", points=1)
     assert report.verdict == "PROVED", report.reason
 
 
@@ -230,3 +230,9 @@ def test_bench_measures_workers_and_memory() -> None:
     assert all(r.megabytes > 0 and r.seconds > 0 for r in rows)
     assert rows[1].worker_megabytes > 0
     assert rows[0].stages == rows[1].stages
+
+
+def test_agreement_looks_at_full_size_before_it_calls_it_a_contradiction() -> None:
+    """Engines alone see a difference where a count is a literal; asked together they do not."""
+    found = compare(_mean_as_a_literal(True), single(_mean_as_a_literal(False)))
+    assert found.what == "both: PROVED, after a look at full size", found

@@ -10,19 +10,27 @@ import numpy as np
 import pytest
 
 import trainverify as tv
+from nnscaler.plans import tree
 from parallel.test_planted import skipped
 from trainverify.bench.stages import BASE
+from trainverify.campaign.agree import staged
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
+from trainverify.nnscaler import Trainer, parse
+from trainverify.nnscaler.judge import ratio
+from trainverify.nnscaler.plan import plan as translated
+from trainverify.nnscaler.plan import program as translated_program
 from trainverify.ops import OPS
-from trainverify.prove.staged.align import Alignment
+from trainverify.prove.staged.align import NOTHING, Alignment
 from trainverify.prove.staged.engine import Engine, StagedProof
 from trainverify.prove.staged.execute import Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.reduce import reduced
 from trainverify.prove.staged.stages import Cutter
 from trainverify.verify import related, verify
-from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
+from trainverify.zoo import gpt
+from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
+from verify.changes import attrs
 
 VOCABULARY, WIDTHS = 2, (3, 7, 5, 9, 4, 11, 6)
 TOKENS = (4, 3, 5, 3)  # enough that some ids are equal on a few random points
@@ -102,6 +110,25 @@ def test_rounding_is_no_mistake() -> None:
         assert aligned(step, skipped("pp0", missing)(made)).wrong, missing
 
 
+def test_zeros_have_one_name() -> None:
+    """Positions that no token has: their gradient is 0 on both sides, with the number of tokens as a factor and without."""
+    config = gpt.Config(layers=1, hidden=12, heads=6, ffn=10, vocabulary=14, sequence=10, context=11, batch=3)
+    step, made = gpt_step(config), gpt_plan(config, Degrees())
+    alignment = aligned(step, made)
+    assert set(alignment.claims[0, 0, "wpe.grad"].ids.tolist()[4:]) == {NOTHING}
+    assert verify(step, made, engine="smt", points=1).verdict == "PROVED(reduced)"
+    wrong = verify(step, attrs("pp0", "wpe.grad", start=1, stop=11)(made), engine="smt", points=1)
+    assert (wrong.verdict, wrong.place and wrong.place.tensor) == ("REFUTED", "wpe.grad")
+
+
+def test_names_that_agree_by_chance_do_not_stay_in_the_way() -> None:
+    """Where a unit is off for most rows, a sum over rows is one row's: such names are given up, and what used them starts anew."""
+    logical, plan = parse(tree("mlp4b_v08_single"), "logical"), parse(tree("mlp4b_v08_dp2pp2tp1nm4_zero"), "plan")
+    made = translated(plan, OPS, Trainer())
+    proof = staged(translated_program(logical, OPS, Trainer(), ratio(logical, plan, made)), made.plan)
+    assert proof.failed == {}
+
+
 def test_rows_have_their_own_names() -> None:
     """What is made alike from the same tokens, not what happens to have the same value."""
     alignment = aligned(logical(), plan())
@@ -152,11 +179,14 @@ def test_a_claim_that_is_dropped_takes_what_used_it_along() -> None:
     engine = Engine.__new__(Engine)
     engine.cutter = cutter()
     engine.proof = StagedProof()
-    engine.stages = {B: _stage(), C: _stage(), 0: _stage(B, C), 1: _stage(C)}  # type: ignore[dict-item]
+    engine.stages = {B: _stage(), C: _stage(), 0: _stage(B, C), 1: _stage(C), 2: _stage(C)}  # type: ignore[dict-item]
+    engine.used = {B: set(), C: set(), 0: {B, C}, 1: {C}, 2: {B, C}, 3: {B}}
+    engine.level, engine.broken = {0: 1, 1: 1, 2: 2, 3: 3}, {3: "further back it did not hold either"}
     again: set[Place | int] = set()
     engine._drop(B, again)
-    assert again == {0}
+    assert again == {0, 2, 3}  # also what went further back because of it
     assert set(engine.stages) == {C, 1}
+    assert (engine.level, engine.broken) == ({1: 1}, {})
     uses: set[Place] = set()
     assert engine.cutter._equals(np.array([2, 4]), uses).tolist() == [2, 0]
     assert uses == {C}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property
 from typing import Any, Final
@@ -26,7 +26,7 @@ from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place, moves_only
 from trainverify.prove.staged.signs import tensor_signs
-from trainverify.prove.staged.structure import Structure
+from trainverify.prove.staged.structure import LARGE, Structure
 
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
 MOST: Final = 16  # more of them where token ids happen to be equal on all
@@ -214,6 +214,7 @@ class Alignment:
             usable[first : first + size] = size == 1 or (own != np.round(own)).any()
             scale[:, first : first + size] = np.abs(values[:, first : first + size]).max(axis=1, keepdims=True, initial=0.0)
         usable &= np.isfinite(values).all(axis=0)
+        self.usable = usable
         values[:, ~usable] = 0.0
         self.table = _Table(values, usable, scale, self._tensor_numbers(), self.quiet)
         self.same = self.table.first_of_equals()
@@ -224,6 +225,7 @@ class Alignment:
                 if graph.kind(place) == "real":
                     self._claim(place)
                 self._note(place)
+        self.claims = {p: replace(c, ids=self._without_zeros(c.ids)) for p, c in self.claims.items()}
         used = {c.factor.element for c in self.claims.values()}
         self.extra = {i: p for i, p in self.extra.items() if i in used}
         self.claims = {p: c for p, c in self.claims.items() if (c.ids < self.count).all() or int(c.ids[0]) in used}
@@ -232,6 +234,22 @@ class Alignment:
                 own = self.ids[name].reshape(-1)
                 if (self.same[own] != own).any():
                     self.claims[LOGICAL, 0, name] = Claim((LOGICAL, 0, name), self.same[own])
+
+    def _without_zeros(self, ids: Array) -> Array:
+        """Elements that the logical program defines as the number 0 have no other name."""
+        return np.where((ids >= 0) & self.zero[ids], NOTHING, ids)
+
+    @cached_property
+    def zero(self) -> Array:
+        """For every element whether it is the number 0 by its definition."""
+        found = np.zeros(self.count + len(self.extra) + 1, dtype=bool)  # the last one is NOTHING
+        maybe = [] if self.wrong else np.flatnonzero(~self.table.values.any(axis=0) & self.usable).tolist()
+        for i in maybe:
+            place = (LOGICAL, 0, self.owner[i])
+            if place in self.graph.makers and self.graph.work(place) <= LARGE:
+                term, leaves = self.graph.definition(place, i - self.start[self.owner[i]])
+                found[i] = not leaves and term.op == "real" and term.info == 0
+        return found
 
     def _tensor_numbers(self) -> Array:
         """id → the number of its tensor."""
@@ -396,7 +414,7 @@ class Alignment:
 
     def rename(self, claim: Claim) -> None:
         """Another meaning for a tensor."""
-        self.claims[claim.place] = claim
+        self.claims[claim.place] = replace(claim, ids=self._without_zeros(claim.ids))
         self.structure.named(claim.place, claim.ids.tolist())
 
     @cached_property

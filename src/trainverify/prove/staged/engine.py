@@ -121,6 +121,7 @@ class Engine:
         self.goals_of: dict[Obligation, list[int]] = {}
         self.stages: dict[Node, Stage] = {}
         self.level: dict[Node, int] = {}
+        self.used: dict[Node, set[Place]] = {}  # by any stage of it since its level was 0
         self.with_facts: set[Node] = set()
         self.retried: set[Node] = set()
         self.results: dict[Any, Result] = {}  # by key
@@ -321,7 +322,7 @@ class Engine:
             open_ = set()
             for node, stage in list(self.stages.items()):
                 failure = self._failure(stage)
-                if failure is None or node in self.broken:
+                if failure is None or node in self.broken or self.stages.get(node) is not stage:
                     continue
                 conditional = failure.reason.startswith("a condition")
                 if isinstance(node, tuple) and failure.model and self._another(node, open_):
@@ -370,12 +371,15 @@ class Engine:
         return True
 
     def _drop(self, place: Place, open_: set[Node]) -> None:
-        """A claim that is given up: everything that used it is cut again."""
+        """A claim that is given up: everything that used it is cut again, as if it had never been there."""
         self.cutter.dropped.add(place)
         self.stages.pop(place, None)
-        for node, stage in list(self.stages.items()):
-            if place in stage.uses:
-                del self.stages[node]
+        for node, used in self.used.items():
+            if place in used and (node in self.stages or node in self.broken):
+                self.stages.pop(node, None)
+                self.broken.pop(node, None)
+                self.level.pop(node, None)
+                self.used[node] = set()
                 open_.add(node)
 
     def _cut(self, open_: set[Node]) -> None:
@@ -395,6 +399,7 @@ class Engine:
                     stack.extend(n for n in open_ if n not in self.stages)
                 continue
             self.stages[node] = stage
+            self.used.setdefault(node, set()).update(stage.uses)
             stack.extend(p for p in stage.uses if p not in self.stages)
 
     def _stage(self, node: Node) -> Stage:
