@@ -309,38 +309,42 @@ class Engine:
             for node, s in self.stages.items():
                 if node not in self.broken:
                     todo |= {key: (s, n) for key, n in s.tasks if key not in self.results and key not in todo}
-            if not open_ and not todo:
+            if todo:
+                self.progress(f"{len(self.stages)} stages, {len(todo)} different elements to show")
+                self.shown_by |= todo
+                keys = list(todo)
+
+                def done(n: int, result: Result, keys: Sequence[Any] = keys) -> None:
+                    self.results[keys[n]] = result
+
+                run_all(list(todo.values()), self.alignment, self.limits, self.workers, done, self.progress)
+            wrong = {n: failure for n, s in self.stages.items() if n not in self.broken and (failure := self._failure(s)) is not None}
+            if not wrong:
                 return
-            self.progress(f"{len(self.stages)} stages, {len(todo)} different elements to show")
-            self.shown_by |= todo
-            keys = list(todo)
-
-            def done(n: int, result: Result, keys: Sequence[Any] = keys) -> None:
-                self.results[keys[n]] = result
-
-            run_all(list(todo.values()), self.alignment, self.limits, self.workers, done, self.progress)
             open_ = set()
-            for node, stage in list(self.stages.items()):
-                failure = self._failure(stage)
-                if failure is None or node in self.broken or self.stages.get(node) is not stage:
-                    continue
-                conditional = failure.reason.startswith("a condition")
-                if isinstance(node, tuple) and failure.model and self._another(node, open_):
-                    continue
-                if conditional and node not in self.with_facts and not (isinstance(node, tuple) and node[0] == FACT):
-                    self.with_facts.add(node)
-                    open_.add(node)
-                elif self.level.get(node, 0) < (LEVELS if isinstance(node, int) else 1) and not (
-                    isinstance(node, tuple) and node[0] == FACT
-                ):
-                    self.level[node] = self.level.get(node, 0) + 1
-                    open_.add(node)
-                elif isinstance(node, tuple) and node not in self.cutter.dropped:
-                    self._drop(node, open_)
-                else:
-                    self.broken[node] = failure.reason
-                if node in open_:
-                    self.stages.pop(node, None)
+            # what rests on a claim that was not shown may only be wrong because of it
+            first = [n for n in wrong if not any(p in wrong for p in self.stages[n].uses)]
+            for node in first or list(wrong):
+                if node in self.stages:
+                    self._further(node, wrong[node], open_)
+
+    def _further(self, node: Node, failure: Result, open_: set[Node]) -> None:
+        """A stage that was not shown: cut otherwise or further back, or its claim is given up."""
+        fact_ = isinstance(node, tuple) and node[0] == FACT
+        if isinstance(node, tuple) and failure.model and self._another(node, open_):
+            return
+        if failure.reason.startswith("a condition") and node not in self.with_facts and not fact_:
+            self.with_facts.add(node)
+            open_.add(node)
+        elif self.level.get(node, 0) < (LEVELS if isinstance(node, int) else 1) and not fact_:
+            self.level[node] = self.level.get(node, 0) + 1
+            open_.add(node)
+        elif isinstance(node, tuple) and node not in self.cutter.dropped:
+            self._drop(node, open_)
+        else:
+            self.broken[node] = failure.reason
+        if node in open_:
+            self.stages.pop(node, None)
 
     def _another(self, place: Place, open_: set[Node]) -> bool:
         """A claim that fails for some inputs, given another meaning: values agreed by chance (a gradient that was never clipped)."""
