@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainverify.graph.moves import without_moves
+from trainverify.graph.moves import _written, without_moves
 from trainverify.graph.plan import Edit, Plan
 from trainverify.graph.program import Op, Program
 from trainverify.graph.types import TensorType
@@ -43,6 +43,34 @@ def test_a_rank_with_another_order_is_proved_as_if_it_had_none() -> None:
     report, plain = verify(logical, other, points=1), verify(logical, plan, points=1)
     assert report.verdict == "PROVED", report.reason
     assert report.notes == plain.notes
+
+
+@pytest.mark.parametrize("way", ["add", "sub"])
+def test_summands_in_another_order(way: str) -> None:
+    """PROVED as if there were no edit; the same with a difference is REFUTED, at that op."""
+    logical, plan = pair()
+    n = at(plan, "mb0/layers.0.residual")
+    op = plan.templates[0].program.ops[n]
+    other = replace(plan, edits=(Edit(4, (n,), (replace(op, name=way, inputs=op.inputs[::-1]),)),))
+    report = verify(logical, other, points=1)
+    if way == "add":
+        assert without_moves(other, OPS) == plan
+        assert (report.verdict, report.notes) == ("PROVED", verify(logical, plan, points=1).notes)
+    else:
+        assert without_moves(other, OPS) == other
+        assert report.verdict == "REFUTED"
+        assert (report.place and report.place.tensor, report.place and report.place.rank) == ("mb0/layers.0.residual", 4)
+
+
+@pytest.mark.parametrize("name", ["sub", "div", "mul", "matmul", "lt", "maximum", "concat", "outer"])
+def test_operands_of_another_op_stay_where_they_are(name: str) -> None:
+    """Their order has a meaning, or nobody has shown that it has none."""
+    _, plan = pair()
+    program = plan.templates[0].program
+    op = Op(name, ("a", "b"), ("c",), (("dim", 0),) if name == "concat" else ())
+    tensors = {**program.tensors, **dict.fromkeys("ab", TensorType((3,) if name == "outer" else (3, 3)))}
+    assert _written(replace(program, tensors=tensors), op, OPS) == op
+    assert _written(replace(program, tensors=tensors), replace(op, inputs=("b", "a")), OPS) != op
 
 
 def test_before_its_input_it_is_invalid() -> None:
