@@ -327,7 +327,7 @@ class Alignment:
             return
         if self._moved(place):
             return
-        if not self.wrong and self._made_alike(place, v):
+        if not self.wrong and (self._made_alike(place, v) or self._scaled(place, v)):
             return
         ids = self._found(place, v)
         if ids is not None:
@@ -390,11 +390,24 @@ class Alignment:
     def _made_alike(self, place: Place, v: Array) -> bool:
         """Whether logical elements are made by the same term from the same elements, up to a factor: no rounding in the way."""
         found = self.alike(place)
-        if found is None:
-            return False
-        ids, most = self.same[found[0]], self.points // 2
-        for factor in sorted(found[1] | {Factor()}, key=lambda f: f == Factor()):
-            want = self.table.values[:, ids] * float(factor.number)
+        return found is not None and self._claim_times(place, v, self.same[found[0]], [*(found[1] - {Factor()}), Factor()])
+
+    def _scaled(self, place: Place, v: Array) -> bool:
+        """Whether a tensor is an input of its op times a factor: then its elements keep their names, whichever have the same values."""
+        call = self.graph.makers[place]
+        for i in call.inputs if not call.collective else ():
+            known = None if i is None else self._named(i)
+            if known is not None and len(known[0]) == v.shape[1] > 1 and (known[0] < self.count).all():
+                factors = dict.fromkeys((Factor(), known[1], *(f for _, f in self.factors)))
+                if self._claim_times(place, v, known[0], [f for f in factors if f.element not in known[0]]):
+                    return True
+        return False
+
+    def _claim_times(self, place: Place, v: Array, ids: Array, factors: Sequence[Factor]) -> bool:
+        """Claims that a tensor is these elements times the factor that fits on most points, if that is more than half of them."""
+        most = self.points // 2
+        for factor in factors:
+            want = np.where(ids >= 0, self.table.values[:, ids], 0.0) * float(factor.number)
             if factor.element is not None:
                 want = want * self._value_of(factor.element)[:, None] ** factor.power
             sizes = np.abs(want).max(axis=1, keepdims=True)

@@ -34,6 +34,7 @@ MAX_ELEMENTS: Final = 2_000_000
 DIFFERENT: Final = 1e-6
 DIFFERS: Final = "differs on random inputs at the sizes of the proof"
 LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
+ANEW: Final = 4  # how often what used a claim that was given up starts again as if that had never been there
 Progress = Callable[[str], None]
 Node = Place | int  # a claim by its place, a goal of an obligation by its number
 
@@ -122,6 +123,7 @@ class Engine:
         self.stages: dict[Node, Stage] = {}
         self.level: dict[Node, int] = {}
         self.used: dict[Node, set[Place]] = {}  # by any stage of it since its level was 0
+        self.anew: Counter[Node] = Counter()
         self.with_facts: set[Node] = set()
         self.retried: set[Node] = set()
         self.results: dict[Any, Result] = {}  # by key
@@ -380,10 +382,14 @@ class Engine:
         self.stages.pop(place, None)
         for node, used in self.used.items():
             if place in used and (node in self.stages or node in self.broken):
+                self.anew[node] += 1
+                if self.anew[node] <= ANEW:
+                    self.broken.pop(node, None)
+                    self.level.pop(node, None)
+                    self.used[node] = set()
+                elif node in self.broken or place not in self.stages[node].uses:
+                    continue
                 self.stages.pop(node, None)
-                self.broken.pop(node, None)
-                self.level.pop(node, None)
-                self.used[node] = set()
                 open_.add(node)
 
     def _cut(self, open_: set[Node]) -> None:
@@ -413,7 +419,10 @@ class Engine:
         level = self.level.get(node, 0)
         first = self.cutter.stage(goal, level, node in self.with_facts)
         if first.foreign and level < LEVELS:  # nothing would come of it: further back, both sides may speak of the same
-            second = self.cutter.stage(goal, level + 1, node in self.with_facts)
+            try:
+                second = self.cutter.stage(goal, level + 1, node in self.with_facts)
+            except NoStage:
+                return first
             if not second.foreign:
                 self.level[node] = level + 1
                 return second

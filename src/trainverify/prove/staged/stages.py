@@ -6,15 +6,17 @@ made by whoever checks it. Stages that differ in names only have equal keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.prove.staged.align import NOTHING, Alignment, Claim, Factor
+from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 
 Uses = frozenset[Place]
@@ -22,6 +24,8 @@ _PLAIN: Final = Factor()
 MAX_CALLS: Final = 4000
 FACT: Final = -2
 MAX_WRITTEN: Final = 12
+TOO_LONG: Final = "an element of the stage is too long an expression"
+MAX_TOKENS: Final = 50_000  # of an element's expressions on both sides
 
 
 class NoStage(Exception):
@@ -98,6 +102,12 @@ class Cutter:
         self.with_facts = False
         self.dropped: set[Place] = set()  # claims that turned out to be unprovable
         self._extra_at = {p: i for i, p in alignment.extra.items()}
+        self._numbered: dict[Hashable, Stage] = {}  # by form
+        self._too_long: set[Hashable] = set()
+
+    @cached_property
+    def _canonical(self) -> Canonical:
+        return Canonical(self.alignment)
 
     def goal_of(self, claim: Claim) -> Goal:
         size = len(claim.ids)
@@ -281,10 +291,21 @@ class Cutter:
 
     def _number(self, stage: Stage) -> None:
         """What has to be shown, element by element, up to names; what is the same expression on both sides is nothing to show."""
+        form = self._canonical.form(stage)
+        if form in self._too_long:
+            raise NoStage(TOO_LONG)
+        known = self._numbered.get(form)
+        if known is not None:
+            stage.tasks, stage.identical, stage.partial, stage.foreign = known.tasks, known.identical, known.partial, known.foreign
+            return
         seen: dict[Any, int] = {}
         for n in range(len(stage.goal.ids)):
             walk = _Walk(self, stage)
-            key = walk.key(n)
+            try:
+                key = walk.key(n)
+            except NoStage:
+                self._too_long.add(form)
+                raise
             if key is None:
                 stage.identical += 1
                 stage.partial |= walk.partial
@@ -292,6 +313,7 @@ class Cutter:
                 seen.setdefault(key, n)
                 stage.foreign |= walk.foreign
         stage.tasks = tuple(seen.items())
+        self._numbered[form] = stage
 
     def numbers(self, stage: Stage, n: int) -> dict[int, int]:
         """The symbols of an element of a stage, by their numbers in its key."""
@@ -368,6 +390,8 @@ class _Walk:
     def place(self, part: Part, place: Place, at: int) -> None:
         where = (id(part), place, at)
         known = self.seen.get(where)
+        if len(self.tokens) > MAX_TOKENS:
+            raise NoStage(TOO_LONG)
         if known is not None:
             self.tokens.append(("again", known))
             return

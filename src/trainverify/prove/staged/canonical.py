@@ -1,0 +1,117 @@
+"""A whole stage up to names: stages with one such form have the same elements to show (other ranks, rows, layers, micro-batches).
+
+Symbols and places are numbered as they appear; what is known about a symbol is part of the form. So two stages of one form are the same
+but for a renaming, and the keys of their elements, in which names do not occur, are equal, element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainverify.domains.arrays import Array
+from trainverify.prove.staged.align import Alignment, Factor
+from trainverify.prove.staged.graphs import LOGICAL, Place
+
+if TYPE_CHECKING:
+    from trainverify.prove.staged.stages import Part, Stage
+
+
+class Canonical:
+    """Forms of the stages of one alignment."""
+
+    def __init__(self, alignment: Alignment):
+        self.alignment = alignment
+        numbers: dict[Hashable, int] = {}
+        kinds = [numbers.setdefault(alignment.symbol_kind(alignment.start[name]), len(numbers)) for name in alignment.start]
+        owners = {name: n for n, name in enumerate(alignment.start)}
+        self._owner = np.array([owners[name] for name in alignment.owner], dtype=np.int64)
+        self._first = np.array([alignment.start[name] for name in alignment.owner], dtype=np.int64)
+        self._kind = np.array(kinds, dtype=np.int64)[self._owner] if kinds else self._owner
+        self._names = list(alignment.start)
+        self._beyond = numbers.setdefault(("real", None), len(numbers))  # scalars of the plan
+
+    def form(self, stage: Stage) -> Hashable:
+        return _Form(self).of(stage)
+
+    def kinds(self, ids: Array) -> Array:
+        """What is known about symbols, as numbers."""
+        inside = ids < len(self._kind)
+        return np.where(inside, self._kind[np.where(inside, ids, 0)], self._beyond) if len(self._kind) else np.full(ids.shape, self._beyond)
+
+    def places(self, ids: Array) -> list[tuple[int, Place]]:
+        """The logical tensors that elements belong to: the number of each, and its place."""
+        known = np.unique(self._owner[ids[(ids >= 0) & (ids < len(self._owner))]])
+        return [(int(n), (LOGICAL, 0, self._names[int(n)])) for n in known]
+
+    def within(self, ids: Array, owner: int) -> Array:
+        """Positions of elements in a logical tensor; −1 for those of others."""
+        inside = (ids >= 0) & (ids < len(self._owner))
+        at = np.where(inside, ids, 0)
+        return np.where(inside & (self._owner[at] == owner), ids - self._first[at], -1)
+
+
+class _Form:
+    def __init__(self, canonical: Canonical):
+        self.canonical = canonical
+        self.places: dict[Place, int] = {}
+        self.arrays: list[Array] = []  # of symbols, numbered at the end
+
+    def of(self, stage: Stage) -> Hashable:
+        goal = stage.goal
+        self.arrays.append(goal.ids)
+        shape: list[Hashable] = [stage.nonzero, len(goal.ids), self.factor(goal.factor)]
+        shape += [(t.number, self.place(t.place), t.elements.tobytes()) for t in goal.terms]
+        shape += [self.part(stage.plan), self.part(stage.logical)]
+        for owner, place in self.canonical.places(goal.ids):
+            if place in stage.logical:
+                shape.append((self.place(place), self.canonical.within(goal.ids, owner).tobytes()))
+        shape += [(self.symbols([i]), self.place(place), self.part(part)) for i, (place, part) in stage.extra.items()]
+        shape.append(self.symbols(stage.facts))
+        for i in stage.facts:
+            if i in stage.written:
+                where = self.place((LOGICAL, 0, self.canonical.alignment.owner[i]))
+                shape.append((self.symbols([i]), where, self.part(stage.written[i])))
+        shape.append(tuple([self.part(p) for p in stage.divisions]))
+        return (tuple(shape), *self._numbered())
+
+    def _numbered(self) -> tuple[bytes, bytes]:
+        """All symbols by the order in which they appear, and what is known about each."""
+        every = np.concatenate(self.arrays)
+        known, first, inverse = np.unique(every, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        numbers = np.where(every < 0, every, rank[inverse.reshape(-1)])  # marks such as NOTHING stay
+        listed = known[order]
+        return numbers.tobytes(), np.where(listed < 0, listed, self.canonical.kinds(listed)).tobytes()
+
+    def symbols(self, ids: Sequence[int]) -> int:
+        self.arrays.append(np.array(ids, dtype=np.int64))
+        return len(ids)
+
+    def factor(self, factor: Factor) -> Hashable:
+        return factor.number, factor.power, self.symbols([] if factor.element is None else [factor.element])
+
+    def place(self, place: Place) -> int:
+        return self.places.setdefault(place, len(self.places))
+
+    def part(self, part: Part) -> Hashable:
+        calls = tuple(
+            [
+                (
+                    c.signature,
+                    c.collective,
+                    tuple([-1 if i is None else self.place(i) for i in c.inputs]),
+                    tuple([self.place(o) for o in c.outputs]),
+                )
+                for c in part.calls
+            ]
+        )
+        leaves = []
+        for place, (ids, factor) in part.leaves.items():
+            self.arrays.append(ids)
+            leaves.append((self.place(place), len(ids), self.factor(factor)))
+        return calls, tuple(leaves)

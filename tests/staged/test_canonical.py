@@ -1,0 +1,89 @@
+"""Stages of one form have the same elements to show, with the same keys; stages that differ in more than names have different forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trainverify.bench.stages import BASE
+from trainverify.campaign.run import make
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import Plan, units
+from trainverify.graph.program import Program
+from trainverify.ops import OPS
+from trainverify.prove.staged.align import Factor
+from trainverify.prove.staged.engine import Engine, aligned
+from trainverify.prove.staged.stages import Cutter, Stage
+from trainverify.verify import related
+from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
+
+
+def llama() -> tuple[Program, Plan]:
+    config = replace(BASE, layers=2, batch=8)
+    return llama_step(config), llama_plan(config, Degrees(dp=2, tp=2, pp=2, microbatches=2, zero=1))
+
+
+def random_pair(seed: int) -> Callable[[], tuple[Program, Plan]]:
+    def programs() -> tuple[Program, Plan]:
+        case = make(seed, False)
+        return case.logical, case.plan
+
+    return programs
+
+
+def cut(logical: Program, plan: Plan) -> tuple[Engine, list[Stage]]:
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    small, alignment = aligned(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
+    engine = Engine(small, alignment, wanted)
+    return engine, engine.first()
+
+
+def shown(stage: Stage) -> object:
+    return stage.tasks, stage.identical, stage.partial, stage.foreign
+
+
+@pytest.mark.parametrize("programs", [llama, *map(random_pair, (1, 3, 6, 9))])
+def test_forms_change_nothing(programs: Callable[[], tuple[Program, Plan]]) -> None:
+    """Each stage numbered by itself, element by element, has what the first stage of its form has."""
+    engine, stages = cut(*programs())
+    forms = {engine.cutter._canonical.form(s) for s in stages}
+    assert len(forms) < len(stages)
+    for stage in stages:
+        alone = Cutter(engine.alignment)
+        again = replace(stage, tasks=(), identical=0, partial=False, foreign=False)
+        alone._number(again)
+        assert shown(again) == shown(stage), stage.text(engine.alignment)
+
+
+def test_what_differs_in_more_than_names_has_another_form() -> None:
+    engine, stages = cut(*llama())
+    form = engine.cutter._canonical.form
+    stage = next(s for s in stages if s.goal.name == "layers.1.ffn.gate" and len(s.plan.leaves) == 2)
+    (first, (ids, factor)), (second, other) = stage.plan.leaves.items()
+    assert form(stage) == form(replace(stage))
+
+    def leaf(new: object) -> Stage:
+        return replace(stage, plan=replace(stage.plan, leaves={first: new, second: other}))
+
+    swapped = np.concatenate([ids[1:2], ids[:1], ids[2:]])
+    changes = {
+        "two elements exchanged": leaf((swapped, factor)),
+        "an element that is 0": leaf((np.concatenate([[-1], ids[1:]]), factor)),
+        "an element of another kind": leaf((np.concatenate([engine.alignment.ids["labels"].reshape(-1)[:1], ids[1:]]), factor)),
+        "the same element twice": leaf((np.concatenate([ids[1:2], ids[1:]]), factor)),
+        "a factor": leaf((ids, Factor(2))),
+        "a scalar as a factor": leaf((ids, Factor(1, int(engine.alignment.ids["loss.valid"].reshape(-1)[0])))),
+        "other elements wanted": replace(stage, goal=replace(stage.goal, ids=stage.goal.ids[::-1])),
+        "another number": replace(stage, goal=replace(stage.goal, terms=(replace(stage.goal.terms[0], number=2), *stage.goal.terms[1:]))),
+        "not zero is the goal": replace(stage, nonzero=True),
+        "a call less": replace(stage, logical=replace(stage.logical, calls=[])),
+        "another op": replace(stage, plan=replace(stage.plan, calls=[replace(stage.plan.calls[0], signature=10**6)])),
+        "inputs exchanged": replace(stage, plan=replace(stage.plan, calls=[replace(c, inputs=c.inputs[::-1]) for c in stage.plan.calls])),
+    }
+    forms = {name: form(s) for name, s in changes.items()}
+    assert form(stage) not in forms.values(), [n for n, f in forms.items() if f == form(stage)]
+    assert len(set(forms.values())) == len(forms)
