@@ -273,6 +273,8 @@ class _Evaluation:
                 wrong = self._close_look(small, point)
             if wrong:
                 found = self._decide(small, wrong, point)
+                if found is not None and found.verdict == "UNKNOWN" and self.proof.once is not None:
+                    return replace(self, proof=again(self.proof, self.system, self.wanted))._report()  # rounding, on what can be proved
                 if found is not None:
                     return found
         note = f"{compared} comparisons of {len(self.wanted)} obligations" + (" at reduced sizes" if small.reduced else " at full size")

@@ -34,7 +34,7 @@ class Attempt:
     models: Mapping[Obligation, Mapping[str, Mapping[int, Fraction]]] = field(default_factory=dict)
     strict: bool = False  # both engines were asked about everything: what one of them proves must not be refuted
     contested: Mapping[Obligation, str] = field(default_factory=dict)  # proved by the algebra, and different to the staged engine
-    once: Proof | None = None  # of the algebra, while it has been tried only once
+    once: Proof | None = None  # of the algebra, while there are other ways that it has not tried
 
     @property
     def reduced(self) -> bool:
@@ -76,12 +76,13 @@ def contested(first: Attempt, second: Attempt) -> dict[Obligation, str]:
 def by_algebra(proof: Proof, system: System) -> Attempt:
     folded = f"folded to {proof.instances} of {system.plan.size} ranks, {proof.atoms} distinct expressions"
     shown = dict.fromkeys(proof.proved, ("algebra", FULL_SIZE))
-    return Attempt(shown, proof.failed, tuple(proof.preconditions), tuple(proof.lint), (folded,), proof.prover, once=proof)
+    once = proof if proof.failed and proof.prover is not None else None
+    return Attempt(shown, proof.failed, tuple(proof.preconditions), tuple(proof.lint), (folded,), proof.prover, once=once)
 
 
 def again(first: Attempt, system: System, wanted: Sequence[Obligation]) -> Attempt:
     """What the algebra did not show at once, tried in its other ways."""
-    if first.once is None or first.prover is None or not first.failed:
+    if first.once is None:
         return first
     return replace(by_algebra(prove_again(system, wanted, first.once), system), once=None)
 

@@ -405,7 +405,9 @@ class Engine:
                 if isinstance(node, int):
                     self.broken[node] = str(error)
                 else:
-                    self._drop(node, set())
+                    again: set[Node] = set()
+                    self._drop(node, again)
+                    stack.extend(sorted(again, key=repr))
                     stack.extend(n for n in open_ if n not in self.stages)
                 continue
             self.stages[node] = stage
