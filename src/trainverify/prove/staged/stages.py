@@ -247,10 +247,19 @@ class Cutter:
                 wanted |= {int(i) for i in ids.tolist() if i >= self.alignment.count}
         for i in sorted(w for w in wanted if w is not None and w >= self.alignment.count):
             place = self.alignment.extra[i]
-            part = self._back([place], opened, uses)
-            if any(f.element is not None for _, f in part.leaves.values()):
-                raise NoStage("a scalar whose own factors are not known")
-            extra[i] = (place, part)
+            extra[i] = (place, self._without_scalars(place, opened, uses))
+
+    def _without_scalars(self, place: Place, opened: set[Place], uses: set[Place]) -> Part:
+        """The definition of a scalar: what has another scalar as a factor is written out too."""
+        opened = set(opened)
+        while True:
+            mine: set[Place] = set()
+            part = self._back([place], opened, mine)
+            scaled = {p for p, (_, f) in part.leaves.items() if f.element is not None}
+            if not scaled:
+                uses |= mine
+                return part
+            opened |= scaled
 
     def _logical(self, goal: Goal, owners: set[str], uses: set[Place], opened: set[str]) -> Part:
         """Definitions of the wanted elements, back to tensors whose elements the plan's side speaks of."""
