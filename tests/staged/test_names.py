@@ -22,10 +22,11 @@ from trainverify.nnscaler.judge import ratio
 from trainverify.nnscaler.plan import plan as translated
 from trainverify.nnscaler.plan import program as translated_program
 from trainverify.ops import OPS
-from trainverify.prove.staged.align import NOTHING, Alignment
+from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.engine import Engine, StagedProof
 from trainverify.prove.staged.execute import Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
+from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.reduce import reduced
 from trainverify.prove.staged.stages import Cutter
 from trainverify.verify import related, verify

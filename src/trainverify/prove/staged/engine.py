@@ -23,9 +23,10 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.align import NOTHING, Alignment, Claim, Contradiction
+from trainverify.prove.staged.align import Alignment, Claim, Contradiction
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
+from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.reduce import reduced
 from trainverify.prove.staged.stages import FACT, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all

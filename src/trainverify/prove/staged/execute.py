@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from trainverify.domains.element import Element
 from trainverify.domains.polynomials import Choice, Need, Poly, Scalars, TooLarge, Unsupported, rational
-from trainverify.prove.staged.align import NOTHING, Alignment, Factor
+from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.check import equal, solved
 from trainverify.prove.staged.graphs import LOGICAL, Place
+from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.solver import Z3, Solver
 from trainverify.prove.staged.stages import Part, Stage
 from trainverify.prove.staged.terms import value

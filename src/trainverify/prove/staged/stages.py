@@ -15,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.align import NOTHING, Alignment, Claim, Factor
+from trainverify.prove.staged.align import Alignment, Claim, Factor
 from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
+from trainverify.prove.staged.lookup import NOTHING
 
 Uses = frozenset[Place]
 _PLAIN: Final = Factor()
