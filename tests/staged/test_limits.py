@@ -13,12 +13,13 @@ import pytest
 import trainverify as tv
 from trainverify import cli, files
 from trainverify.bench.stages import bench
-from trainverify.campaign.agree import BAD, agree, compare
+from trainverify.campaign.agree import BAD, agree, compare, staged
 from trainverify.domains.polynomials import Scalars
 from trainverify.prove import attempt as attempts
 from trainverify.prove.staged import execute, workers
 from trainverify.prove.staged.execute import Limits
 from trainverify.prove.staged.solver import Z3
+from trainverify.prove.staged.stages import TOO_LONG
 from trainverify.verify import Disagreement, single, verify
 from verify.test_mlp import logical, plan
 
@@ -236,3 +237,16 @@ def test_agreement_looks_at_full_size_before_it_calls_it_a_contradiction() -> No
     """Engines alone see a difference where a count is a literal; asked together they do not."""
     found = compare(_mean_as_a_literal(True), single(_mean_as_a_literal(False)))
     assert found.what == "both: PROVED, after a look at full size", found
+
+
+def test_a_deep_chain_has_no_stage() -> None:
+    """600 functions of functions: followed back element by element that is deeper than Python's stack; no crash, and no verdict."""
+    b = tv.program("deep")
+    x = b.input("x", (4,))
+    y = x
+    for _ in range(600):
+        y = b.exp(b.add(b.mul(y, value=0.1), x))
+    b.loss(b.sum(y, name="loss"))
+    program = b.build()
+    proof = staged(program, single(program))
+    assert list(proof.failed.values()) == [TOO_LONG]

@@ -313,9 +313,9 @@ class Cutter:
             walk = _Walk(self, stage)
             try:
                 key = walk.key(n)
-            except NoStage:
+            except (NoStage, RecursionError) as error:
                 self._too_long.add(form)
-                raise
+                raise NoStage(TOO_LONG) from error
             if key is None:
                 stage.identical += 1
                 stage.partial |= walk.partial
