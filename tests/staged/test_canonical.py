@@ -22,8 +22,8 @@ from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 
 
 def llama() -> tuple[Program, Plan]:
-    config = replace(BASE, layers=2, batch=8)
-    return llama_step(config), llama_plan(config, Degrees(dp=2, tp=2, pp=2, microbatches=2, zero=1))
+    config = replace(BASE, layers=1, batch=8)
+    return llama_step(config), llama_plan(config, Degrees(dp=2, tp=2, microbatches=2, zero=1))
 
 
 def random_pair(seed: int) -> Callable[[], tuple[Program, Plan]]:
@@ -46,14 +46,15 @@ def shown(stage: Stage) -> object:
     return stage.tasks, stage.identical, stage.partial, stage.foreign
 
 
-@pytest.mark.parametrize("programs", [llama, *map(random_pair, (1, 3, 6, 9))])
+@pytest.mark.parametrize("programs", [llama, *map(random_pair, (3, 9))])
 def test_forms_change_nothing(programs: Callable[[], tuple[Program, Plan]]) -> None:
     """Each stage numbered by itself, element by element, has what the first stage of its form has."""
     engine, stages = cut(*programs())
     forms = {engine.cutter._canonical.form(s) for s in stages}
     assert len(forms) < len(stages)
+    alone = Cutter(engine.alignment)
     for stage in stages:
-        alone = Cutter(engine.alignment)
+        alone._numbered.clear()
         again = replace(stage, tasks=(), identical=0, partial=False, foreign=False)
         alone._number(again)
         assert shown(again) == shown(stage), stage.text(engine.alignment)
@@ -62,7 +63,7 @@ def test_forms_change_nothing(programs: Callable[[], tuple[Program, Plan]]) -> N
 def test_what_differs_in_more_than_names_has_another_form() -> None:
     engine, stages = cut(*llama())
     form = engine.cutter._canonical.form
-    stage = next(s for s in stages if s.goal.name == "layers.1.ffn.gate" and len(s.plan.leaves) == 2)
+    stage = next(s for s in stages if s.goal.name == "layers.0.ffn.gate" and len(s.plan.leaves) == 2)
     (first, (ids, factor)), (second, other) = stage.plan.leaves.items()
     assert form(stage) == form(replace(stage))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import z3
 
 import trainverify as tv
 from trainverify import cli, files
@@ -250,3 +251,14 @@ def test_a_deep_chain_has_no_stage() -> None:
     program = b.build()
     proof = staged(program, single(program))
     assert list(proof.failed.values()) == [TOO_LONG]
+
+
+def test_a_solver_that_forgets_its_limit_is_reminded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Z3's limit of time is lost if it passes before its search begins: here it has none at all."""
+    monkeypatch.setattr(z3.Solver, "set", lambda *_, **__: None)
+    s = Scalars()
+    x, y, z = (s.symbol(n) for n in "xyz")
+    p = s.sub(s.add(s.power(x, 5), s.mul(s.power(y, 4), z)), s.add(s.mul(s.power(z, 3), s.mul(x, y)), s.const(7)))
+    answer = Z3(seconds=0.1).implied(s, ("nonzero", frozenset(s.add(s.mul(p, p), s.const(1)).items())), [])
+    assert answer.status in ("unknown", "error")
+    assert "solver: " in answer.reason

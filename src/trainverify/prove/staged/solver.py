@@ -5,6 +5,7 @@ Reals, no floats. Functions are uninterpreted, with the few facts about them tha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -51,11 +52,15 @@ class Z3:
 _FACTS: Final = {"positive": lambda x: x > 0, "nonnegative": lambda x: x >= 0, "nonzero": lambda x: x != 0}
 
 
+PATIENCE: Final = 0.2  # seconds after its limit
+
+
 class _Query:
     """One question, in a context of its own, so that its memory goes away with it."""
 
     def __init__(self, scalars: Scalars, limits: Z3):
         self.scalars = scalars
+        self.seconds = limits.seconds
         self.context = z3.Context()
         self.solver = z3.Then("simplify", "solve-eqs", "smt", ctx=self.context).solver()
         self.solver.set("timeout", max(1, int(1000 * limits.seconds)))
@@ -72,10 +77,10 @@ class _Query:
             asked = question(self)
             self.solver.push()
             self.solver.add(asked)
-            result = self.solver.check()
+            result = self._check()
             if result == z3.unsat:
                 self.solver.pop()
-                if self.solver.check() == z3.unsat:  # anything would follow
+                if self._check() == z3.unsat:  # anything would follow
                     return Answer("error", "solver: the conditions contradict each other")
                 return Answer("holds", "unsatisfiable")
             if result == z3.sat:
@@ -83,6 +88,23 @@ class _Query:
             return Answer("unknown", f"solver: {self.solver.reason_unknown()}")
         except z3.Z3Exception as error:
             return Answer("error", f"solver: {error}")
+
+    def _check(self) -> Any:
+        """Z3's own limit is lost if it passes before the search begins: from then on it is told again until it listens."""
+        done = threading.Event()
+
+        def remind() -> None:
+            if not done.wait(self.seconds + PATIENCE):
+                while not done.wait(PATIENCE):
+                    self.context.interrupt()
+
+        watch = threading.Thread(target=remind, daemon=True)
+        watch.start()
+        try:
+            return self.solver.check()
+        finally:
+            done.set()
+            watch.join()
 
     def need(self, need: Need) -> Any:
         kind, items = need
