@@ -16,9 +16,9 @@ import pytest
 from trainverify import files
 from verify.test_mlp import logical, plan
 
-# the command as it is, but workers say who they are, and the stage of the loss takes for ever
+# the command as it is, but workers say who they are and wait for the other, and the stage of the loss takes for ever
 STUCK = """
-import os, sys, time
+import glob, os, sys, time
 from trainverify import cli
 from trainverify.prove.staged import workers
 
@@ -26,6 +26,8 @@ real = workers.check
 
 def check(stage, *args):
     open(f"worker.{os.getpid()}", "w").close()
+    while len(glob.glob("worker.*")) < 2:
+        time.sleep(0.02)
     if stage.goal.name == "loss":
         time.sleep(600)
     return real(stage, *args)
