@@ -392,11 +392,18 @@ class Alignment:
         call = self.graph.makers[place]
         for i in call.inputs if not call.collective else ():
             known = None if i is None else self._named(i)
-            if known is not None and len(known[0]) == v.shape[1] > 1 and (known[0] < self.count).all():
+            if known is not None and len(known[0]) == v.shape[1] > 1 and (known[0] < self.count).all() and self._scales(place, i):
                 factors = dict.fromkeys((Factor(), known[1], *(f for _, f in self.factors)))
                 if self._claim_times(place, v, known[0], [f for f in factors if f.element not in known[0]]):
                     return True
         return False
+
+    def _scales(self, place: Place, of: Place | None) -> bool:
+        """Whether an op multiplies or divides an input by numbers and scalars. What is only close to it may be something else."""
+        term, leaves = self.graph.definition(place, 0)
+        others = [p for p, _ in leaves if p != of]
+        plain = term.op == "map" and term.info[0] in ("mul", "div") and all(a.op in ("leaf", "real") for a in term.args)
+        return plain and len(others) < len(leaves) and all(math.prod(self.graph.shape(p)) == 1 for p in others)
 
     def _claim_times(self, place: Place, v: Array, ids: Array, factors: Sequence[Factor]) -> bool:
         """Claims that a tensor is these elements times the factor that fits on most points, if that is more than half of them."""
