@@ -1,9 +1,13 @@
-"""`--keep-plans FOLDER`: everything that the suite shows to `verify` or to an engine is kept as files, for `campaign agree --plans`."""
+"""`--keep-plans FOLDER`: everything that the suite shows to `verify` or to an engine is kept as files, for `campaign agree --plans`.
+
+And a suite that a shell started in its background ignores Ctrl-C, as would all that it starts: tests that interrupt would fail.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     folder: Path | None = config.getoption("--keep-plans")
     if folder is None:
         return
