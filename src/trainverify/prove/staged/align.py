@@ -242,8 +242,8 @@ class Alignment:
         for i in maybe:
             place = (LOGICAL, 0, self.owner[i])
             if place in self.graph.makers and self.graph.work(place) <= LARGE:
-                term, leaves = self.graph.definition(place, i - self.start[self.owner[i]])
-                found[i] = not leaves and term.op == "real" and term.info == 0
+                term = self.graph.term(place, i - self.start[self.owner[i]])
+                found[i] = term.op == "real" and term.info == 0
         return found
 
     def _tensor_numbers(self) -> Array:

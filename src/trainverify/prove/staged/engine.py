@@ -126,6 +126,7 @@ class Engine:
         self.used: dict[Node, set[Place]] = {}  # by any stage of it since its level was 0
         self.anew: Counter[Node] = Counter()
         self.with_facts: set[Node] = set()
+        self.in_full: set[tuple[Node, int]] = set()  # with their level: to be shown without common parts as symbols
         self.retried: set[Node] = set()
         self.results: dict[Any, Result] = {}  # by key
         self.shown_by: dict[Any, tuple[Stage, int]] = {}  # the stage and element that stood for all with this key
@@ -334,6 +335,11 @@ class Engine:
     def _further(self, node: Node, failure: Result, open_: set[Node]) -> None:
         """A stage that was not shown: cut otherwise or further back, or its claim is given up."""
         fact_ = isinstance(node, tuple) and node[0] == FACT
+        if self.stages[node].short:
+            self.in_full.add((node, self.level.get(node, 0)))
+            open_.add(node)
+            del self.stages[node]
+            return
         if isinstance(node, tuple) and failure.model and self._another(node, open_):
             return
         if failure.reason.startswith("a condition") and node not in self.with_facts and not fact_:
@@ -420,10 +426,10 @@ class Engine:
             return self.cutter.condition(node[1])
         goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.alignment.claims[node])
         level = self.level.get(node, 0)
-        first = self.cutter.stage(goal, level, node in self.with_facts)
+        first = self.cutter.stage(goal, level, node in self.with_facts, (node, level) in self.in_full)
         if first.foreign and level < LEVELS:  # nothing would come of it: further back, both sides may speak of the same
             try:
-                second = self.cutter.stage(goal, level + 1, node in self.with_facts)
+                second = self.cutter.stage(goal, level + 1, node in self.with_facts, (node, level + 1) in self.in_full)
             except NoStage:
                 return first
             if not second.foreign:

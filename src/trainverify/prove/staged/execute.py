@@ -13,6 +13,7 @@ from trainverify.domains.element import Element
 from trainverify.domains.polynomials import Choice, Need, Poly, Scalars, TooLarge, Unsupported, rational
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.check import equal, solved
+from trainverify.prove.staged.expressions import Short
 from trainverify.prove.staged.graphs import LOGICAL, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.solver import Z3, Solver
@@ -31,6 +32,7 @@ class Limits:
 
 
 DEFAULT: Final = Limits()
+SHORT: Final = 5.0  # seconds for an element with common parts as symbols; it may still be shown otherwise
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def check(stage: Stage, n: int, alignment: Alignment, limits: Limits = DEFAULT, 
     began = time.monotonic()
     solver = solver or Z3(limits.solver_seconds, limits.solver_megabytes)
     try:
-        result = _Check(stage, alignment, Scalars(limits.terms, began + limits.seconds), solver).run(n)
+        seconds = min(limits.seconds, SHORT) if n in stage.short else limits.seconds
+        result = _Check(stage, alignment, Scalars(limits.terms, began + seconds), solver).run(n)
     except (Unsupported, TooLarge) as error:
         result = Result(False, str(error))
     except RecursionError:
@@ -69,6 +72,8 @@ class _Check:
 
     def run(self, n: int) -> Result:
         stage, s = self.stage, self.scalars
+        if n in stage.short:
+            return self.short(n, stage.short[n])
         for i, (place, part) in stage.extra.items():
             self.symbols[i] = self.value(part, place, 0)
         got = self.got(n)
@@ -84,7 +89,7 @@ class _Check:
         facts = self.facts()
         given |= facts
         for doubt in s.doubts:
-            if not self.implied(doubt, facts):
+            if not self.implied(doubt, facts, ask=stage.with_facts):
                 return Result(False, f"a condition inside a choice: {self.show(doubt)}")
         checked = equal(s, got, want, given, None if self.defined else self.solver)
         if checked.how is None and self.defined:
@@ -92,8 +97,25 @@ class _Check:
         if checked.how is None:
             return Result(False, f"element {n}: {checked.reason}", model=checked.model)
         for need in mine:
-            if not self.implied(need, given):
+            if not self.implied(need, given, ask=stage.with_facts):
                 return Result(False, f"a condition that only the plan needs: {self.show(need)}")
+        return Result(True, "", checked.how, bool(given))
+
+    def short(self, n: int, short: Short) -> Result:
+        """For any value of the parts that both sides have in common, by normal forms alone."""
+        s, domain = self.scalars, self.domain
+        symbols = [self._made(k, *kind) for k, kind in enumerate(short.kinds)]
+        got, factor, want = short.term.args
+        mine = domain.real(value(got, symbols.__getitem__, domain))
+        times = domain.real(value(factor, symbols.__getitem__, domain))
+        needed, s.needs = s.needs, {}
+        theirs = s.mul(times, domain.real(value(want, symbols.__getitem__, domain)))
+        given = s.needs
+        if s.doubts:
+            return Result(False, "a condition inside a choice")
+        checked = equal(s, mine, theirs, given, None)
+        if checked.how is None or not all(self.implied(need, given, ask=False) for need in needed):
+            return Result(False, f"element {n}: not for any value of common parts")
         return Result(True, "", checked.how, bool(given))
 
     def facts(self) -> dict[Need, None]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from trainverify.evaluate.small import Meeting, Small, Step
 from trainverify.primitives.node import Node, topological
-from trainverify.prove.staged.terms import Term, Terms
+from trainverify.prove.staged.terms import Made, Term, Terms
 
 Place = tuple[int, int, str]
 LOGICAL: Final = -1
@@ -45,7 +45,8 @@ class Graph:
         self._by_nodes: dict[int, tuple[int, Any]] = {}
         self.terms = Terms()
         self.same = self.terms.make("leaf", 0)  # what only passes on
-        self._rows: dict[int, list[list[Any]]] = {}  # signature → for every output and element: a term, or a canonical one with its leaves
+        self._rows: dict[int, list[list[Term]]] = {}  # by signature
+        self._canonical: dict[Term, Made] = {}
         self._work: dict[int, int] = {}
         self._sizes: dict[int, int] = {}  # signature of a collective → elements of one member
         for at, step in enumerate(small.logical_steps):
@@ -92,7 +93,7 @@ class Graph:
         return found
 
     def work(self, place: Place) -> int:
-        """About how many expressions there are to look through for all elements of an op's outputs."""
+        """About how many expressions there are in all elements of an op's outputs."""
         call = self.makers[place]
         if call.nodes is None:
             return 0
@@ -100,37 +101,57 @@ class Graph:
             self._work[call.signature] = _work(call.nodes)
         return self._work[call.signature]
 
-    def definition(self, place: Place, at: int) -> tuple[Term, list[tuple[Place, int]]]:
-        """An element as a term over elements of the inputs of the call that makes it."""
+    def term(self, place: Place, at: int) -> Term:
+        """An element as a term over elements of the inputs of the call that makes it, not a message; `leaf` says which those are."""
         call = self.makers[place]
+        rows = self._terms_of(call)
         output = call.outputs.index(place)
-        if call.nodes is None:
-            sender = call.inputs[output]
-            assert sender is not None
+        if call.collective:
+            return rows[0][at + output * (len(rows[0]) // len(call.outputs))]
+        return rows[output][at]
+
+    def leaf(self, call: Call, info: tuple[int, int]) -> tuple[Place, int]:
+        """The element that a leaf of a term of this call is."""
+        n, p = info
+        if call.collective:
+            n, p = divmod(p, self._sizes[call.signature])
+        place = call.inputs[n]
+        assert place is not None
+        return place, p
+
+    def sent(self, place: Place) -> Place | None:
+        """The tensor that a message brings; None for what an op makes."""
+        call = self.makers[place]
+        return call.inputs[call.outputs.index(place)] if call.nodes is None else None
+
+    def definition(self, place: Place, at: int) -> tuple[Term, list[tuple[Place, int]]]:
+        """An element up to names: a term over numbered leaves, and the elements that they are."""
+        sender = self.sent(place)
+        if sender is not None:
             return self.same, [(sender, at)]
+        raw = self.term(place, at)
+        made = self._canonical.get(raw)
+        if made is None:
+            made = self._canonical[raw] = self.terms.canonical(raw)
+        term, leaves = made
+        call = self.makers[place]
+        return term, [self.leaf(call, info) for info in leaves]
+
+    def _terms_of(self, call: Call) -> list[list[Term]]:
+        """For every output of a call and every element of it a term."""
         rows = self._rows.get(call.signature)
         if rows is None:
             rows = self._rows[call.signature] = self._elements(call)
-        if call.collective:
-            at += output * (len(rows[0]) // len(call.outputs))
-            output = 0
-        made = rows[output][at]
-        if isinstance(made, Term):
-            made = rows[output][at] = self.terms.canonical(made)
-        term, leaves = made
-        if call.collective:
-            size = len(rows[0]) and self._sizes[call.signature]
-            return term, [(call.inputs[p // size], p % size) for _, p in leaves]
-        return term, [(call.inputs[n], p) for n, p in leaves]
+        return rows
 
-    def _elements(self, call: Call) -> list[list[Any]]:
+    def _elements(self, call: Call) -> list[list[Term]]:
         assert call.nodes is not None
         if call.collective:
             first = next(i for i in call.inputs if i is not None)
             own = self.shape(first)
             self._sizes[call.signature] = math.prod(own)
-            return list(self.terms.elements(call.nodes, [(len(call.inputs), *own)]))
-        return list(self.terms.elements(call.nodes, [None if i is None else self.shape(i) for i in call.inputs]))
+            return self.terms.elements(call.nodes, [(len(call.inputs), *own)])
+        return self.terms.elements(call.nodes, [None if i is None else self.shape(i) for i in call.inputs])
 
     def kind(self, place: Place) -> str:
         c, _, name = place
@@ -147,14 +168,8 @@ class Graph:
 
 
 def _work(outputs: tuple[Node, ...]) -> int:
-    """Expressions that are made for all elements, and those that each element of an output is made of."""
-    made = 0
-    inside: dict[int, int] = {}  # node → expressions in one of its elements
-    for n in topological(outputs):
-        size, row = math.prod(n.shape), _row(n)
-        made += size * row
-        inside[id(n)] = min(1 + row * sum(inside[id(a)] for a in n.args), made)
-    return made + sum(math.prod(o.shape) * inside[id(o)] for o in outputs)
+    """Expressions that are made for all elements."""
+    return sum(math.prod(n.shape) * _row(n) for n in topological(outputs))
 
 
 def _row(node: Node) -> int:

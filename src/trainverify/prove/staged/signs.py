@@ -1,50 +1,72 @@
-"""Signs of whole tensors, read off the ops that make them: "positive", "nonnegative" or None. Enough for norms and counts."""
+"""Signs of whole tensors and of single expressions, read off the ops that make them: "positive", "nonnegative" or None.
+
+Enough for norms and counts. Masks bring −∞ into sums, and its exponential is 0: so it is followed too.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trainverify.evaluate.small import Small
 from trainverify.primitives.node import Node, topological
+from trainverify.prove.staged.terms import MAY_FAIL
 
 Sign = str | None
+FINITE, BELOW, WILD = range(3)  # an expression is a number, −∞, or perhaps neither, wherever the logical program is defined
 
 
 def tensor_signs(small: Small) -> dict[str, Sign]:
     """Of every logical tensor."""
     found: dict[str, Sign] = {}
+    infinite: dict[str, int] = {}
     for n in small.logical.sources:
         domain = small.domains.get(n)
+        infinite[n] = FINITE
         if small.logical.tensors[n].kind == "bool" or (domain is not None and domain.kind in ("nonnegative", "indicator")):
             found[n] = "nonnegative"
         else:
             found[n] = "positive" if domain is not None and domain.kind == "positive" else None
     for step in small.logical_steps:
-        inputs = [None if i is None else found[i] for i in step.inputs]
-        found.update(zip(step.outputs, _signs(step.nodes, inputs), strict=True))
+        signs: dict[int, Sign] = {}
+        states: dict[int, int] = {}
+        inputs = [(None, FINITE) if i is None else (found[i], infinite[i]) for i in step.inputs]
+        for node in topological(step.nodes):
+            states[id(node)] = _state(node, states, inputs)
+            signs[id(node)] = _sign(node, signs, states, inputs)
+        for o, node in zip(step.outputs, step.nodes, strict=True):
+            found[o], infinite[o] = signs[id(node)], states[id(node)]
     return found
 
 
-def _signs(outputs: Sequence[Node], inputs: Sequence[Sign]) -> list[Sign]:
-    known: dict[int, Sign] = {}
-    for node in topological(outputs):
-        known[id(node)] = _sign(node, known, inputs)
-    return [known[id(o)] for o in outputs]
+def _state(node: Node, known: Mapping[int, int], inputs: Sequence[tuple[Sign, int]]) -> int:
+    """Of all elements: numbers, numbers or −∞, or anything."""
+    args = [known[id(a)] for a in node.args]
+    match node.prim:
+        case "input":
+            return int(inputs[node.attrs[0]][1])
+        case "const":
+            return expression_state("real", node.attrs[0], ())
+        case "map":
+            return FINITE if node.kind == "bool" else expression_state("map", node.attrs, args)
+        case "contract":
+            return FINITE if all(a == FINITE for a in args) else WILD
+    return max(args, default=FINITE)
 
 
 def _weakest(signs: Sequence[Sign]) -> Sign:
     return None if None in signs else "nonnegative" if "nonnegative" in signs else "positive"
 
 
-def _sign(node: Node, known: Mapping[int, Sign], inputs: Sequence[Sign]) -> Sign:
+def _sign(node: Node, known: Mapping[int, Sign], states: Mapping[int, int], inputs: Sequence[tuple[Sign, int]]) -> Sign:
     args = [known[id(a)] for a in node.args]
     if node.kind == "bool":
         return "nonnegative"
     match node.prim:
         case "input":
             n: int = node.attrs[0]
-            return inputs[n]
+            return inputs[n][0]
         case "const":
             value = node.attrs[0]
             if value == 0:
@@ -62,29 +84,77 @@ def _sign(node: Node, known: Mapping[int, Sign], inputs: Sequence[Sign]) -> Sign
             same = len(node.args) == 2 and node.args[0] is node.args[1] and node.attrs[0][0] == node.attrs[0][1]
             return "nonnegative" if same else None
         case "map":
-            return _mapped(node, args)
+            twice = len(node.args) == 2 and node.args[0] is node.args[1]
+            param = node.attrs[1] if len(node.attrs) > 1 else None
+            return _mapped(node.attrs[0], param, args, twice, all(states[id(a)] == FINITE for a in node.args))
     return None
 
 
-def _mapped(node: Node, args: Sequence[Sign]) -> Sign:
-    match node.attrs[0]:
-        case "exp" | "pi":
+def _mapped(fn: str, param: Any, args: Sequence[Sign], twice: bool, finite: bool) -> Sign:
+    """Of a function of arguments with these signs; `twice` the same one, `finite` numbers."""
+    match fn:
+        case "pi":
             return "positive"
+        case "exp":
+            return "positive" if finite else "nonnegative"
         case "abs":
             return "nonnegative" if args[0] != "positive" else "positive"
         case "add":
             return None if None in args else "positive" if "positive" in args else "nonnegative"
         case "mul":
-            return "nonnegative" if node.args[0] is node.args[1] and None in args else _weakest(args)
+            return "nonnegative" if twice and None in args else _weakest(args)
         case "div":
             return _weakest(args) if args[1] is not None else None
         case "pow":
-            whole = isinstance(node.attrs[1], int)
             if args[0] == "positive":
                 return "positive"
-            return "nonnegative" if not whole or node.attrs[1] % 2 == 0 else args[0]
+            return "nonnegative" if not isinstance(param, int) or param % 2 == 0 else args[0]
         case "max":
             return "positive" if "positive" in args else "nonnegative" if "nonnegative" in args else None
         case "min" | "detach" | "as_real":
             return _weakest(args)
     return None
+
+
+def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[int], numbers: Sequence[int]) -> Sign:
+    """Of an expression (`terms.Term`) of arguments with these signs and states; `numbers` tells equal ones."""
+    match op:
+        case "real":
+            return None if isinstance(info, str) or not math.isfinite(info) or info < 0 else "positive" if info else "nonnegative"
+        case "map":
+            return _mapped(info[0], info[1], args, len(numbers) == 2 and numbers[0] == numbers[1], all(s == FINITE for s in states))
+        case "dot":
+            at = 0
+            products: list[Sign] = []
+            for n in info:
+                mine = numbers[at : at + n]
+                products.append("nonnegative" if n == 2 and mine[0] == mine[1] and args[at] is None else _weakest(args[at : at + n]))
+                at += n
+            return None if None in products or not products else "positive" if "positive" in products else "nonnegative"
+        case "hit" | "bool":
+            return "nonnegative"
+        case "choose":
+            return _weakest(args[1:])
+        case "reduce":
+            return _weakest(args)
+    return None
+
+
+def expression_state(op: str, info: Any, args: Sequence[int]) -> int:
+    """Whether an expression is a number. Quotients, powers and logarithms are: the program is defined."""
+    if op == "real":
+        return WILD if isinstance(info, str) or info != info else FINITE if math.isfinite(info) else BELOW if info < 0 else WILD
+    if all(a == FINITE for a in args) or (op == "map" and info[0] in MAY_FAIL):
+        return FINITE
+    if WILD in args:
+        return WILD
+    match (op, info[0] if op == "map" else info):
+        case ("map", "exp"):
+            return FINITE
+        case ("map", "add" | "detach"):
+            return BELOW
+        case ("map", "sub") if args[1] == FINITE:
+            return BELOW
+        case ("map" | "reduce", "max"):
+            return FINITE if FINITE in args else BELOW
+    return WILD

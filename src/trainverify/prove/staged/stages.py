@@ -17,6 +17,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.prove.staged.align import Alignment, Claim, Factor
 from trainverify.prove.staged.canonical import Canonical
+from trainverify.prove.staged.expressions import Expressions, Short
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
 
@@ -71,11 +72,13 @@ class Stage:
     logical: Part
     extra: dict[int, tuple[Place, Part]]  # scalars of the plan that are written out
     uses: Uses
+    with_facts: bool = False  # whether facts may be used; only then the solver is asked about conditions
     facts: tuple[int, ...] = ()  # scalars of the plan that are assumed not to be 0, which other stages prove
     written: dict[int, Part] = field(default_factory=dict)  # definitions of those, over the inputs
     divisions: list[Part] = field(default_factory=list)  # logical ops one of which may need what is to be shown
     nonzero: bool = False  # the goal is that it is not 0
     tasks: tuple[tuple[Any, int], ...] = ()  # (key, an element of the goal): equal keys differ in names only
+    short: dict[int, Short] = field(default_factory=dict)  # elements of tasks that are shown for any value of common parts
     identical: int = 0  # elements that are the same expression on both sides
     partial: bool = False  # some of those divide, or take roots or logarithms
     foreign: bool = False  # the logical side speaks of elements that the plan's side does not know
@@ -119,8 +122,8 @@ class Cutter:
         named = [i for i in ids.tolist() if 0 <= i < self.alignment.count]
         return self.alignment.owner[named[0]] if named else otherwise
 
-    def stage(self, goal: Goal, level: int = 0, with_facts: bool = False) -> Stage:
-        """The stage of a goal; each level goes back behind the leaves of the level before."""
+    def stage(self, goal: Goal, level: int = 0, with_facts: bool = False, in_full: bool = False) -> Stage:
+        """The stage of a goal; each level goes back behind the leaves of the level before. In full: common parts are looked into."""
         self.with_facts = with_facts
         opened: set[Place] = set()
         made = self._cut(goal, opened, level > 0)
@@ -130,7 +133,7 @@ class Cutter:
                 break
             opened |= fresh
             made = self._cut(goal, opened, True)
-        self._number(made)
+        self._number(made, in_full)
         return made
 
     def _is_logical_source(self, place: Place) -> bool:
@@ -144,9 +147,10 @@ class Cutter:
         plan = self._back(places, opened, uses)
         extra: dict[int, tuple[Place, Part]] = {}
         self._write_out(plan, goal, opened, uses, extra, write_out)
-        stops = {int(i) for ids, _ in plan.leaves.values() for i in ids.tolist()}
-        for _, part in extra.values():
-            stops |= {int(i) for ids, _ in part.leaves.values() for i in ids.tolist()}
+        stops = set() if goal.factor.element is None else {goal.factor.element}
+        for part in (plan, *(part for _, part in extra.values())):
+            for ids, factor in part.leaves.values():
+                stops.update(ids.tolist(), () if factor.element is None else (factor.element,))
         owners = {self.alignment.owner[i] for i in stops if 0 <= i < self.alignment.count}
         logical = self._logical(goal, owners, uses, {p[2] for p in opened if p[0] == LOGICAL})
         held: tuple[int, ...] = ()
@@ -154,7 +158,7 @@ class Cutter:
             facts = {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
             facts |= {int(ids[0]) for p, (ids, _) in plan.leaves.items() if self.graph.shape(p) == () and self.graph.kind(p) == "real"}
             held = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.dropped))
-        made = Stage(goal, plan, logical, extra, frozenset(uses | {fact(i) for i in held}), held)
+        made = Stage(goal, plan, logical, extra, frozenset(uses | {fact(i) for i in held}), self.with_facts, held)
         every = {(LOGICAL, 0, o) for s in self.alignment.small.logical_steps for o in s.outputs} if held else set()
         for i in held:
             if i < self.alignment.count and i not in extra:
@@ -299,31 +303,45 @@ class Cutter:
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
-    def _number(self, stage: Stage) -> None:
+    def _number(self, stage: Stage, in_full: bool = False) -> None:
         """What has to be shown, element by element, up to names; what is the same expression on both sides is nothing to show."""
-        form = self._canonical.form(stage)
+        form = (self._canonical.form(stage), stage.with_facts, in_full)
         if form in self._too_long:
             raise NoStage(TOO_LONG)
         known = self._numbered.get(form)
-        if known is not None:
-            stage.tasks, stage.identical, stage.partial, stage.foreign = known.tasks, known.identical, known.partial, known.foreign
-            return
-        seen: dict[Any, int] = {}
-        for n in range(len(stage.goal.ids)):
-            walk = _Walk(self, stage)
+        if known is None:
             try:
-                key = walk.key(n)
+                self._look_through(stage, in_full)
             except (NoStage, RecursionError) as error:
                 self._too_long.add(form)
                 raise NoStage(TOO_LONG) from error
-            if key is None:
-                stage.identical += 1
-                stage.partial |= walk.partial
+            known = self._numbered[form] = stage
+        stage.tasks, stage.short = known.tasks, known.short
+        stage.identical, stage.partial, stage.foreign = known.identical, known.partial, known.foreign
+
+    def _look_through(self, stage: Stage, in_full: bool) -> None:
+        expressions = Expressions(stage, self.alignment)
+        left: list[int] = []
+        for n in range(len(stage.goal.ids)):
+            same = expressions.same(n)
+            if same is None:
+                left.append(n)
             else:
-                seen.setdefault(key, n)
+                stage.identical += 1
+                stage.partial |= same
+        short = {} if in_full else expressions.short(left)
+        seen: dict[Any, int] = {}
+        for n in left:
+            if n in short:
+                key: Any = (short[n].term, short[n].kinds)
+                stage.partial |= short[n].partial
+            else:
+                walk = _Walk(self, stage)
+                key = walk.key(n)
                 stage.foreign |= walk.foreign
+            seen.setdefault(key, n)
         stage.tasks = tuple(seen.items())
-        self._numbered[form] = stage
+        stage.short = {n: short[n] for n in seen.values() if n in short}
 
     def numbers(self, stage: Stage, n: int) -> dict[int, int]:
         """The symbols of an element of a stage, by their numbers in its key."""
@@ -341,11 +359,10 @@ class _Walk:
         self.numbers: dict[int, int] = {}
         self.tokens: list[Any] = []
         self.seen: dict[Any, int] = {}
-        self.partial = False
         self.foreign = False
 
     def key(self, n: int) -> Any:
-        """Names go, structure stays; None instead if both sides are the same expression."""
+        """Names go, structure stays."""
         stage, goal = self.stage, self.stage.goal
         i = int(goal.ids[n])
         for t in goal.terms:
@@ -355,8 +372,6 @@ class _Walk:
             got, self.tokens, self.seen, known = self.tokens, [], {}, len(self.numbers)
             self.tokens.append(1)
             self.wanted(i)
-            if goal.factor.plain and got == self.tokens:
-                return None
             self.foreign = len(self.numbers) > known
             self.tokens = [*got, "=", *self.tokens]
             self.factor(goal.factor)
@@ -370,7 +385,7 @@ class _Walk:
                 self.place(part, last, at)
         kinds = tuple(self.cutter.alignment.symbol_kind(i) for i in self.numbers)
         facts = tuple(f in stage.written for f in stage.facts)
-        return (stage.nonzero, tuple(self.tokens), len(goal.terms), facts, kinds)
+        return (stage.nonzero, stage.with_facts, tuple(self.tokens), len(goal.terms), facts, kinds)
 
     def wanted(self, i: int) -> None:
         a = self.cutter.alignment
@@ -413,7 +428,6 @@ class _Walk:
             return
         self.seen[where] = len(self.seen)
         term, leaves = self.cutter.graph.definition(place, at)
-        self.partial |= term.partial
         self.tokens.append(term)
         for at_place, position in leaves:
             self.place(part, at_place, position)

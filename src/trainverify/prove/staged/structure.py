@@ -7,16 +7,16 @@ alignment: what is said with it is a claim like all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
-from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
+from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place
 from trainverify.prove.staged.terms import Term
 
-LARGE: Final = 30_000_000  # expressions of an op that are looked through for it
+LARGE: Final = 2_000_000  # expressions of an op that are looked through for it
 SUMMANDS: Final = 256  # of the longest sums that are compared that way
 Sum = tuple[tuple[int, ...], ...]  # products of numbers, sorted
-Key = tuple[Term | None, tuple[int, ...] | Sum]
+Key = tuple[tuple[str, Any] | None, tuple[int, ...] | Sum]
 
 
 class Structure:
@@ -30,6 +30,8 @@ class Structure:
         self.places: dict[Place, list[int]] = {}
         self._numbers: dict[Key, int] = {}
         self._sums: dict[int, Sum] = {}  # what numbers are sums of
+        self._call: Call | None = None  # the last one that was looked at
+        self._inside: dict[Term, int] = {}  # its terms
 
     def number(self, key: Key) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -47,6 +49,8 @@ class Structure:
     def named(self, place: Place, ids: Iterable[int]) -> None:
         """A tensor by the logical elements that it is said to be."""
         known = len(self.elements)
+        if self._call is not None and place in self._call.inputs:
+            self._call = None
         self.places[place] = [self.elements[i] if 0 <= i < known else self.number((None, (i,))) for i in ids]
 
     def logical(self, name: str, first: int) -> None:
@@ -64,29 +68,42 @@ class Structure:
         call = self.graph.makers[place]
         if any(i is not None and i not in self.places for i in call.inputs) or self.graph.work(place) > LARGE:
             return None
-        if call.nodes is None:
-            sender = call.inputs[call.outputs.index(place)]
-            assert sender is not None
+        sender = self.graph.sent(place)
+        if sender is not None:
             return self.places[sender]
-        found = []
-        for at in range(math.prod(self.graph.shape(place))):
-            term, leaves = self.graph.definition(place, at)
-            numbers = tuple(self.places[p][n] for p, n in leaves)
-            found.append(numbers[0] if term is self.graph.same else self._of(term, numbers))
-        return found
+        if self._call is not call:
+            self._call, self._inside = call, {}
+        return [self._of(self.graph.term(place, at)) for at in range(math.prod(self.graph.shape(place)))]
 
-    def _of(self, term: Term, numbers: tuple[int, ...]) -> int:
-        added = self._sum(term, numbers)
-        return self.number((term, numbers)) if added is None else added
+    def _of(self, term: Term) -> int:
+        found = self._inside.get(term)
+        if found is None:
+            assert self._call is not None
+            if term.op == "leaf":
+                place, at = self.graph.leaf(self._call, term.info)
+                found = self.places[place][at]
+            else:
+                numbers = tuple([self._of(a) for a in term.args])
+                added = self._sum(term, numbers)
+                found = self.number(((term.op, term.info), numbers)) if added is None else added
+            self._inside[term] = found
+        return found
 
     def _sum(self, term: Term, numbers: tuple[int, ...]) -> int | None:
         """The number of a sum of products; None for all other terms."""
+        lengths: Sequence[int]
+        if term.op == "dot" and 0 not in term.info:
+            lengths = term.info
+        elif term.op == "map" and term.info[0] == "add":
+            lengths = (1, 1)
+        else:
+            return None
         products: list[tuple[int, ...]] = []
-        for p in _products(term):
-            if p is None:
-                return None
-            factors = tuple(sorted(numbers[n] for n in p))
-            products += self._sums.get(factors[0], [factors]) if len(factors) == 1 else [factors]
+        at = 0
+        for n in lengths:
+            factors = tuple(sorted(numbers[at : at + n]))
+            at += n
+            products += self._sums.get(factors[0], [factors]) if n == 1 else [factors]
             if len(products) > SUMMANDS:
                 return None
         added = tuple(sorted(products))
@@ -98,19 +115,3 @@ class Structure:
         """The logical elements that have these numbers; None if one has none."""
         found = [self.first[n] for n in numbers if n in self.first]
         return found if len(found) == len(numbers) else None
-
-
-def _products(term: Term) -> Iterator[tuple[int, ...] | None]:
-    """The leaves of the products that a term adds up; None for what is not one."""
-    if term.op == "leaf":
-        yield (term.info,)
-    elif term.op == "map" and term.info[0] == "add":
-        for a in term.args:
-            yield from _products(a)
-    elif term.op == "dot" and 0 not in term.info:
-        at = 0
-        for n in term.info:
-            yield tuple([a.info for a in term.args[at : at + n]]) if all(a.op == "leaf" for a in term.args[at : at + n]) else None
-            at += n
-    else:
-        yield None

@@ -18,7 +18,7 @@ from trainverify.domains.element import Element, objects
 from trainverify.domains.polynomials import Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
 
-_MAY_FAIL: Final = ("div", "log", "pow")
+MAY_FAIL: Final = ("div", "log", "pow")
 
 
 class Term:
@@ -31,7 +31,7 @@ class Term:
         self.info = info
         self.args = args
         # whether it divides, takes roots or logarithms: then it need not have a value
-        self.partial: bool = any(a.partial for a in args) or (op == "map" and info[0] in _MAY_FAIL)
+        self.partial: bool = any(a.partial for a in args) or (op == "map" and info[0] in MAY_FAIL)
 
 
 Leaf = tuple[int, int]  # number of an input, flat position in it

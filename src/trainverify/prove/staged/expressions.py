@@ -1,0 +1,245 @@
+"""Numbers for the expressions that elements of a stage are: one expression, one number, however often it occurs.
+
+An element is the same expression on both sides if it has one number there, whatever ops it is cut into. Of the others, the largest parts
+that both sides have in common need not be looked into: what holds for any value of them holds for theirs. Nothing is rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+from trainverify.prove.staged.align import Alignment, Factor
+from trainverify.prove.staged.graphs import LOGICAL, Call, Place
+from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.signs import FINITE, Sign, expression_sign, expression_state
+from trainverify.prove.staged.terms import MAY_FAIL, Made, Term
+
+if TYPE_CHECKING:
+    from trainverify.prove.staged.stages import Part, Stage
+
+Key = tuple[str, Any, tuple[int, ...]]  # op, info, numbers of arguments
+ROUNDS: Final = 12
+VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
+REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
+ARITHMETIC: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs", "detach"))  # whose values are so if an argument is
+_NOTHING: Final = {"real": Fraction(0), "int": 0, "bool": 0}
+
+
+@dataclass(frozen=True)
+class Short:
+    """got, factor, want of an element, over numbered symbols: those of the stage, and parts that both sides have in common."""
+
+    term: Term
+    kinds: tuple[tuple[str, Any], ...]
+    partial: bool  # whether such a part divides, or takes a root or logarithm
+
+
+class Expressions:
+    """Of both sides of one stage."""
+
+    def __init__(self, stage: Stage, alignment: Alignment):
+        self.stage = stage
+        self.alignment = alignment
+        self.graph = alignment.graph
+        self._numbers: dict[Key, int] = {}
+        self._keys: list[Key] = []
+        self._partial: list[bool] = []  # whether something in it divides, or takes a root or logarithm
+        self._states: list[int] = []
+        self._signs: list[Sign] = []
+        self._real: list[bool] = []  # whether it is known to be a real number, not an integer or a truth value
+        self._elements: dict[tuple[int, Place, int], int] = {}
+        self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
+
+    # -- the same ----------------------------------------------------------------------------------------------------
+
+    def same(self, n: int) -> bool | None:
+        """Whether element n of the goal is one expression on both sides: None if not, else whether that may be without a value."""
+        if self.stage.nonzero or not self.stage.goal.factor.plain:
+            return None
+        got = self._got(n)
+        return self._partial[got] if got == self._wanted(n) else None
+
+    def _got(self, n: int) -> int:
+        terms = [(t.number, self._element(self.stage.plan, t.place, int(t.elements[n]))) for t in self.stage.goal.terms]
+        if len(terms) == 1 and terms[0][0] == 1:
+            return terms[0][1]
+        return self._number(("dot", (2,) * len(terms), tuple([x for c, e in terms for x in (self._literal(c), e)])))
+
+    def _wanted(self, n: int) -> int:
+        a, i = self.alignment, int(self.stage.goal.ids[n])
+        if 0 <= i < a.count:
+            place = (LOGICAL, 0, a.owner[i])
+            if place in self.stage.logical:
+                return self._element(self.stage.logical, place, i - a.start[a.owner[i]])
+        return self._symbol(i, "real")
+
+    def _number(self, key: Key) -> int:
+        found = self._numbers.setdefault(key, len(self._keys))
+        if found == len(self._keys):
+            op, info, args = key
+            self._keys.append(key)
+            self._partial.append((op == "map" and info[0] in MAY_FAIL) or any(self._partial[a] for a in args))
+            states = [self._states[a] for a in args]
+            self._states.append(expression_state(op, info, states))
+            self._real.append(_is_real(op, info, [self._real[a] for a in args]))
+            self._signs.append(expression_sign(op, info, [self._signs[a] for a in args], states, args))
+        return found
+
+    def _literal(self, value: Fraction | int) -> int:
+        return self._number(("real", Fraction(value), ()))
+
+    def _symbol(self, i: int, kind: str) -> int:
+        if i == NOTHING:
+            return self._number((kind, _NOTHING[kind], ()))
+        if i in self.stage.extra:
+            place, part = self.stage.extra[i]
+            return self._element(part, place, 0)
+        found = self._number(("symbol", i, ()))
+        domain = self.alignment.symbol_kind(i)[1]
+        if domain is not None and domain[0] in ("positive", "nonnegative"):
+            self._signs[found] = domain[0]
+        return found
+
+    def _times(self, number: int, factor: Factor) -> int:
+        if factor.plain:
+            return number
+        made = self._number(("map", ("mul", None, "NoneType"), (self._literal(factor.number), number)))
+        if factor.element is None:
+            return made
+        by = self._symbol(factor.element, "real")
+        return self._number(("map", ("mul" if factor.power > 0 else "div", None, "NoneType"), (made, by)))
+
+    def _element(self, part: Part, place: Place, at: int) -> int:
+        where = (id(part), place, at)
+        found = self._elements.get(where)
+        if found is None:
+            found = self._elements[where] = self._made(part, place, at)
+            self._real[found] |= self.graph.kind(place) == "real"
+        return found
+
+    def _made(self, part: Part, place: Place, at: int) -> int:
+        leaf = part.leaves.get(place)
+        if leaf is not None:
+            ids, factor = leaf
+            return self._times(self._symbol(int(ids[at]), self.graph.kind(place)), factor)
+        sender = self.graph.sent(place)
+        if sender is not None:
+            return self._element(part, sender, at)
+        call = self.graph.makers[place]
+        inside = self._inside.setdefault((id(part), call.at, call.row), {})
+        return self._term(part, call, inside, self.graph.term(place, at))
+
+    def _term(self, part: Part, call: Call, inside: dict[Term, int], term: Term) -> int:
+        found = inside.get(term)
+        if found is None:
+            if term.op == "leaf":
+                found = self._element(part, *self.graph.leaf(call, term.info))
+            else:
+                found = self._number((term.op, term.info, tuple([self._term(part, call, inside, a) for a in term.args])))
+            inside[term] = found
+        return found
+
+    # -- common parts ------------------------------------------------------------------------------------------------
+
+    def short(self, elements: Sequence[int]) -> dict[int, Short]:
+        """These elements with common parts as symbols; none of those whose two sides do not speak of the same."""
+        stage = self.stage
+        if stage.nonzero or stage.extra or stage.facts or not elements:
+            return {}
+        pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
+        factor = self._times(self._literal(1), stage.goal.factor)
+        common = self._parts(g for g, _ in pairs.values()) & self._parts(w for _, w in pairs.values())
+        stops = {c for c in common if self._real[c] and self._states[c] == FINITE and self._keys[c][0] not in ("symbol", "real")}
+        left = VISITS
+        for _ in range(ROUNDS):
+            unmatched: set[int] = set()
+            foreign: set[int] = set()
+            for n, (got, want) in pairs.items():
+                mine, visits = self._leaves((got, factor), stops)
+                theirs, more = self._leaves((want,), stops)
+                left -= visits + more
+                unmatched |= (mine ^ theirs) & stops
+                if not theirs <= mine:
+                    foreign.add(n)
+                if left < 0:
+                    return {}
+            if not unmatched:
+                return self._shorts({n: p for n, p in pairs.items() if n not in foreign}, factor, stops)
+            stops -= unmatched
+        return {}
+
+    def _parts(self, numbers: Iterable[int]) -> set[int]:
+        """Everything in these."""
+        found = set(numbers)
+        stack = list(found)
+        while stack:
+            for a in self._keys[stack.pop()][2]:
+                if a not in found:
+                    found.add(a)
+                    stack.append(a)
+        return found
+
+    def _leaves(self, numbers: tuple[int, ...], stops: set[int]) -> tuple[set[int], int]:
+        """The symbols and stops that these are made of, and how much was looked at."""
+        found: set[int] = set()
+        seen = set(numbers)
+        stack = list(numbers)
+        while stack:
+            number = stack.pop()
+            op, _, args = self._keys[number]
+            if op == "symbol" or number in stops:
+                found.add(number)
+                continue
+            for a in args:
+                if a not in seen:
+                    seen.add(a)
+                    stack.append(a)
+        return found, len(seen)
+
+    def _shorts(self, pairs: dict[int, tuple[int, int]], factor: int, stops: set[int]) -> dict[int, Short]:
+        make = self.graph.terms.make
+        known: dict[int, Term] = {}
+
+        def term(number: int) -> Term:
+            found = known.get(number)
+            if found is None:
+                op, info, args = self._keys[number]
+                leaf = op == "symbol" or number in stops
+                found = known[number] = make("leaf", number) if leaf else make(op, info, [term(a) for a in args])
+            return found
+
+        made = {}
+        for n, (got, want) in pairs.items():
+            canonical: Made = self.graph.terms.canonical(make("goal", None, [term(got), term(factor), term(want)]))
+            leaves: tuple[Any, ...] = canonical[1]
+            kinds = tuple([self._kind(number) for number in leaves])
+            made[n] = Short(canonical[0], kinds, any(self._partial[number] for number in leaves))
+        return made
+
+    def _kind(self, number: int) -> tuple[str, Any]:
+        op, info, _ = self._keys[number]
+        if op == "symbol":
+            return self.alignment.symbol_kind(info)  # type: ignore[no-any-return]
+        return ("real", None if self._signs[number] is None else (self._signs[number], None, None))
+
+
+def _is_real(op: str, info: Any, args: Sequence[bool]) -> bool:
+    match op:
+        case "real" | "hit" | "constant":
+            return True
+        case "map" if info[0] in REAL:
+            return True
+        case "map" if info[0] in ARITHMETIC:
+            return any(args)
+        case "dot":
+            return any(args)
+        case "reduce":
+            return all(args)
+        case "choose":
+            return all(args[1:])
+        case "pick":
+            return bool(info == "real")
+    return False
