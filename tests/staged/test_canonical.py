@@ -43,7 +43,7 @@ def cut(logical: Program, plan: Plan) -> tuple[Engine, list[Stage]]:
 
 
 def shown(stage: Stage) -> object:
-    return stage.tasks, stage.identical, stage.partial, stage.foreign
+    return stage.tasks, stage.short, stage.identical, stage.partial, stage.foreign
 
 
 @pytest.mark.parametrize("programs", [llama, *map(random_pair, (3, 9))])
@@ -55,7 +55,7 @@ def test_forms_change_nothing(programs: Callable[[], tuple[Program, Plan]]) -> N
     alone = Cutter(engine.alignment)
     for stage in stages:
         alone._numbered.clear()
-        again = replace(stage, tasks=(), identical=0, partial=False, foreign=False)
+        again = replace(stage, tasks=(), short={}, identical=0, partial=False, foreign=False)
         alone._number(again)
         assert shown(again) == shown(stage), stage.text(engine.alignment)
 

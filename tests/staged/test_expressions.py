@@ -1,0 +1,149 @@
+"""Numbered expressions: what is shown with common parts as symbols is also shown in full, and no part that is not a number is a symbol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import trainverify as tv
+from staged.test_canonical import cut, llama, random_pair
+from trainverify.prove.staged.engine import Engine
+from trainverify.prove.staged.execute import check
+from trainverify.prove.staged.expressions import Expressions
+from trainverify.prove.staged.graphs import Place
+from trainverify.prove.staged.signs import BELOW, FINITE, WILD, expression_sign, expression_state, tensor_signs
+from trainverify.prove.staged.stages import Cutter, NoStage, Part, Stage
+from trainverify.verify import verify
+
+BEFORE = {"tasks": (), "short": {}, "identical": 0, "partial": False, "foreign": False}
+
+
+def both_ways(engine: Engine, stage: Stage, most: int = 3) -> Iterator[tuple[bool, bool]]:
+    """Whether elements are shown with common parts as symbols, and in full."""
+    made = replace(stage, **BEFORE)
+    try:
+        Cutter(engine.alignment)._number(made)
+    except NoStage:
+        return
+    for n in list(made.short)[:most]:
+        yield check(made, n, engine.alignment).proved, check(replace(made, short={}), n, engine.alignment).proved
+
+
+@pytest.fixture(scope="module")
+def of_llama() -> tuple[Engine, list[Stage]]:
+    """One stage of each form."""
+    engine, stages = cut(*llama())
+    return engine, list({engine.cutter._canonical.form(s): s for s in stages}.values())
+
+
+@pytest.mark.parametrize("seed", [None, 3, 9])
+def test_shown_with_common_parts_is_shown_in_full(seed: int | None, of_llama: tuple[Engine, list[Stage]]) -> None:
+    engine, stages = of_llama if seed is None else cut(*random_pair(seed)())
+    forms = {engine.cutter._canonical.form(s): s for s in stages}
+    found = [pair for stage in forms.values() for pair in both_ways(engine, stage, most=1)]
+    assert sum(short for short, _ in found) >= 20
+    assert not [pair for pair in found if pair == (True, False)]
+
+
+def swapped(part: Part, place: Place) -> Part:
+    """Two elements of a leaf exchanged."""
+    ids, factor = part.leaves[place]
+    return replace(part, leaves={**part.leaves, place: (np.concatenate([ids[1:2], ids[:1], ids[2:]]), factor)})
+
+
+def test_a_stage_with_elements_exchanged_is_not_shown(of_llama: tuple[Engine, list[Stage]]) -> None:
+    """Expected: never shown, unless in full too (an element that does not matter there)."""
+    engine, stages = of_llama
+    found: list[tuple[bool, bool]] = []
+    for stage in stages:
+        for place, (ids, _) in list(stage.plan.leaves.items())[:1]:
+            if len(ids) > 1 and ids[0] != ids[1]:
+                found += both_ways(engine, replace(stage, plan=swapped(stage.plan, place)), most=1)
+    assert len(found) >= 50
+    assert not [pair for pair in found if pair == (True, False)]
+    assert sum(not short for short, _ in found) > len(found) // 3
+
+
+def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tuple[Engine, list[Stage]]) -> None:
+    """Attention with a mask: −∞ and what is made of it is never a symbol, its exponential may be one, and may be 0."""
+    engine, stages = of_llama
+    seen = []
+    shorts = Expressions._shorts
+
+    def noted(self, pairs, factor, stops):  # type: ignore[no-untyped-def]
+        seen.append([(self._keys[c], [self._states[a] for a in self._keys[c][2]], self._states[c], self._signs[c]) for c in stops])
+        return shorts(self, pairs, factor, stops)
+
+    monkeypatch.setattr(Expressions, "_shorts", noted)
+    for stage in stages:
+        Cutter(engine.alignment)._number(replace(stage, **BEFORE))
+    every = [part for parts in seen for part in parts]
+    assert len(every) > 20
+    assert all(state == FINITE for _, _, state, _ in every)
+    exponentials = [(args, sign) for (op, info, _), args, _, sign in every if op == "map" and info[0] == "exp"]
+    assert all((sign == "positive") == (args == [FINITE]) for args, sign in exponentials)
+
+
+def test_what_is_a_number() -> None:
+    infinity = float("inf")
+    assert expression_state("real", -infinity, ()) == BELOW
+    assert expression_state("real", infinity, ()) == expression_state("real", "nan", ()) == WILD
+    assert expression_state("map", ("add",), (BELOW, FINITE)) == BELOW
+    assert expression_state("map", ("sub",), (BELOW, BELOW)) == expression_state("map", ("sub",), (FINITE, BELOW)) == WILD
+    assert expression_state("map", ("mul",), (BELOW, FINITE)) == WILD
+    assert expression_state("map", ("neg",), (BELOW,)) == WILD
+    assert expression_state("map", ("exp",), (BELOW,)) == FINITE
+    assert expression_state("map", ("exp",), (WILD,)) == WILD
+    assert expression_state("reduce", "max", (BELOW, FINITE)) == FINITE
+    assert expression_state("reduce", "min", (BELOW, FINITE)) == WILD
+    assert expression_state("dot", (2,), (BELOW, FINITE)) == WILD
+
+
+def test_signs_of_expressions() -> None:
+    assert expression_sign("map", ("exp", None), [None], [FINITE], [0]) == "positive"
+    assert expression_sign("map", ("exp", None), [None], [BELOW], [0]) == "nonnegative"
+    assert expression_sign("dot", (2,), [None, None], [FINITE] * 2, [5, 5]) == "nonnegative"  # a square
+    assert expression_sign("dot", (2,), [None, None], [FINITE] * 2, [5, 6]) is None
+    assert expression_sign("dot", (1, 1), ["positive", "nonnegative"], [FINITE] * 2, [5, 6]) == "positive"
+    assert expression_sign("dot", (1, 1), ["positive", None], [FINITE] * 2, [5, 6]) is None
+    assert expression_sign("map", ("sub", None), ["positive", "positive"], [FINITE] * 2, [5, 6]) is None
+    assert expression_sign("real", 0, [], [], []) == "nonnegative"
+
+
+def masked(mask: bool, divided: bool = False) -> tuple[tv.Program, tv.Plan]:
+    """y = e^s·w, some elements of s masked; the plan may multiply by e^s once more and divide by it."""
+    b = tv.program("masked")
+    s, w = b.input("s", (4, 5)), b.parameter("w", (4, 5))
+    keep = b.input("keep", (4, 5), "bool")
+    e = b.exp(b.apply_mask(s, keep, name="t") if mask else s, name="e")
+    b.loss(b.sum(b.mul(e, w, name="y"), name="sum"))
+    p = tv.plan("masked", tv.Mesh(dp=2))
+    with p.ranks() as r:
+        s, w = r.input("s", (2, 5), "(dp a) b"), r.parameter("w", (2, 5), "(dp a) b")
+        keep = r.input("keep", (2, 5), "(dp a) b", dtype="bool")
+        e = r.exp(r.apply_mask(s, keep, name="t") if mask else s, name="e")
+        y = r.mul(e, w, name="y")
+        if divided:
+            y = r.div(r.mul(y, e, name="more"), e, name="less")
+        share = r.sum(y, name="share")
+        r.backward(share)
+        r.loss(r.all_reduce(share, group="dp", name="sum"))
+        r.output(r.gradient(w), "gradient", "w")
+        r.update(w, r.sgd(w, r.gradient(w), lr=0.1, name="w.new"))
+    return tv.complete(b.build(), tv.SGD(lr=0.1)), p.build()
+
+
+@pytest.mark.parametrize(("mask", "sign"), [(True, "nonnegative"), (False, "positive")])
+def test_the_exponential_of_a_masked_element_may_be_zero(mask: bool, sign: str) -> None:
+    engine, _ = cut(*masked(mask))
+    assert tensor_signs(engine.small)["e"] == sign
+
+
+def test_dividing_by_what_may_be_zero() -> None:
+    """Expected: proved without a mask, refuted with one, where 0/0 stands for 0."""
+    assert verify(*masked(False, True), engine="smt").verdict == "PROVED(reduced)"
+    assert verify(*masked(True, True), engine="smt").verdict == "REFUTED"
+    assert verify(*masked(True), engine="smt").verdict == "PROVED(reduced)"
