@@ -10,6 +10,7 @@ import pytest
 
 import trainverify as tv
 from staged.test_canonical import cut, llama, random_pair
+from trainverify.prove.staged import expressions
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import check
 from trainverify.prove.staged.expressions import Expressions
@@ -30,6 +31,11 @@ def both_ways(engine: Engine, stage: Stage, most: int = 3) -> Iterator[tuple[boo
         return
     for n in list(made.short)[:most]:
         yield check(made, n, engine.alignment).proved, check(replace(made, short={}), n, engine.alignment).proved
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expressions, "FEW", 0)
 
 
 @pytest.fixture(scope="module")

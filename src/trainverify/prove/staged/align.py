@@ -213,6 +213,7 @@ class Alignment:
         values[:, ~usable] = 0.0
         self.table = Table(values, usable, scale, self._tensor_numbers(), self.quiet)
         self.same = self.table.first_of_equals()
+        self._updates_are_new()
         self._number_logical()
         self._scalars()
         for place in graph.order:
@@ -337,9 +338,30 @@ class Alignment:
                 if f == 0 and number == 1:
                     continue
                 ids = self._found(place, v / (w * float(number))[:, None])
-                if ids is not None and factor.element not in ids:
+                if ids is not None and not self._itself(factor, ids):
                     self.claims[place] = Claim(place, ids, Factor(number, factor.element, factor.power))
                     return
+
+    def _updates_are_new(self) -> None:
+        """What an optimizer makes is not what it was given, however small the difference is."""
+        for step in self.small.logical_steps:
+            if step.op.phase == "optimizer":
+                for name in step.outputs:
+                    own = self.ids[name].reshape(-1)
+                    if any(self.owner[i] in self.small.logical.sources for i in self.same[own].tolist()):
+                        self.same[own] = own
+
+    def _itself(self, factor: Factor, ids: Array) -> bool:
+        """Whether a factor is one of the elements that it is said to multiply, or a multiple of one: a square is no such product."""
+        i = factor.element
+        if i is None or i >= self.count:
+            return i in ids
+        return bool((self.rays[ids[(ids >= 0) & (ids < self.count)]] == self.rays[i]).any())
+
+    @cached_property
+    def rays(self) -> Array:
+        """For every element a number that proportional ones share."""
+        return self.table.rays()
 
     def _number_logical(self) -> None:
         """Numbers of all logical elements; those that have one number are the same, besides those of equal values."""
@@ -403,7 +425,8 @@ class Alignment:
         term, leaves = self.graph.definition(place, 0)
         others = [p for p, _ in leaves if p != of]
         plain = term.op == "map" and term.info[0] in ("mul", "div") and all(a.op in ("leaf", "real") for a in term.args)
-        return plain and len(others) < len(leaves) and all(math.prod(self.graph.shape(p)) == 1 for p in others)
+        once = len(others) == len(leaves) - 1 and term.args[0] is not term.args[-1]  # a square is no multiple
+        return plain and once and all(math.prod(self.graph.shape(p)) == 1 for p in others)
 
     def _claim_times(self, place: Place, v: Array, ids: Array, factors: Sequence[Factor]) -> bool:
         """Claims that a tensor is these elements times the factor that fits on most points, if that is more than half of them."""

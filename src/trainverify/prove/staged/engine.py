@@ -262,7 +262,7 @@ class Engine:
         Updates do not count as right: a wrong gradient may hardly show in them.
         """
         a = self.alignment
-        rays = a.table.rays()
+        rays = a.rays
         held = {int(rays[i]) for claim in a.claims.values() if claim.place[0] != LOGICAL for i in claim.ids.tolist() if 0 <= i < a.count}
         there: dict[str, bool] = {}
         for name in a.start:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part, Stage
 
 Key = tuple[str, Any, tuple[int, ...]]  # op, info, numbers of arguments
+FEW: Final = 300  # expressions of a stage that are looked through as they are
 ROUNDS: Final = 12
 VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
 REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
@@ -60,7 +61,10 @@ class Expressions:
         if self.stage.nonzero or not self.stage.goal.factor.plain:
             return None
         got = self._got(n)
-        return self._partial[got] if got == self._wanted(n) else None
+        if got != self._wanted(n):
+            return None
+        self._describe()
+        return self._partial[got]
 
     def _got(self, n: int) -> int:
         terms = [(t.number, self._element(self.stage.plan, t.place, int(t.elements[n]))) for t in self.stage.goal.terms]
@@ -79,14 +83,24 @@ class Expressions:
     def _number(self, key: Key) -> int:
         found = self._numbers.setdefault(key, len(self._keys))
         if found == len(self._keys):
-            op, info, args = key
             self._keys.append(key)
-            self._partial.append((op == "map" and info[0] in MAY_FAIL) or any(self._partial[a] for a in args))
-            states = [self._states[a] for a in args]
-            self._states.append(expression_state(op, info, states))
-            self._real.append(_is_real(op, info, [self._real[a] for a in args]))
-            self._signs.append(expression_sign(op, info, [self._signs[a] for a in args], states, args))
         return found
+
+    def _describe(self) -> None:
+        """What is known of all numbers so far."""
+        for op, info, args in self._keys[len(self._states) :]:
+            states = [self._states[a] for a in args]
+            signs = [self._signs[a] for a in args]
+            if op == "symbol":
+                kind, domain = self.alignment.symbol_kind(info)
+                signed = domain is not None and domain[0] in ("positive", "nonnegative")
+                self._real.append(kind == "real")
+                self._signs.append(domain[0] if signed else None)
+            else:
+                self._real.append(_is_real(op, info, [self._real[a] for a in args]))
+                self._signs.append(expression_sign(op, info, signs, states, args))
+            self._partial.append((op == "map" and info[0] in MAY_FAIL) or any(self._partial[a] for a in args))
+            self._states.append(expression_state(op, info, states))
 
     def _literal(self, value: Fraction | int) -> int:
         return self._number(("real", Fraction(value), ()))
@@ -97,11 +111,7 @@ class Expressions:
         if i in self.stage.extra:
             place, part = self.stage.extra[i]
             return self._element(part, place, 0)
-        found = self._number(("symbol", i, ()))
-        domain = self.alignment.symbol_kind(i)[1]
-        if domain is not None and domain[0] in ("positive", "nonnegative"):
-            self._signs[found] = domain[0]
-        return found
+        return self._number(("symbol", i, ()))
 
     def _times(self, number: int, factor: Factor) -> int:
         if factor.plain:
@@ -117,7 +127,6 @@ class Expressions:
         found = self._elements.get(where)
         if found is None:
             found = self._elements[where] = self._made(part, place, at)
-            self._real[found] |= self.graph.kind(place) == "real"
         return found
 
     def _made(self, part: Part, place: Place, at: int) -> int:
@@ -147,12 +156,14 @@ class Expressions:
     def short(self, elements: Sequence[int]) -> dict[int, Short]:
         """These elements with common parts as symbols; none of those whose two sides do not speak of the same."""
         stage = self.stage
-        if stage.nonzero or stage.extra or stage.facts or not elements:
+        if stage.nonzero or stage.extra or stage.facts or not elements or len(self._keys) < FEW:
             return {}
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
         factor = self._times(self._literal(1), stage.goal.factor)
+        self._describe()
         common = self._parts(g for g, _ in pairs.values()) & self._parts(w for _, w in pairs.values())
         stops = {c for c in common if self._real[c] and self._states[c] == FINITE and self._keys[c][0] not in ("symbol", "real")}
+        stops -= {a for op, info, args in self._keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
         left = VISITS
         for _ in range(ROUNDS):
             unmatched: set[int] = set()
