@@ -5,10 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+import z3
 
 from trainverify.domains.polynomials import Choice, Poly, Scalars, Unsupported
 from trainverify.prove.staged.check import equal
-from trainverify.prove.staged.solver import Z3
+from trainverify.prove.staged.solver import Z3, _Query
 
 HALF = Fraction(1, 2)
 
@@ -123,3 +124,14 @@ def test_contradictory_conditions_show_nothing() -> None:
     checked = equal(s, x, y, given, Z3(5))
     assert checked.how is None
     assert "contradict" in checked.reason
+
+
+def test_conditions_that_may_contradict_each_other_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver finds no case where it fails, and cannot say whether there is any case at all."""
+    answers = iter([z3.unsat, z3.unknown])
+    monkeypatch.setattr(_Query, "_check", lambda self: next(answers))
+    s = Scalars()
+    x = s.symbol("x")
+    answer = Z3(5).zero(s, x, [("nonzero", frozenset(x.items()))])
+    assert answer.status == "unknown"
+    assert "contradict" in answer.reason

@@ -80,8 +80,11 @@ class _Query:
             result = self._check()
             if result == z3.unsat:
                 self.solver.pop()
-                if self._check() == z3.unsat:  # anything would follow
+                alone = self._check()
+                if alone == z3.unsat:  # anything would follow
                     return Answer("error", "solver: the conditions contradict each other")
+                if alone != z3.sat:
+                    return Answer("unknown", "solver: the conditions may contradict each other")
                 return Answer("holds", "unsatisfiable")
             if result == z3.sat:
                 return Answer("fails", "satisfiable", self.model())
