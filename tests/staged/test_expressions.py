@@ -77,10 +77,15 @@ def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tup
     """Attention with a mask: −∞ and what is made of it is never a symbol, its exponential may be one, and may be 0."""
     engine, stages = of_llama
     seen = []
+    doubtful: list[int] = []
+    chosen: set[int] = set()
     shorts = Expressions._shorts
 
     def noted(self, pairs, factor, stops):  # type: ignore[no-untyped-def]
         seen.append([(self._keys[c], [self._states[a] for a in self._keys[c][2]], self._states[c], self._signs[c]) for c in stops])
+        branches = self._parts(a for op, _, args in self._keys if op == "choose" for a in args[1:])
+        doubtful.extend(c for c in stops & branches if self._partial[c])
+        chosen.update(branches)
         return shorts(self, pairs, factor, stops)
 
     monkeypatch.setattr(Expressions, "_shorts", noted)
@@ -90,6 +95,8 @@ def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tup
     assert len(every) > 20
     assert all(state == FINITE for _, _, state, _ in every)
     exponentials = [(args, sign) for (op, info, _), args, _, sign in every if op == "map" and info[0] == "exp"]
+    assert chosen
+    assert not doubtful  # what divides in a branch that may not be taken
     assert all((sign == "positive") == (args == [FINITE]) for args, sign in exponentials)
 
 

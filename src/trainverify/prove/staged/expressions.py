@@ -161,9 +161,7 @@ class Expressions:
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
         factor = self._times(self._literal(1), stage.goal.factor)
         self._describe()
-        common = self._parts(g for g, _ in pairs.values()) & self._parts(w for _, w in pairs.values())
-        stops = {c for c in common if self._real[c] and self._states[c] == FINITE and self._keys[c][0] not in ("symbol", "real")}
-        stops -= {a for op, info, args in self._keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
+        stops = {c for c in self._common(pairs.values()) if self._may_stand(c)}
         left = VISITS
         for _ in range(ROUNDS):
             unmatched: set[int] = set()
@@ -181,6 +179,17 @@ class Expressions:
                 return self._shorts({n: p for n, p in pairs.items() if n not in foreign}, factor, stops)
             stops -= unmatched
         return {}
+
+    def _common(self, pairs: Iterable[tuple[int, int]]) -> set[int]:
+        """Parts that both sides have. Not what is turned into an integer, nor what may be without a value in a branch that is not taken."""
+        got, want = zip(*pairs, strict=True)
+        whole = {a for op, info, args in self._keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
+        branches = self._parts(a for op, _, args in self._keys if op == "choose" for a in args[1:])
+        return (self._parts(got) & self._parts(want)) - whole - {b for b in branches if self._partial[b]}
+
+    def _may_stand(self, number: int) -> bool:
+        """Whether an expression is a real number wherever the logical program is defined, and more than a symbol."""
+        return self._real[number] and self._states[number] == FINITE and self._keys[number][0] not in ("symbol", "real")
 
     def _parts(self, numbers: Iterable[int]) -> set[int]:
         """Everything in these."""
