@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -212,3 +213,35 @@ def test_equalities_that_rest_on_each_other_do_not_count() -> None:
 
 def _stage(*uses: Place, key: str = "") -> SimpleNamespace:
     return SimpleNamespace(uses=frozenset(uses), tasks=((key, 0),) if key else ())
+
+
+def halved(times: float, squared: bool = False) -> tuple[tv.Program, tv.Plan]:
+    """Every rank has half of the weights' sum with themselves; or a plan that takes squares for multiples."""
+    b = tv.program("halves")
+    x, w = b.input("x", (4, 6)), b.parameter("w", (3, 6))
+    b.loss(b.sum(b.square(b.linear(x, w, name="y"), name="z"), name="sum"))
+    p = tv.plan("halves", tv.Mesh(dp=2))
+    with p.ranks() as r:
+        x, w = r.input("x", (2, 6), "(dp a) k"), r.parameter("w", (3, 6), "o k")
+        half = r.mul(w, w, name="w.squared") if squared else r.mul(w, value=times, name="w.half")
+        share = r.sum(
+            r.square(r.linear(x, r.all_reduce(half, group="dp", backward="all_reduce", name="w.sum"), name="y"), name="z"), name="share"
+        )
+        r.backward(share)
+        r.loss(r.all_reduce(share, group="dp", name="sum"))
+        grad = r.all_reduce(r.gradient(w), group="dp", name="w.grad.dp")
+        r.output(grad, "gradient", "w")
+        r.update(w, r.sgd(w, grad, lr=0.1, name="w.new"))
+    return tv.complete(b.build(), tv.SGD(lr=0.1)), p.build()
+
+
+def test_a_multiple_by_a_number_has_that_number_as_its_factor() -> None:
+    """Expected: proved; refuted with another number, and with a square, which no scalar is a factor of."""
+    alignment = aligned(*halved(0.5))
+    claim = alignment.claims[0, 0, "w.half"]
+    assert (claim.factor.number, claim.factor.element) == (Fraction(1, 2), None)
+    assert verify(*halved(0.5), engine="smt").verdict == "PROVED(reduced)"
+    assert verify(*halved(0.25), engine="smt").verdict == "REFUTED"
+    alignment = aligned(*halved(0.5, squared=True))
+    assert (0, 0, "w.squared") not in alignment.claims or alignment.claims[0, 0, "w.squared"].factor.element is None
+    assert verify(*halved(0.5, squared=True), engine="smt").verdict == "REFUTED"

@@ -414,19 +414,34 @@ class Alignment:
         call = self.graph.makers[place]
         for i in call.inputs if not call.collective else ():
             known = None if i is None else self._named(i)
-            if known is not None and len(known[0]) == v.shape[1] > 1 and (known[0] < self.count).all() and self._scales(place, i):
-                factors = dict.fromkeys((Factor(), known[1], *(f for _, f in self.factors)))
-                if self._claim_times(place, v, known[0], [f for f in factors if f.element not in known[0]]):
-                    return True
+            if known is None or len(known[0]) != v.shape[1] or v.shape[1] < 2 or (known[0] >= self.count).any():
+                continue
+            by = self._scales(place, i)
+            if by is None:
+                continue
+            if by != 1:  # a number, and nothing else
+                factors = [replace(known[1], number=known[1].number * by)]
+            else:
+                factors = [f for f in dict.fromkeys((Factor(), known[1], *(f for _, f in self.factors))) if f.element not in known[0]]
+            if self._claim_times(place, v, known[0], factors):
+                return True
         return False
 
-    def _scales(self, place: Place, of: Place | None) -> bool:
-        """Whether an op multiplies or divides an input by numbers and scalars. What is only close to it may be something else."""
+    def _scales(self, place: Place, of: Place | None) -> Fraction | int | None:
+        """The number that an op multiplies an input by, 1 if it is a scalar; None if it does anything else, whatever its values."""
         term, leaves = self.graph.definition(place, 0)
         others = [p for p, _ in leaves if p != of]
-        plain = term.op == "map" and term.info[0] in ("mul", "div") and all(a.op in ("leaf", "real") for a in term.args)
-        once = len(others) == len(leaves) - 1 and term.args[0] is not term.args[-1]  # a square is no multiple
-        return plain and once and all(math.prod(self.graph.shape(p)) == 1 for p in others)
+        if term.op != "map" or term.info[0] not in ("mul", "div") or any(a.op not in ("leaf", "real") for a in term.args):
+            return None
+        if len(others) != len(leaves) - 1 or term.args[0] is term.args[-1]:  # a square is no multiple
+            return None
+        numbers = [a.info for a in term.args if a.op == "real"]
+        if not numbers:
+            return 1 if all(math.prod(self.graph.shape(p)) == 1 for p in others) else None
+        (number,) = numbers
+        if not isinstance(number, Fraction) or number == 0 or (term.info[0] == "div" and term.args[0].op == "real"):
+            return None
+        return number if term.info[0] == "mul" else 1 / number
 
     def _claim_times(self, place: Place, v: Array, ids: Array, factors: Sequence[Factor]) -> bool:
         """Claims that a tensor is these elements times the factor that fits on most points, if that is more than half of them."""
