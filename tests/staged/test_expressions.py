@@ -108,6 +108,7 @@ def test_what_is_a_number() -> None:
     assert expression_state("map", ("sub",), (BELOW, BELOW)) == expression_state("map", ("sub",), (FINITE, BELOW)) == WILD
     assert expression_state("map", ("mul",), (BELOW, FINITE)) == WILD
     assert expression_state("map", ("neg",), (BELOW,)) == WILD
+    assert expression_state("map", ("div",), (BELOW, FINITE)) == WILD  # scores that are scaled after they are masked
     assert expression_state("map", ("exp",), (BELOW,)) == FINITE
     assert expression_state("map", ("exp",), (WILD,)) == WILD
     assert expression_state("reduce", "max", (BELOW, FINITE)) == FINITE
@@ -126,18 +127,20 @@ def test_signs_of_expressions() -> None:
     assert expression_sign("real", 0, [], [], []) == "nonnegative"
 
 
-def masked(mask: bool, divided: bool = False) -> tuple[tv.Program, tv.Plan]:
-    """y = e^s·w, some elements of s masked; the plan may multiply by e^s once more and divide by it."""
+def masked(mask: bool, divided: bool = False, scaled: bool = False) -> tuple[tv.Program, tv.Plan]:
+    """y = e^s·w, some elements of s masked, perhaps scaled after it; the plan may multiply by e^s once more and divide by it."""
     b = tv.program("masked")
     s, w = b.input("s", (4, 5)), b.parameter("w", (4, 5))
     keep = b.input("keep", (4, 5), "bool")
-    e = b.exp(b.apply_mask(s, keep, name="t") if mask else s, name="e")
+    t = b.apply_mask(s, keep, name="t") if mask else s
+    e = b.exp(b.div(t, value=2.0, name="u") if scaled else t, name="e")
     b.loss(b.sum(b.mul(e, w, name="y"), name="sum"))
     p = tv.plan("masked", tv.Mesh(dp=2))
     with p.ranks() as r:
         s, w = r.input("s", (2, 5), "(dp a) b"), r.parameter("w", (2, 5), "(dp a) b")
         keep = r.input("keep", (2, 5), "(dp a) b", dtype="bool")
-        e = r.exp(r.apply_mask(s, keep, name="t") if mask else s, name="e")
+        t = r.apply_mask(s, keep, name="t") if mask else s
+        e = r.exp(r.div(t, value=2.0, name="u") if scaled else t, name="e")
         y = r.mul(e, w, name="y")
         if divided:
             y = r.div(r.mul(y, e, name="more"), e, name="less")
@@ -151,8 +154,9 @@ def masked(mask: bool, divided: bool = False) -> tuple[tv.Program, tv.Plan]:
 
 @pytest.mark.parametrize(("mask", "sign"), [(True, "nonnegative"), (False, "positive")])
 def test_the_exponential_of_a_masked_element_may_be_zero(mask: bool, sign: str) -> None:
-    engine, _ = cut(*masked(mask))
-    assert tensor_signs(engine.small)["e"] == sign
+    for scaled in (False, True):
+        engine, _ = cut(*masked(mask, scaled=scaled))
+        assert tensor_signs(engine.small)["e"] == sign
 
 
 def test_dividing_by_what_may_be_zero() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from trainverify.evaluate.small import Small
 from trainverify.primitives.node import Node, topological
-from trainverify.prove.staged.terms import MAY_FAIL
 
 Sign = str | None
 FINITE, BELOW, WILD = range(3)  # an expression is a number, −∞, or perhaps neither, wherever the logical program is defined
@@ -141,10 +140,10 @@ def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[i
 
 
 def expression_state(op: str, info: Any, args: Sequence[int]) -> int:
-    """Whether an expression is a number. Quotients, powers and logarithms are: the program is defined."""
+    """Whether an expression is a number wherever the program is defined: never what is divided after a mask, −∞ stays."""
     if op == "real":
         return WILD if isinstance(info, str) or info != info else FINITE if math.isfinite(info) else BELOW if info < 0 else WILD
-    if all(a == FINITE for a in args) or (op == "map" and info[0] in MAY_FAIL):
+    if all(a == FINITE for a in args):
         return FINITE
     if WILD in args:
         return WILD
