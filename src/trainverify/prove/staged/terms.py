@@ -18,20 +18,18 @@ from trainverify.domains.element import Element, objects
 from trainverify.domains.polynomials import Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
 
-MAY_FAIL: Final = ("div", "log", "pow")
+MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
 
 
 class Term:
     """An application of `op` to terms; compared by identity, as equal ones are the same object."""
 
-    __slots__ = ("args", "info", "op", "partial")
+    __slots__ = ("args", "info", "op")
 
     def __init__(self, op: str, info: Any, args: tuple[Term, ...]):
         self.op = op
         self.info = info
         self.args = args
-        # whether it divides, takes roots or logarithms: then it need not have a value
-        self.partial: bool = any(a.partial for a in args) or (op == "map" and info[0] in MAY_FAIL)
 
 
 Leaf = tuple[int, int]  # number of an input, flat position in it
