@@ -184,7 +184,7 @@ def test_a_claim_that_is_dropped_takes_what_used_it_along() -> None:
     engine.proof = StagedProof()
     engine.stages = {B: _stage(), C: _stage(), 0: _stage(B, C), 1: _stage(C), 2: _stage(C)}  # type: ignore[dict-item]
     engine.used = {B: set(), C: set(), 0: {B, C}, 1: {C}, 2: {B, C}, 3: {B}}
-    engine.anew = Counter()
+    engine.anew, engine.gently = Counter(), Counter()
     engine.level, engine.broken = {0: 1, 1: 1, 2: 2, 3: 3}, {3: "further back it did not hold either"}
     again: set[Place | int] = set()
     engine._drop(B, again)

@@ -113,6 +113,9 @@ class Scalars:
         self.factors: list[Factors] = [()]  # of every monomial
         self._monos: dict[Factors, Mono] = {(): 0}
         self._indicator: list[bool] = []
+        self.comparisons: set[int] = set()  # indicators of something being positive
+        self._followers: dict[int, set[int]] = {}  # a symbol → those that vanish with it
+        self.implied: dict[int, set[int]] = {}  # an atom → indicators that are 1 wherever it is not 0
         self._choices: dict[Choice, int] = {}
         self._by_group: list[Choice] = []
         self._choice_value: dict[int, int] = {}
@@ -142,6 +145,14 @@ class Scalars:
 
     def symbol(self, key: Hashable, sign: str | None = None) -> Poly:
         return self.one(self._atom("symbol", (key,), sign))
+
+    def vanishes(self, p: Poly, q: Poly) -> None:
+        """What is known of two symbols: the first is 0 wherever the second is."""
+        (((m, _),), ((n, _),)) = p.items(), q.items()
+        (((x, _),), ((y, _),)) = self.factors[m], self.factors[n]
+        self._followers.setdefault(y, set()).add(x)
+        for indicator in self.implied.get(y, ()):
+            self.implied.setdefault(x, set()).add(indicator)
 
     def flag(self, key: Hashable) -> Poly:
         """A symbol that is 0 or 1."""
@@ -267,6 +278,10 @@ class Scalars:
                 if group >= 0 and groups.setdefault(group, x) != x:
                     return ()
                 out.append(factor)
+        if self.implied:  # x·[x > 0] = x for x ≥ 0
+            needless = {i for x, e in out if e > 0 and x in self.implied for i in self.implied[x] if i != x}
+            if needless:
+                out = [f for f in out if f[0] not in needless]
         mono = self.mono(tuple(out))
         if not more:
             return ((mono, None if coefficient == 1 else coefficient),)
@@ -307,14 +322,15 @@ class Scalars:
 
     # -- signs -------------------------------------------------------------------------------------------------------
 
-    def sign(self, p: Poly) -> str | None:
-        """What the form shows: "positive", "nonnegative" or nothing."""
+    def sign(self, p: Poly, cases: int = 3) -> str | None:
+        """What the form shows: "positive", "nonnegative" or nothing. So many indicators may be looked at as 0 and as 1."""
         if not p:
             return "nonnegative"
         strict = False
         for m, c in p.items():
             if c < 0:
-                return None
+                flag = next((x for x, _ in self.factors[m] if self._indicator[x]), None)
+                return None if flag is None or not cases else self._either(p, flag, cases - 1)
             all_positive = True
             for x, e in self.factors[m]:
                 s = self.atoms[x].sign
@@ -325,6 +341,18 @@ class Scalars:
                     return None
             strict |= all_positive
         return "positive" if strict else "nonnegative"
+
+    def _either(self, p: Poly, flag: int, cases: int) -> str | None:
+        """The sign of a polynomial, whether an indicator is 0 or 1."""
+        zero: Poly = {}
+        one: Poly = {}
+        for m, c in p.items():
+            rest = tuple(f for f in self.factors[m] if f[0] != flag)
+            if len(rest) == len(self.factors[m]):
+                zero[m] = c
+            self.into(one, {self.mono(rest): ONE}, c)
+        signs = self.sign(zero, cases), self.sign(one, cases)
+        return None if None in signs else "nonnegative" if "nonnegative" in signs else "positive"
 
     # -- powers ------------------------------------------------------------------------------------------------------
 
@@ -535,10 +563,32 @@ class Scalars:
         _, _, rest = self._primitive(p, lambda x: self.atoms[x].sign == "positive")
         if rest is None:
             return self.const(1)
+        rest = self._divided(rest)
         c = self.constant(rest)
         if c is not None:
             return self.const(1 if c > 0 else 0)
-        return self.one(self._atom("positive", (frozenset(rest.items()),), "nonnegative", True))
+        if self._is_indicator(rest):
+            return rest
+        made = self._atom("positive", (frozenset(rest.items()),), "nonnegative", True)
+        self.comparisons.add(made)
+        if self.sign(rest, 0) is not None:  # then each summand is 0 where the sum is
+            for m in rest:
+                left = [(x, e) for x, e in self.factors[m] if self.atoms[x].sign != "positive"]
+                if len(left) == 1 and left[0][1] > 0 and self.atoms[left[0][0]].sign == "nonnegative":
+                    for x in (left[0][0], *self._followers.get(left[0][0], ())):
+                        self.implied.setdefault(x, set()).add(made)
+        return self.one(made)
+
+    def _is_indicator(self, p: Poly) -> bool:
+        ((m, c), *others) = p.items()
+        return not others and c == 1 and all(self._indicator[x] for x, _ in self.factors[m])
+
+    def _divided(self, p: Poly) -> Poly:
+        """What has the sign of p: without what all of it is divided by, if that is not negative; it is not 0 either."""
+        first, *others = [dict(self.factors[m]) for m in p]
+        under = {x for x, e in first.items() if e < 0 and isinstance(e, int) and all(o.get(x) == e for o in others)}
+        under = {x for x in under if (self.sign(self.inside(x)) if self.atoms[x].kind == "sum" else self.atoms[x].sign) is not None}
+        return {self.mono(tuple(f for f in self.factors[m] if f[0] not in under)): c for m, c in p.items()} if under else p
 
     def ordered(self, key: Hashable, size: int) -> Poly:
         """Where something is in a sorted row: one of `size` positions, the same for equal rows."""

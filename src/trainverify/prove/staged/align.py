@@ -24,10 +24,13 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.graphs import LOGICAL, Graph, Place, moves_only
+from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOTHING, ROUGH, Table
 from trainverify.prove.staged.signs import tensor_signs
 from trainverify.prove.staged.structure import LARGE, Structure
+from trainverify.prove.staged.supports import NOWHERE, Support, term_support
+from trainverify.prove.staged.terms import Term
+from trainverify.prove.staged.zeros import Leaf, Zeros
 
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
 MOST: Final = 16  # more of them where token ids happen to be equal on all
@@ -77,6 +80,9 @@ class Alignment:
         self.claims: dict[Place, Claim] = {}
         self.sources: dict[Place, Array] = {}
         self._moves: dict[int, bool] = {}
+        self._compares: dict[int, bool] = {}
+        self._zeros = Zeros()
+        self.supports: dict[int, frozenset[int]] = {}  # element → those that it vanishes with
         self.extra: dict[int, Place] = {}  # id → a scalar of the plan that no logical scalar equals
         self._number_elements()
         self._read_lineage(lineage)
@@ -211,7 +217,7 @@ class Alignment:
         usable &= np.isfinite(values).all(axis=0)
         self.usable = usable
         values[:, ~usable] = 0.0
-        self.table = Table(values, usable, scale, self._tensor_numbers(), self.quiet)
+        self.table = Table(values, usable, scale, self.numbers, self.quiet)
         self.same = self.table.first_of_equals()
         self._updates_are_new()
         self._number_logical()
@@ -230,24 +236,91 @@ class Alignment:
                 own = self.ids[name].reshape(-1)
                 if (self.same[own] != own).any():
                     self.claims[LOGICAL, 0, name] = Claim((LOGICAL, 0, name), self.same[own])
+        if not self.wrong:
+            self._find_supports()
+
+    def _find_supports(self) -> None:
+        """Logical elements that are 0 wherever one is that some op compares."""
+        compared = self._compared()
+        if not compared:
+            return
+        known: dict[int, Support] = {i: frozenset((i,)) for i in compared}
+        for step in self.small.logical_steps:
+            given = [None if i is None else self.ids[i].reshape(-1) for i in step.inputs]
+            if moves_only(step.nodes) or not any(i in known for ids in given if ids is not None for i in self.same[ids].tolist()):
+                continue
+            for name in step.outputs:
+                place = (LOGICAL, 0, name)
+                if self.graph.kind(place) != "real" or self.graph.work(place) > LARGE:
+                    continue
+                call = self.graph.makers[place]
+
+                def leaf(t: Term, call: Call = call) -> Support:
+                    at_place, at = self.graph.leaf(call, t.info)
+                    i = int(self.same[self.ids[at_place[2]].reshape(-1)[at]])
+                    return None if i == NOTHING else known.get(i, NOWHERE)
+
+                for at, i in enumerate(self.ids[name].reshape(-1).tolist()):
+                    found = term_support(self.graph.term(place, at), leaf)
+                    if found:
+                        known[i] = known.get(i, NOWHERE) | found  # type: ignore[operator]
+        self.supports = {i: support - {i} for i, support in known.items() if support is not None and support - {i}}
+
+    def compares(self, call: Call) -> bool:
+        """Whether an op says which elements of an input are positive."""
+        if call.nodes is None or call.collective:
+            return False
+        if call.signature not in self._compares:
+            less = [n.args for n in topological(call.nodes) if n.prim == "map" and n.attrs[0] == "lt"]
+            known = [all(n.prim != "input" for n in topological((a,))) for a, _ in less]
+            self._compares[call.signature] = any(k and moves_only((b,)) for k, (_, b) in zip(known, less, strict=True))
+        return self._compares[call.signature]
+
+    @cached_property
+    def supported(self) -> frozenset[int]:
+        """Elements with which others vanish."""
+        return frozenset().union(*self.supports.values())
+
+    def _compared(self) -> set[int]:
+        """Elements that are not negative, and that an op of either program compares with something."""
+        found: set[int] = set()
+        for call in {id(c): c for c in self.graph.makers.values()}.values():
+            for place in call.inputs if self.compares(call) else ():
+                known = None
+                if place is not None and self.graph.kind(place) == "real":
+                    known = self.ids[place[2]].reshape(-1) if place[0] == LOGICAL else (self._named(place) or (None,))[0]
+                for i in () if known is None else known.tolist():
+                    if 0 <= i < self.count and self.signs[self.owner[i]] == "nonnegative" and self.same[i] != NOTHING:
+                        found.add(int(self.same[i]))
+        return found
 
     def _without_zeros(self, ids: Array) -> Array:
         """Elements that the logical program defines as the number 0 have no other name."""
-        return np.where((ids >= 0) & self.zero[ids], NOTHING, ids)
+        inside = (ids >= 0) & (ids < self.count)
+        return np.where(inside & (self.same[np.where(inside, ids, 0)] == NOTHING), NOTHING, ids)
+
+    def _name_zeros(self, name: str) -> None:
+        """Elements of a logical tensor that are 0 by definition, or by the op that makes them from others."""
+        place, first = (LOGICAL, 0, name), self.start[name]
+        own = slice(first, first + math.prod(self.small.shapes[name]))
+        maybe = np.flatnonzero(self.usable[own] & ~self.table.values[:, own].any(axis=0))
+        if not maybe.size or self.graph.work(place) > LARGE:
+            return
+        for at in maybe.tolist():
+            term, leaves = self.graph.definition(place, at)
+            known = [k for k in (self._known(p, q) for p, q in leaves) if k is not None]
+            if len(known) == len(leaves) and self._zeros.zero(term, known):
+                self.same[first + at] = NOTHING
+
+    def _known(self, place: Place, at: int) -> Leaf | None:
+        """What an element of a logical tensor is known as; None if it may be infinite."""
+        i = int(self.ids[place[2]].reshape(-1)[at])
+        kind = self.symbol_kind(i)
+        number = self.structure.places[place][at]
+        return None if kind[0] == "real" and not self.usable[i] else (NOTHING if number == self.structure.nothing else number, kind)
 
     @cached_property
-    def zero(self) -> Array:
-        """For every element whether it is the number 0 by its definition."""
-        found = np.zeros(self.count + len(self.extra) + 1, dtype=bool)  # the last one is NOTHING
-        maybe = [] if self.wrong else np.flatnonzero(~self.table.values.any(axis=0) & self.usable).tolist()
-        for i in maybe:
-            place = (LOGICAL, 0, self.owner[i])
-            if place in self.graph.makers and self.graph.work(place) <= LARGE:
-                term = self.graph.term(place, i - self.start[self.owner[i]])
-                found[i] = term.op == "real" and term.info == 0
-        return found
-
-    def _tensor_numbers(self) -> Array:
+    def numbers(self) -> Array:
         """id → the number of its tensor."""
         numbers = {name: n for n, name in enumerate(self.start)}
         return np.array([numbers[name] for name in self.owner])
@@ -365,7 +438,7 @@ class Alignment:
 
     def _number_logical(self) -> None:
         """Numbers of all logical elements; those that have one number are the same, besides those of equal values."""
-        self.structure = Structure(self.graph, self.same.tolist())
+        self.structure = Structure(self.graph, self.same)
         for name, ids in self.ids.items():
             if name not in self.start or self.wrong:
                 pass
@@ -373,6 +446,7 @@ class Alignment:
                 for i in ids.reshape(-1).tolist():
                     self.structure.source(i)
             else:
+                self._name_zeros(name)
                 self.structure.logical(name, self.start[name])
             self.structure.named((LOGICAL, 0, name), ids.reshape(-1).tolist())
         if not self.wrong:
@@ -407,7 +481,7 @@ class Alignment:
     def _made_alike(self, place: Place, v: Array) -> bool:
         """Whether logical elements are made by the same term from the same elements, up to a factor: no rounding in the way."""
         found = self.alike(place)
-        return found is not None and self._claim_times(place, v, self.same[found[0]], [*(found[1] - {Factor()}), Factor()])
+        return found is not None and self._claim_times(place, v, found[0], [*(found[1] - {Factor()}), Factor()])
 
     def _scaled(self, place: Place, v: Array) -> bool:
         """Whether a tensor is an input of its op times a factor: then its elements keep their names, whichever have the same values."""
@@ -461,7 +535,7 @@ class Alignment:
         """Logical elements that are made by the same terms from the same elements, and the factors that those have in the plan."""
         numbers = self.structure.made(place)
         ids = None if numbers is None else self.structure.meant(numbers)
-        if ids is None or any(self.graph.kind((LOGICAL, 0, self.owner[i])) != "real" for i in ids):
+        if ids is None or any(i != NOTHING and self.graph.kind((LOGICAL, 0, self.owner[i])) != "real" for i in ids):
             return None
         return np.array(ids, dtype=np.int64), self._factors_of(place)
 
@@ -540,22 +614,32 @@ class Alignment:
         owner = self.owner[int(named[0])]
         shape, whole = self.graph.shape(place), self.small.shapes[owner]
         first, size = self.start[owner], math.prod(whole)
-        if len(shape) != len(whole) or not shape or ((named < first) | (named >= first + size)).any():
+        if not shape or ((named < first) | (named >= first + size)).any():
             return ids
         here = np.stack(np.unravel_index(np.arange(ids.size), shape))
-        there = np.stack(np.unravel_index(np.where(ids >= 0, ids - first, 0), whole))
-        offsets, counts = np.unique((there - here)[:, ids >= 0], axis=1, return_counts=True)
-        if offsets.shape[1] == 1 and (ids >= 0).all():
+        if len(shape) == len(whole):
+            steps = [math.prod(whole[d + 1 :]) for d in range(len(whole))]
+        else:
+            steps = [_step(ids.reshape(shape), d) for d in range(len(shape))]
+        lies = sum((h * s for h, s in zip(here, steps, strict=True)), np.zeros_like(ids))
+        starts, counts = np.unique((ids - lies)[ids >= 0], return_counts=True)
+        if len(starts) == 1 and (ids >= 0).all():
             return ids
-        for offset in offsets[:, np.argsort(-counts)][:, :4].T:
-            at = here + offset[:, None]
-            if (at < 0).any() or (at >= np.array(whole)[:, None]).any():
+        for start in starts[np.argsort(-counts)][:4].tolist():
+            block = lies + start
+            if (block < first).any() or (block >= first + size).any():
                 continue
-            block = np.ravel_multi_index(tuple(at), whole) + first
             gap = np.abs(self.table.values[:, block] - v)
             if (gap <= self.table.tolerance(v)).all():
                 return np.asarray(self.same[block])
         return ids
+
+
+def _step(ids: Array, d: int) -> int:
+    """By how much ids grow along a dimension, most of the time."""
+    low, high = (np.moveaxis(ids, d, 0)[k] for k in (slice(None, -1), slice(1, None)))
+    steps, counts = np.unique((high - low)[(low >= 0) & (high >= 0)], return_counts=True)
+    return int(steps[np.argmax(counts)]) if len(steps) else 0
 
 
 def _constant(v: Array) -> bool:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final, Literal
 
-from trainverify.domains.polynomials import ONE, Need, Poly, Scalars, TooLarge, exponent
+from trainverify.domains.polynomials import ONE, Exponent, Factors, Need, Poly, Scalars, TooLarge, exponent
 from trainverify.prove.staged.solver import Solver
 
+TOTAL: Final = ("tanh", "erf", "sin", "cos")  # functions that are defined everywhere
 How = Literal["normal form", "equations", "solver"]
 MAX_SOLVER_TERMS: Final = 400
 
@@ -43,7 +44,95 @@ def equal(scalars: Scalars, got: Poly, want: Poly, given: Iterable[Need], solver
 
 
 def solved(scalars: Scalars, p: Poly) -> Poly:
-    """p with denominators cleared and functions of equal arguments identified: 0 only if p is."""
+    """p with denominators cleared and functions of equal arguments identified: 0 only if p is. Fractions that have no denominator in common
+    are first looked at apart, as all of their denominators together are many."""
+    left: Poly = {}
+    p = Assuming(scalars).all(p)
+    parts = _apart(scalars, p)
+    for part in parts:
+        if len(parts) == 1 or _solved(scalars, part):
+            left |= part
+    return _solved(scalars, left)
+
+
+class Assuming:
+    """Products with an indicator, or with what is 0 where that is: everything else in them may be taken as it is where that is 1.
+
+    Only what has a value in either case: sums that are positive are divided by, and functions that are defined everywhere.
+    """
+
+    def __init__(self, scalars: Scalars):
+        self.scalars = scalars
+        self._inside: dict[int, frozenset[int]] = {}
+
+    def all(self, p: Poly) -> Poly:
+        s = self.scalars
+        if not s.comparisons:
+            return p
+        made: Poly = {}
+        for m, c in p.items():
+            ones = frozenset(x for x, _ in s.factors[m] if x in s.comparisons)
+            ones |= {i for x, e in s.factors[m] if e > 0 for i in s.implied.get(x, ())}
+            if any(not ones.isdisjoint(self.inside(x)) for x, _ in s.factors[m]):
+                s.into(made, self.monomial(s.factors[m], ones), c)
+            else:
+                s.into(made, {m: ONE}, c)
+        return made
+
+    def inside(self, x: int) -> frozenset[int]:
+        """The comparisons that an atom's arguments contain."""
+        found = self._inside.get(x)
+        if found is None:
+            atom = self.scalars.atoms[x]
+            found = frozenset()
+            if atom.kind in ("sum", *TOTAL):
+                for m, _ in atom.args[0]:
+                    for y, _ in self.scalars.factors[m]:
+                        found |= self.inside(y) | ({y} & self.scalars.comparisons)
+            self._inside[x] = found
+        return found
+
+    def monomial(self, factors: Factors, ones: frozenset[int]) -> Poly:
+        s = self.scalars
+        made = s.const(1)
+        for x, e in factors:
+            made = s.mul(made, s.one(x, e) if ones.isdisjoint(self.inside(x)) else self.atom(x, e, ones))
+        return made
+
+    def atom(self, x: int, e: Exponent, ones: frozenset[int]) -> Poly:
+        s = self.scalars
+        kind, args = s.atoms[x].kind, s.atoms[x].args[0]
+        there: Poly = {}
+        for m, c in args:
+            s.into(there, self.monomial(tuple(f for f in s.factors[m] if f[0] not in ones), ones), c)
+        if kind != "sum":
+            return s.power(s.function(kind, there), e) if isinstance(e, int) and e > 0 else s.one(x, e)
+        return s.pow(there, e) if s.sign(there) == "positive" else s.one(x, e)
+
+
+def _apart(scalars: Scalars, p: Poly) -> list[Poly]:
+    """p as a sum of polynomials none of which divides by a sum that another one divides by."""
+    first: dict[int, int] = {}  # denominator → another one of the same part
+    divided: dict[int, int] = {}  # monomial → one of its denominators
+
+    def find(x: int) -> int:
+        while first[x] != x:
+            first[x] = x = first[first[x]]
+        return x
+
+    for m in p:
+        under = [x for x, e in scalars.factors[m] if e < 0 and scalars.atoms[x].kind == "sum"]
+        for x in under:
+            first.setdefault(x, x)
+            first[find(x)] = find(under[0])
+        divided[m] = under[0] if under else -1
+    parts: dict[int, Poly] = {}
+    for m, c in p.items():
+        parts.setdefault(-1 if divided[m] < 0 else find(divided[m]), {})[m] = c
+    return list(parts.values())
+
+
+def _solved(scalars: Scalars, p: Poly) -> Poly:
     left = cleared(scalars, p)
     while left:
         joined = _joined(scalars, left)

@@ -35,6 +35,7 @@ MAX_ELEMENTS: Final = 2_000_000
 DIFFERENT: Final = 1e-6
 DIFFERS: Final = "differs on random inputs at the sizes of the proof"
 LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
+GENTLY: Final = 3  # before that, behind gradients only
 ANEW: Final = 4  # how often what used a claim that was given up starts again as if that had never been there
 Progress = Callable[[str], None]
 Node = Place | int  # a claim by its place, a goal of an obligation by its number
@@ -126,7 +127,9 @@ class Engine:
         self.used: dict[Node, set[Place]] = {}  # by any stage of it since its level was 0
         self.anew: Counter[Node] = Counter()
         self.with_facts: set[Node] = set()
-        self.in_full: set[tuple[Node, int]] = set()  # with their level: to be shown without common parts as symbols
+        self.in_full: set[tuple[Node, int, int]] = set()  # with their levels: to be shown without common parts as symbols
+        self.gently: Counter[Node] = Counter()  # how often they are cut behind gradients only
+        self.spelled: set[Node] = set()  # with what is compared as it is defined
         self.retried: set[Node] = set()
         self.results: dict[Any, Result] = {}  # by key
         self.shown_by: dict[Any, tuple[Stage, int]] = {}  # the stage and element that stood for all with this key
@@ -335,8 +338,13 @@ class Engine:
     def _further(self, node: Node, failure: Result, open_: set[Node]) -> None:
         """A stage that was not shown: cut otherwise or further back, or its claim is given up."""
         fact_ = isinstance(node, tuple) and node[0] == FACT
+        if self.stages[node].compares and node not in self.spelled:
+            self.spelled.add(node)
+            open_.add(node)
+            del self.stages[node]
+            return
         if self.stages[node].short:
-            self.in_full.add((node, self.level.get(node, 0)))
+            self.in_full.add((node, self.level.get(node, 0), self.gently[node]))
             open_.add(node)
             del self.stages[node]
             return
@@ -345,8 +353,12 @@ class Engine:
         if failure.reason.startswith("a condition") and node not in self.with_facts and not fact_:
             self.with_facts.add(node)
             open_.add(node)
+        elif self.stages[node].gentler and self.gently[node] < GENTLY and not self.level.get(node):
+            self.gently[node] += 1
+            open_.add(node)
         elif self.level.get(node, 0) < (LEVELS if isinstance(node, int) else 1) and not fact_:
             self.level[node] = self.level.get(node, 0) + 1
+            self.gently[node] = 0
             open_.add(node)
         elif isinstance(node, tuple) and node not in self.cutter.dropped:
             self._drop(node, open_)
@@ -393,6 +405,7 @@ class Engine:
                 if self.anew[node] <= ANEW:
                     self.broken.pop(node, None)
                     self.level.pop(node, None)
+                    self.gently.pop(node, None)
                     self.used[node] = set()
                 elif node in self.broken or place not in self.stages[node].uses:
                     continue
@@ -425,15 +438,15 @@ class Engine:
         if isinstance(node, tuple) and node[0] == FACT:
             return self.cutter.condition(node[1])
         goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.alignment.claims[node])
-        level = self.level.get(node, 0)
-        first = self.cutter.stage(goal, level, node in self.with_facts, (node, level) in self.in_full)
+        level, gently = self.level.get(node, 0), self.gently[node]
+        first = self.cutter.stage(goal, level, node in self.with_facts, (node, level, gently) in self.in_full, gently, node in self.spelled)
         if first.foreign and level < LEVELS:  # nothing would come of it: further back, both sides may speak of the same
             try:
-                second = self.cutter.stage(goal, level + 1, node in self.with_facts, (node, level + 1) in self.in_full)
+                second = self.cutter.stage(goal, level + 1, node in self.with_facts, (node, level + 1, 0) in self.in_full)
             except NoStage:
                 return first
             if not second.foreign:
-                self.level[node] = level + 1
+                self.level[node], self.gently[node] = level + 1, 0
                 return second
         return first
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from trainverify.domains.element import Element
-from trainverify.domains.polynomials import Choice, Need, Poly, Scalars, TooLarge, Unsupported, rational
+from trainverify.domains.polynomials import Need, Poly, Scalars, TooLarge, Unsupported, rational
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.check import equal, solved
 from trainverify.prove.staged.expressions import Short
@@ -18,7 +18,7 @@ from trainverify.prove.staged.graphs import LOGICAL, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.solver import Z3, Solver
 from trainverify.prove.staged.stages import Part, Stage
-from trainverify.prove.staged.terms import value
+from trainverify.prove.staged.terms import symbol, value
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,9 @@ class _Check:
     def short(self, n: int, short: Short) -> Result:
         """For any value of the parts that both sides have in common, by normal forms alone."""
         s, domain = self.scalars, self.domain
-        symbols = [self._made(k, *kind) for k, kind in enumerate(short.kinds)]
+        symbols = [symbol(s, k, *kind) for k, kind in enumerate(short.kinds)]
+        for x, y in short.vanishing:
+            s.vanishes(symbols[x], symbols[y])
         got, factor, want = short.term.args
         mine = domain.real(value(got, symbols.__getitem__, domain))
         times = domain.real(value(factor, symbols.__getitem__, domain))
@@ -222,17 +224,7 @@ class _Check:
 
     def symbol(self, i: int) -> Any:
         if i not in self.symbols:
-            self.symbols[i] = self._made(i, *self.alignment.symbol_kind(i))
+            self.symbols[i] = symbol(self.scalars, i, *self.alignment.symbol_kind(i))
+            for other in self.alignment.supports.get(i, ()):
+                self.scalars.vanishes(self.symbols[i], self.symbol(other))
         return self.symbols[i]
-
-    def _made(self, number: int, kind: str, domain: Any) -> Any:
-        s = self.scalars
-        if kind == "bool" or (domain is not None and domain[0] == "indicator"):
-            return s.flag(number)
-        if kind == "int":
-            if domain is None or domain[0] != "ids" or domain[1] is None:
-                raise Unsupported("an integer input without a range")
-            _, size, ignore = domain
-            values = tuple(range(size)) + (() if ignore is None or 0 <= ignore < size else (ignore,))
-            return s.choice(Choice(number, values))
-        return s.symbol(number, domain[0] if domain is not None and domain[0] in ("positive", "nonnegative") else None)

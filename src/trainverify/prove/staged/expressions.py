@@ -6,7 +6,7 @@ that both sides have in common need not be looked into: what holds for any value
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +15,7 @@ from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.signs import FINITE, Sign, expression_sign, expression_state
+from trainverify.prove.staged.supports import NOWHERE, Support, expression_support
 from trainverify.prove.staged.terms import MAY_FAIL, Made, Term
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ ROUNDS: Final = 12
 VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
 REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
 ARITHMETIC: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs", "detach"))  # whose values are so if an argument is
+COMPARES: Final = frozenset(("lt", "le", "eq", "sign"))
+POSITIONS: Final = ("argsort", "argmax", "argmin")
 _NOTHING: Final = {"real": Fraction(0), "int": 0, "bool": 0}
 
 
@@ -35,6 +38,7 @@ class Short:
 
     term: Term
     kinds: tuple[tuple[str, Any], ...]
+    vanishing: tuple[tuple[int, int], ...]  # which of them are 0 wherever which others are
     partial: bool  # whether such a part divides, or takes a root or logarithm
 
 
@@ -50,6 +54,7 @@ class Expressions:
         self._partial: list[bool] = []  # whether something in it divides, or takes a root or logarithm
         self._states: list[int] = []
         self._signs: list[Sign] = []
+        self._supports: list[Support] = []
         self._real: list[bool] = []  # whether it is known to be a real number, not an integer or a truth value
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
@@ -92,11 +97,15 @@ class Expressions:
             states = [self._states[a] for a in args]
             signs = [self._signs[a] for a in args]
             if op == "symbol":
+                self._supports.append(self.alignment.supports.get(info, NOWHERE) | {info})
                 kind, domain = self.alignment.symbol_kind(info)
                 signed = domain is not None and domain[0] in ("positive", "nonnegative")
                 self._real.append(kind == "real")
                 self._signs.append(domain[0] if signed else None)
             else:
+                self._supports.append(
+                    expression_support(op, info, [self._supports[a] for a in args]) if self.alignment.supports else NOWHERE
+                )
                 self._real.append(_is_real(op, info, [self._real[a] for a in args]))
                 self._signs.append(expression_sign(op, info, signs, states, args))
             self._partial.append((op == "map" and info[0] in MAY_FAIL) or any(self._partial[a] for a in args))
@@ -159,6 +168,9 @@ class Expressions:
         if stage.nonzero or stage.extra or stage.facts or not elements or len(self._keys) < FEW:
             return {}
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
+        if any(self._is_mask(key) for key in self._keys):
+            masks = Masks(self)
+            pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
         factor = self._times(self._literal(1), stage.goal.factor)
         self._describe()
         stops = {c for c in self._common(pairs.values()) if self._may_stand(c)}
@@ -170,7 +182,9 @@ class Expressions:
                 mine, visits = self._leaves((got, factor), stops)
                 theirs, more = self._leaves((want,), stops)
                 left -= visits + more
-                unmatched |= (mine ^ theirs) & stops
+                unmatched |= {
+                    u for u in (mine ^ theirs) & stops if self._keys[u][0] not in ("hit", "row")
+                }  # nothing more is known of positions
                 if not theirs <= mine:
                     foreign.add(n)
                 if left < 0:
@@ -181,22 +195,56 @@ class Expressions:
         return {}
 
     def _common(self, pairs: Iterable[tuple[int, int]]) -> set[int]:
-        """Parts that both sides have. Not what is turned into an integer, nor what may be without a value in a branch that is not taken."""
+        """Parts that both sides have. Not what is turned into an integer, nor what may be without a value in a branch that is not taken,
+        nor what is compared: it may be 0 because of a factor that it has."""
         got, want = zip(*pairs, strict=True)
         whole = {a for op, info, args in self._keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
         branches = self._parts(a for op, _, args in self._keys if op == "choose" for a in args[1:])
-        return (self._parts(got) & self._parts(want)) - whole - {b for b in branches if self._partial[b]}
+        always = self._parts(want, enter=lambda n: self._keys[n][2][:1] if self._keys[n][0] == "choose" else self._keys[n][2])
+        compared = self._parts(self._compared(), enter=lambda n: [a for a in self._keys[n][2] if self._may_vanish(a)])
+        wide = self._above(compared)
+        found = self._parts(got) & self._parts(want)
+        return found - whole - wide - {b for b in branches if self._partial[b] and b not in always}
+
+    def _compared(self) -> list[int]:
+        """What is positive or 0, and something is said of which."""
+        compared = [a for op, info, args in self._keys if op == "map" and info[0] in COMPARES for a in args]
+        return [a for a in compared if self._signs[a] == "nonnegative" and self._may_vanish(a)]
+
+    def _may_vanish(self, number: int) -> bool:
+        """Whether an expression may be 0 because of a factor that it has."""
+        return self._signs[number] != "positive" and self._keys[number][0] not in ("hit", "row", "real", "symbol")
+
+    def _above(self, numbers: set[int]) -> set[int]:
+        """These and everything that they are part of, if not of what is compared or sorted only."""
+        found = set(numbers)
+        for n, (op, _, args) in enumerate(self._keys):
+            if op not in ("hit", "row") and not found.isdisjoint(args):
+                found.add(n)
+        return found if numbers else set()
 
     def _may_stand(self, number: int) -> bool:
-        """Whether an expression is a real number wherever the logical program is defined, and more than a symbol."""
-        return self._real[number] and self._states[number] == FINITE and self._keys[number][0] not in ("symbol", "real")
+        """Whether an expression is a number wherever the logical program is defined, and more than a symbol: a real one, or a position."""
+        op, info, _ = self._keys[number]
+        if self._states[number] != FINITE or op in ("symbol", "real"):
+            return False
+        return self._real[number] or (op == "row" and info[0] in POSITIONS)
 
-    def _parts(self, numbers: Iterable[int]) -> set[int]:
-        """Everything in these."""
+    def _is_mask(self, key: Key) -> bool:
+        """Whether an expression is 1 where something is positive, else 0."""
+        op, info, args = key
+        if op != "map" or info[0] != "as_real":
+            return False
+        op, info, args = self._keys[args[0]]
+        return op == "map" and info[0] == "lt" and self._keys[args[0]][:2] == ("real", 0)
+
+    def _parts(self, numbers: Iterable[int], enter: Callable[[int], Sequence[int]] | None = None) -> set[int]:
+        """Everything in these, or only what is reached by `enter`."""
         found = set(numbers)
         stack = list(found)
         while stack:
-            for a in self._keys[stack.pop()][2]:
+            number = stack.pop()
+            for a in self._keys[number][2] if enter is None else enter(number):
                 if a not in found:
                     found.add(a)
                     stack.append(a)
@@ -236,14 +284,134 @@ class Expressions:
             canonical: Made = self.graph.terms.canonical(make("goal", None, [term(got), term(factor), term(want)]))
             leaves: tuple[Any, ...] = canonical[1]
             kinds = tuple([self._kind(number) for number in leaves])
-            made[n] = Short(canonical[0], kinds, any(self._partial[number] for number in leaves))
+            made[n] = Short(canonical[0], kinds, self._vanishing(leaves), any(self._partial[number] for number in leaves))
         return made
 
+    def _vanishing(self, leaves: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Which of these are 0 wherever which symbols among them are, as far as that is of interest."""
+        at = {self._keys[number][1]: n for n, number in enumerate(leaves) if self._keys[number][0] == "symbol"}
+        pairs = [(n, at.get(i)) for n, number in enumerate(leaves) for i in self._supports[number] or () if i in self.alignment.supported]
+        return tuple(sorted((n, other) for n, other in pairs if other is not None and other != n))
+
     def _kind(self, number: int) -> tuple[str, Any]:
-        op, info, _ = self._keys[number]
+        op, info, args = self._keys[number]
         if op == "symbol":
             return self.alignment.symbol_kind(info)  # type: ignore[no-any-return]
+        if op == "hit":
+            return ("real", ("indicator", None, None))
+        if not self._real[number]:  # where something is in a sorted row
+            return ("int", ("ids", len(args), None))
         return ("real", None if self._signs[number] is None else (self._signs[number], None, None))
+
+
+class Masks:
+    """Expressions with masks outside: what is 0 wherever a mask is 0, is the mask times what it is where the mask is 1.
+
+    A mask is whether something is positive, as a number. Only what has a value also where the mask is 0 is taken out of it.
+    """
+
+    def __init__(self, expressions: Expressions):
+        self.e = expressions
+        self._known: dict[int, tuple[int, int | None, bool]] = {}
+        self._outside: dict[int, int] = {}
+
+    def outside(self, number: int) -> int:
+        """The same, with masks as far outside as they can be."""
+        found = self._outside.get(number)
+        if found is None:
+            inner, mask, zero = self._split(number)
+            if mask is None:
+                found = inner
+            elif zero and self._total(inner):
+                found = self._make("map", ("mul", None, "NoneType"), [mask, inner])
+            else:
+                op, info, args = self.e._keys[number]
+                simpler = number if mask == number else self._make(op, info, [self._known_number(a) for a in args])
+                if simpler != number:
+                    found = self.outside(simpler)
+                else:
+                    found = number if mask == number else self._make(op, info, [self.outside(a) for a in args])
+            self._outside[number] = found
+        return found
+
+    def _split(self, number: int) -> tuple[int, int | None, bool]:
+        """What an expression is where the only mask in it is 1, that mask, and whether it is 0 where that is 0."""
+        found = self._known.get(number)
+        if found is None:
+            found = self._known[number] = self._look(number)
+        return found
+
+    def _look(self, number: int) -> tuple[int, int | None, bool]:
+        op, info, args = self.e._keys[number]
+        if not args or op == "row":
+            return number, None, False
+        if self.e._is_mask(self.e._keys[number]):
+            return self.e._literal(1), number, True
+        plain = self._make(op, info, [self._known_number(a) for a in args])
+        if plain != number:
+            return self._split(plain)
+        parts = [self._split(a) for a in args]
+        masks = {m for _, m, _ in parts if m is not None}
+        if len(masks) != 1:
+            return self._make(op, info, [self.outside(a) for a in args]), None, False
+        (mask,) = masks
+        known = [frozenset((mask,)) if zero else None if self._is_zero(inner) else NOWHERE for inner, _, zero in parts]
+        support = expression_support(op, info, known)
+        return self._make(op, info, [inner for inner, _, _ in parts]), mask, support is None or mask in support
+
+    def _constant(self, op: str, info: Any, args: Sequence[int]) -> int | None:
+        """Which position something known is at, and the same number as an integer or a real one; None for everything else."""
+        kind, value, _ = self.e._keys[args[0]]
+        if op == "hit" and kind == "int":
+            return self.e._literal(1 if value == info else 0)
+        if op == "map" and info[0] == "as_real" and kind in ("int", "bool"):
+            return self.e._literal(value)
+        if op == "map" and info[0] == "as_int" and kind == "real" and value in (0, 1):
+            return self.e._number(("int", int(value), ()))
+        return None
+
+    def _known_number(self, number: int) -> int:
+        """A number that an expression without symbols is, if it can be said; else the expression."""
+        op, info, args = self.e._keys[number]
+        return (
+            self._make(op, info, [self._known_number(args[0])])
+            if op == "hit" or (op == "map" and info[0] in ("as_real", "as_int"))
+            else number
+        )
+
+    def _is_zero(self, number: int) -> bool:
+        return self.e._keys[number][:2] == ("real", 0)
+
+    def _total(self, number: int) -> bool:
+        """Whether an expression has a value for all values of its symbols."""
+        self.e._describe()
+        for part in self.e._parts([number]):
+            op, info, args = self.e._keys[part]
+            if op == "map" and info[0] in MAY_FAIL and self.e._signs[args[-1]] != "positive":
+                return False
+        return self.e._states[number] == FINITE
+
+    def _make(self, op: str, info: Any, args: Sequence[int]) -> int:
+        e, one = self.e, self.e._literal(1)
+        if op == "map" and info[0] == "mul":
+            op, info = "dot", (2,)
+        if op != "dot":
+            known = self._constant(op, info, args)
+            return e._number((op, info, tuple(args))) if known is None else known
+        e._describe()
+        products: list[list[int]] = []
+        at = 0
+        for n in info:
+            factors = args[at : at + n]
+            at += n
+            if any(self._is_zero(f) for f in factors) and all(e._states[f] == FINITE for f in factors):
+                continue
+            products.append([f for f in factors if f != one] or [one])
+        if not products:
+            return e._literal(0)
+        if len(products) == 1 and len(products[0]) == 1:
+            return products[0][0]
+        return e._number(("dot", tuple(map(len, products)), tuple([f for p in products for f in p])))
 
 
 def _is_real(op: str, info: Any, args: Sequence[bool]) -> bool:

@@ -31,6 +31,7 @@ class Call:
     nodes: tuple[Node, ...] | None  # None: a message
     signature: int
     collective: bool
+    backward: bool
     text: str
 
 
@@ -64,7 +65,7 @@ class Graph:
         for row in rows:
             inputs = tuple(None if i is None else (c, row, i) for i in step.inputs)
             outputs = tuple((c, row, o) for o in step.outputs)
-            call = Call(at, row, inputs, outputs, step.nodes, signature, False, str(step.op))
+            call = Call(at, row, inputs, outputs, step.nodes, signature, False, step.op.phase == "backward", str(step.op))
             for o in outputs:
                 self.makers[o] = call
                 self.order.append(o)
@@ -72,7 +73,8 @@ class Graph:
     def _meeting(self, at: int, meeting: Meeting) -> None:
         signature = -1 if meeting.nodes is None else self.signature(meeting.nodes)
         for g, (senders, receivers) in enumerate(zip(meeting.senders, meeting.receivers, strict=True)):
-            call = Call(at, g, tuple(senders), tuple(receivers), meeting.nodes, signature, True, str(meeting.op))
+            backward = meeting.op.phase == "backward"
+            call = Call(at, g, tuple(senders), tuple(receivers), meeting.nodes, signature, True, backward, str(meeting.op))
             for o in receivers:
                 self.makers[o] = call
                 self.order.append(o)

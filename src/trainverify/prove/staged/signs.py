@@ -13,7 +13,7 @@ from trainverify.evaluate.small import Small
 from trainverify.primitives.node import Node, topological
 
 Sign = str | None
-FINITE, BELOW, WILD = range(3)  # an expression is a number, −∞, or perhaps neither, wherever the logical program is defined
+FINITE, BELOW, WILD = range(3)  # an expression is a number, a number or −∞, or perhaps neither, wherever the logical program is defined
 
 
 def tensor_signs(small: Small) -> dict[str, Sign]:
@@ -147,6 +147,10 @@ def expression_state(op: str, info: Any, args: Sequence[int]) -> int:
         return FINITE
     if WILD in args:
         return WILD
+    if op == "row" and info[0] in ("argsort", "argmax", "argmin"):  # positions, whatever is sorted
+        return FINITE
+    if op == "choose":
+        return max(args[1:])
     match (op, info[0] if op == "map" else info):
         case ("map", "exp"):
             return FINITE

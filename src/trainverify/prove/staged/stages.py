@@ -77,6 +77,8 @@ class Stage:
     written: dict[int, Part] = field(default_factory=dict)  # definitions of those, over the inputs
     divisions: list[Part] = field(default_factory=list)  # logical ops one of which may need what is to be shown
     nonzero: bool = False  # the goal is that it is not 0
+    compares: bool = False  # some leaves have elements that the plan compares
+    gentler: bool = False  # some leaves are gradients, others are not
     tasks: tuple[tuple[Any, int], ...] = ()  # (key, an element of the goal): equal keys differ in names only
     short: dict[int, Short] = field(default_factory=dict)  # elements of tasks that are shown for any value of common parts
     identical: int = 0  # elements that are the same expression on both sides
@@ -122,19 +124,59 @@ class Cutter:
         named = [i for i in ids.tolist() if 0 <= i < self.alignment.count]
         return self.alignment.owner[named[0]] if named else otherwise
 
-    def stage(self, goal: Goal, level: int = 0, with_facts: bool = False, in_full: bool = False) -> Stage:
-        """The stage of a goal; each level goes back behind the leaves of the level before. In full: common parts are looked into."""
+    def stage(
+        self, goal: Goal, level: int = 0, with_facts: bool = False, in_full: bool = False, gently: int = 0, spelled: bool = False
+    ) -> Stage:
+        """The stage of a goal; each level goes back behind the leaves of the level before, and then so many more behind gradients only.
+        In full: common parts are looked into. Spelled: no leaf has elements that are compared."""
         self.with_facts = with_facts
         opened: set[Place] = set()
         made = self._cut(goal, opened, level > 0)
-        for _ in range(level):
-            fresh = {p for p in made.plan.leaves if p not in self.alignment.sources and not self._is_logical_source(p)}
+        for n in range(level + gently):
+            fresh = self._fresh(made)
+            if n >= level:
+                fresh = self._gradients(fresh)
             if not fresh:
                 break
-            opened |= fresh
-            made = self._cut(goal, opened, True)
+            opened |= fresh | self._moved(fresh)
+            made = self._cut(goal, opened, level > 0)
+        compared = self._compared(made)
+        if spelled and compared:
+            opened |= compared | self._moved(compared)
+            made = self._cut(goal, opened, level > 0)
+        made.compares = bool(compared)
+        made.gentler = bool(self._gradients(self._fresh(made)))
         self._number(made, in_full)
         return made
+
+    def _fresh(self, stage: Stage) -> set[Place]:
+        return {p for p in stage.plan.leaves if p not in self.alignment.sources and not self._is_logical_source(p)}
+
+    def _gradients(self, leaves: set[Place]) -> set[Place]:
+        """Gradients among leaves, if there are others too."""
+        found = {p for p in leaves if self.graph.makers[p].backward}
+        return set() if found == leaves else found
+
+    def _compared(self, stage: Stage) -> set[Place]:
+        """Leaves that the plan compares, and those that have the same elements."""
+        leaves = stage.plan.leaves
+        direct = {
+            i for c in stage.plan.calls if self.alignment.compares(c) for i in c.inputs if i in leaves and i not in self.alignment.sources
+        }
+        ids = set().union(*(leaves[p][0].tolist() for p in direct if p is not None)) - {NOTHING}
+        return {p for p in self._fresh(stage) if not ids.isdisjoint(leaves[p][0].tolist())} if ids else set()
+
+    def _moved(self, places: set[Place]) -> set[Place]:
+        """Tensors that these are only moved from."""
+        found: set[Place] = set()
+        stack = list(places)
+        while stack:
+            place = stack.pop()
+            if place in self.graph.makers and self.alignment.only_moves(place):
+                fresh = [i for i in self.graph.makers[place].inputs if i is not None and i not in found]
+                found.update(fresh)
+                stack += fresh
+        return found
 
     def _is_logical_source(self, place: Place) -> bool:
         return place[0] == LOGICAL and place not in self.graph.makers
@@ -143,8 +185,7 @@ class Cutter:
 
     def _cut(self, goal: Goal, opened: set[Place], write_out: bool) -> Stage:
         uses: set[Place] = set()
-        places = [t.place for t in goal.terms]
-        plan = self._back(places, opened, uses)
+        plan = self._plan(goal, opened, uses)
         extra: dict[int, tuple[Place, Part]] = {}
         self._write_out(plan, goal, opened, uses, extra, write_out)
         stops = set() if goal.factor.element is None else {goal.factor.element}
@@ -166,6 +207,24 @@ class Cutter:
                 if len(written.calls) <= MAX_WRITTEN:
                     made.written[i] = written
         return made
+
+    def _plan(self, goal: Goal, opened: set[Place], uses: set[Place]) -> Part:
+        """The plan's side. What has some elements of the wanted tensor, but not all that are wanted, is no leaf: the others have to be
+        defined, and the definition is one of the whole tensor."""
+        a = self.alignment
+        numbers = np.append(a.numbers, -1)  # the last one is for what is no logical element
+        inside = (goal.ids >= 0) & (goal.ids < a.count)
+        wanted = set(numbers[goal.ids[inside]].tolist())
+        while True:
+            mine: set[Place] = set()
+            part = self._back([t.place for t in goal.terms], opened, mine)
+            of = {p: numbers[np.where((ids >= 0) & (ids < a.count), ids, -1)] for p, (ids, _) in part.leaves.items() if p in mine}
+            near = {p for p, n in of.items() if not wanted.isdisjoint(n.tolist())}
+            known = np.concatenate([part.leaves[p][0] for p in near]) if near else goal.ids
+            if np.isin(goal.ids[inside], known).all():
+                uses |= mine
+                return part
+            opened |= near
 
     def condition(self, i: int) -> Stage:
         """That a scalar is not 0: it has to follow from what the logical program needs, over the inputs themselves."""
@@ -333,7 +392,7 @@ class Cutter:
         seen: dict[Any, int] = {}
         for n in left:
             if n in short:
-                key: Any = (short[n].term, short[n].kinds)
+                key: Any = (short[n].term, short[n].kinds, short[n].vanishing)
                 stage.partial |= short[n].partial
             else:
                 walk = _Walk(self, stage)
@@ -384,8 +443,15 @@ class _Walk:
             for at in range(int(np.prod(self.cutter.graph.shape(last)))):
                 self.place(part, last, at)
         kinds = tuple(self.cutter.alignment.symbol_kind(i) for i in self.numbers)
+        kinds += self.vanishing()
         facts = tuple(f in stage.written for f in stage.facts)
         return (stage.nonzero, stage.with_facts, tuple(self.tokens), len(goal.terms), facts, kinds)
+
+    def vanishing(self) -> tuple[tuple[int, int], ...]:
+        """Which symbols are 0 wherever which others are."""
+        supports = self.cutter.alignment.supports
+        pairs = [(n, self.numbers.get(other)) for i, n in self.numbers.items() for other in supports.get(i, ())]
+        return tuple(sorted((n, other) for n, other in pairs if other is not None))
 
     def wanted(self, i: int) -> None:
         a = self.cutter.alignment

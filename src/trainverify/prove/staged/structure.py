@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from trainverify.domains.arrays import Array
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place
+from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.terms import Term
 
 LARGE: Final = 2_000_000  # expressions of an op that are looked through for it
@@ -22,9 +24,9 @@ Key = tuple[tuple[str, Any] | None, tuple[int, ...] | Sum]
 class Structure:
     """Logical elements first, then the plan's, in the order of execution."""
 
-    def __init__(self, graph: Graph, same: Sequence[int]):
+    def __init__(self, graph: Graph, same: Array):
         self.graph = graph
-        self.same = same  # logical element → the first one with its values
+        self.same = same  # logical element → the first one with its values, or NOTHING
         self.elements: list[int] = []  # number of every logical element, by id
         self.first: dict[int, int] = {}  # number → the first logical element that has it
         self.places: dict[Place, list[int]] = {}
@@ -32,6 +34,8 @@ class Structure:
         self._sums: dict[int, Sum] = {}  # what numbers are sums of
         self._call: Call | None = None  # the last one that was looked at
         self._inside: dict[Term, int] = {}  # its terms
+        self.nothing = self.number((None, (NOTHING,)))
+        self.first[self.nothing] = NOTHING
 
     def number(self, key: Key) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -42,9 +46,9 @@ class Structure:
 
     def _logical(self, i: int, number: int) -> None:
         assert i == len(self.elements)
-        first = self.same[i]
+        first = int(self.same[i])
         self.first.setdefault(number, first)
-        self.elements.append(number if first == i else self.elements[first])
+        self.elements.append(self.nothing if first == NOTHING else number if first == i else self.elements[first])
 
     def named(self, place: Place, ids: Iterable[int]) -> None:
         """A tensor by the logical elements that it is said to be."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from trainverify.domains.arrays import Array, ArrayDomain, labelled
 from trainverify.domains.element import Element, objects
-from trainverify.domains.polynomials import Infinity, Poly, Scalars, Unsupported, fraction
+from trainverify.domains.polynomials import Choice, Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
 
 MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
@@ -218,6 +218,19 @@ class Terms(ArrayDomain):
                         found.append(row[w] if 0 <= w < len(row) else zero)
             return np.moveaxis(objects(found, places.shape), -1, d)
         return super()._node(node, args, inputs, lead)
+
+
+def symbol(scalars: Scalars, number: int, kind: str, domain: Any) -> Any:
+    """A symbol in the element domain, of what is known of it."""
+    if kind == "bool" or (domain is not None and domain[0] == "indicator"):
+        return scalars.flag(number)
+    if kind == "int":
+        if domain is None or domain[0] != "ids" or domain[1] is None:
+            raise Unsupported("an integer input without a range")
+        _, size, ignore = domain
+        values = tuple(range(size)) + (() if ignore is None or 0 <= ignore < size else (ignore,))
+        return scalars.choice(Choice(number, values))
+    return scalars.symbol(number, domain[0] if domain is not None and domain[0] in ("positive", "nonnegative") else None)
 
 
 def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:

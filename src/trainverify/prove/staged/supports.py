@@ -1,0 +1,71 @@
+"""Elements that are 0 wherever another one is, read off the ops that make them: a weight is a factor of all gradients of its expert.
+
+Like signs, this is known of symbols: a stage that masks by such a weight being positive changes nothing of what vanishes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from trainverify.prove.staged.terms import Term
+
+Support = frozenset[int] | None  # elements such that this is 0 where one of them is; None: it is 0 everywhere
+NOWHERE: Final[frozenset[int]] = frozenset()
+
+
+def all_of(supports: Sequence[Support]) -> Support:
+    """Of a product."""
+    found: frozenset[int] = NOWHERE
+    for s in supports:
+        if s is None:
+            return None
+        found |= s
+    return found
+
+
+def common(supports: Sequence[Support]) -> Support:
+    """Of a sum."""
+    found: Support = None
+    for s in supports:
+        found = s if found is None else found if s is None else found & s
+        if found is not None and not found:
+            return NOWHERE
+    return found
+
+
+def expression_support(op: str, info: Any, args: Sequence[Support]) -> Support:
+    """Of an expression (`terms.Term`) of arguments with these supports."""
+    match op:
+        case "real":
+            return None if info == 0 else NOWHERE
+        case "dot":
+            at = 0
+            products: list[Support] = []
+            for n in info:
+                products.append(all_of(args[at : at + n]))
+                at += n
+            return common(products)
+        case "map":
+            match info[0]:
+                case "mul":
+                    return all_of(args)
+                case "add" | "sub":
+                    return common(args)
+                case "neg" | "as_real" | "abs" | "tanh" | "erf" | "sin" | "div":
+                    return args[0]
+        case "choose":
+            return common(args[1:])
+    return NOWHERE
+
+
+def term_support(term: Term, leaf: Callable[[Term], Support]) -> Support:
+    """Of a term, given that of its leaves."""
+    known: dict[int, Support] = {}
+
+    def walk(t: Term) -> Support:
+        if id(t) not in known:
+            known[id(t)] = leaf(t) if t.op == "leaf" else expression_support(t.op, t.info, [walk(a) for a in t.args])
+        return known[id(t)]
+
+    return walk(term)
