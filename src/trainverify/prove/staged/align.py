@@ -602,20 +602,19 @@ class Alignment:
 
     def _found(self, place: Place, v: Array) -> Array | None:
         ids = self.table.find(v)
-        if (ids == MISSING).any():
-            return None
-        return self._in_place(place, ids, v)
+        placed = self._in_place(place, ids, v)
+        return placed if placed is not None else None if (ids == MISSING).any() else ids
 
-    def _in_place(self, place: Place, ids: Array, v: Array) -> Array:
-        """Where several elements have one value, or it is 0, the one that lies like its neighbours do."""
+    def _in_place(self, place: Place, ids: Array, v: Array) -> Array | None:
+        """Where several elements have one value, or it is 0 or too small to be looked up, the one that lies like its neighbours do."""
         named = ids[ids >= 0]
         if not named.size or named[0] >= self.count:
-            return ids
+            return None
         owner = self.owner[int(named[0])]
         shape, whole = self.graph.shape(place), self.small.shapes[owner]
         first, size = self.start[owner], math.prod(whole)
         if not shape or ((named < first) | (named >= first + size)).any():
-            return ids
+            return None
         here = np.stack(np.unravel_index(np.arange(ids.size), shape))
         if len(shape) == len(whole):
             steps = [math.prod(whole[d + 1 :]) for d in range(len(whole))]
@@ -624,7 +623,7 @@ class Alignment:
         lies = sum((h * s for h, s in zip(here, steps, strict=True)), np.zeros_like(ids))
         starts, counts = np.unique((ids - lies)[ids >= 0], return_counts=True)
         if len(starts) == 1 and (ids >= 0).all():
-            return ids
+            return None
         for start in starts[np.argsort(-counts)][:4].tolist():
             block = lies + start
             if (block < first).any() or (block >= first + size).any():
@@ -632,7 +631,7 @@ class Alignment:
             gap = np.abs(self.table.values[:, block] - v)
             if (gap <= self.table.tolerance(v)).all():
                 return np.asarray(self.same[block])
-        return ids
+        return None
 
 
 def _step(ids: Array, d: int) -> int:

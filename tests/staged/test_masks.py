@@ -1,0 +1,201 @@
+"""Masks by routing weights: what is not chosen is 0, on one rank or on many; a mask by anything else is not shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+import trainverify as tv
+from staged.test_canonical import cut
+from staged.test_expressions import BEFORE
+from staged.test_scalars import shown
+from trainverify.campaign.agree import staged
+from trainverify.domains.polynomials import Poly, Scalars
+from trainverify.prove.staged.check import Assuming, _apart
+from trainverify.prove.staged.engine import Engine
+from trainverify.prove.staged.execute import Limits, check
+from trainverify.prove.staged.stages import Cutter, Part, Stage
+from trainverify.prove.staged.supports import NOWHERE, all_of, common, expression_support
+from trainverify.verify import verify
+from trainverify.zoo.deepseek import Config, Gate
+from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
+
+
+def logistic(s: Scalars, x: Poly) -> Poly:
+    return s.inverse(s.add(s.const(1), s.exp(s.neg(x))))
+
+
+# -- laws ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_number_times_its_being_positive() -> None:
+    """Expected: x·[x > 0] = x for x ≥ 0, and for nothing else."""
+    s = Scalars()
+    w, x = s.symbol("w", "nonnegative"), s.symbol("x")
+    mask = s.positive(w)
+    assert s.mul(w, mask) == w
+    assert s.mul(s.pow(w, Fraction(1, 2)), mask) == s.pow(w, Fraction(1, 2))
+    assert s.mul(x, s.positive(x)) != x
+    assert s.mul(s.inverse(w), mask) != s.inverse(w)  # 1/w has no value where the mask is 0
+    assert s.mul(s.symbol("v", "nonnegative"), mask) != s.symbol("v", "nonnegative")
+
+
+def test_a_summand_and_its_sum() -> None:
+    """Expected: a·[a + b > 0] = a if both are not negative; not with a difference."""
+    s = Scalars()
+    a, b, c = s.flag("a"), s.flag("b"), s.symbol("c", "positive")
+    assert s.mul(a, s.positive(s.add(a, b))) == a
+    assert s.mul(s.mul(a, c), s.positive(s.add(s.mul(a, c), b))) == s.mul(a, c)
+    assert s.mul(a, s.positive(s.sub(a, b))) != a
+    assert s.mul(a, s.positive(s.add(a, s.symbol("x")))) != a
+
+
+def test_the_sign_of_a_quotient() -> None:
+    """Expected: what is divided by is not 0, so it is positive if it is not negative; otherwise it stays."""
+    s = Scalars()
+    a, d, x = s.flag("a"), s.symbol("d", "nonnegative"), s.symbol("x")
+    assert s.positive(s.mul(a, s.inverse(d))) == a
+    assert s.positive(s.mul(a, s.inverse(x))) != a
+
+
+def test_signs_case_by_case() -> None:
+    s = Scalars()
+    a, b, e = s.flag("a"), s.flag("b"), s.exp(s.symbol("x"))
+    masked = s.add(s.sub(s.const(2), a), s.mul(a, e))  # 1 + e^(a·x)
+    assert s.sign(masked) == "positive"
+    assert s.sign(s.sub(s.const(1), a)) == "nonnegative"
+    assert s.sign(s.sub(s.sub(s.const(1), a), b)) is None
+    assert s.sign(s.sub(e, a)) is None
+
+
+def test_elements_that_vanish_with_a_weight() -> None:
+    """Expected: h·f([w > 0]·x) = h·f(x) if h is 0 where w is; not for another weight, and not before it is said."""
+    s = Scalars()
+    h, w, v, x = s.symbol("h"), s.symbol("w", "nonnegative"), s.symbol("v", "nonnegative"), s.symbol("x")
+    first = s.mul(h, logistic(s, s.mul(s.positive(w), x)))
+    assert shown(s, first, s.mul(h, logistic(s, x))) is None
+    s.vanishes(h, w)
+    assert shown(s, first, s.mul(h, logistic(s, x))) == "equations"
+    assert shown(s, s.mul(h, logistic(s, s.mul(s.positive(v), x))), s.mul(h, logistic(s, x))) is None
+    assert shown(s, logistic(s, s.mul(s.positive(w), x)), logistic(s, x)) is None
+
+
+def test_nothing_is_assumed_of_what_may_have_no_value() -> None:
+    """1/(x + [w > 0]) may have a value where w is 0 and 1/(x + 1) has none."""
+    s = Scalars()
+    w, x = s.symbol("w", "nonnegative"), s.symbol("x")
+    p = s.mul(w, s.inverse(s.add(x, s.positive(w))))
+    assert Assuming(s).all(p) == p
+    assert Assuming(s).all(s.mul(w, logistic(s, s.mul(s.positive(w), x)))) == s.mul(w, logistic(s, x))
+
+
+def test_fractions_apart() -> None:
+    """Expected: fractions without a common denominator are looked at by themselves, and all of them together if that is not enough."""
+    s = Scalars(max_terms=3000)
+    pairs = [(s.symbol(("x", n)), s.symbol(("y", n))) for n in range(9)]
+    got: Poly = {}
+    want: Poly = {}
+    for x, y in pairs:
+        below = s.add(s.add(x, y), s.const(1))
+        got = s.add(got, s.mul(s.add(x, y), s.inverse(below)))
+        want = s.add(want, s.sub(s.const(1), s.inverse(below)))
+    assert len(_apart(s, s.sub(got, want))) == 10  # one of them without a denominator
+    few = Scalars()
+    x, y = few.symbol("x"), few.symbol("y")
+    a, b = few.add(x, few.const(1)), few.add(y, few.const(1))
+    halves = few.add(few.mul(x, few.inverse(a)), few.mul(y, few.inverse(b)))
+    whole = few.sub(few.sub(few.const(2), few.inverse(a)), few.inverse(b))
+    assert shown(few, halves, whole) == "equations"
+    assert shown(few, halves, few.add(whole, few.inverse(b))) is None
+
+
+def test_supports() -> None:
+    a, b = frozenset({1}), frozenset({2})
+    assert all_of([a, b]) == {1, 2}
+    assert common([a, all_of([a, b])]) == {1}
+    assert common([a, None]) == a  # the other summand is 0
+    assert common([a, b]) == NOWHERE
+    assert expression_support("dot", (2, 1), [a, b, a]) == {1}
+    assert expression_support("map", ("div", None), [a, b]) == {1}
+    assert expression_support("map", ("exp", None), [a]) == NOWHERE  # e^0 is 1
+    assert expression_support("map", ("add", None), [a, NOWHERE]) == NOWHERE
+    assert expression_support("choose", None, [NOWHERE, a, b]) == NOWHERE
+
+
+# -- programs --------------------------------------------------------------------------------------------------------
+
+
+def routed(mask: str | None) -> tv.Program:
+    """Σ |x·g|·silu(x·u), where only tokens with a weight are sent, or those that another token or expert has a weight for."""
+    b = tv.program("routed")
+    x, g, u = b.input("x", (3, 4)), b.input("g", (2, 4)), b.input("u", (2, 4))
+    w = b.abs(b.linear(x, g), name="w")
+    if mask is None:
+        inner = b.linear(x, u, name="inner")
+    else:
+        dim = {"own": None, "expert": 1, "token": 0}[mask]
+        of = w
+        if dim is not None:
+            size = (3, 2)[dim]
+            of = b.concat(b.slice(w, dim=dim, start=1, stop=size), b.slice(w, dim=dim, start=0, stop=1), dim=dim, name="turned")
+        chosen = b.float(b.gt(of, value=0), name="chosen")
+        inner = b.einsum(chosen, x, u, spec="te,th,eh->te", name="inner")
+    b.loss(b.sum(b.mul(w, b.silu(inner, name="out"), name="y")))
+    return b.build()
+
+
+@pytest.mark.parametrize(("mask", "proved"), [("own", True), ("expert", False), ("token", False)])
+def test_only_the_own_weight_may_mask(mask: str, proved: bool) -> None:
+    """Weights are never 0 on random inputs: evaluation sees no difference, all rests on the proof. The solver may find where it fails."""
+    report = verify(routed(None), routed(mask), engine="smt", points=1)
+    assert (report.verdict == "PROVED(reduced)") == proved, report.notes
+    assert proved or report.verdict in ("REFUTED", "UNKNOWN")
+
+
+GATE = Gate(6, 2, "sigmoid", normalize=True, scale=2.5, groups=3, top_groups=2, group_score="top2", bias=True)
+CONFIG = Config(1, 0, 6, 2, 6, 4, 1, GATE, 10, sequence=3, q_rank=4, kv_rank=4, head=4, rotary=2, value=3, batch=4)
+
+
+@pytest.fixture(scope="module")
+def of_experts() -> tuple[tv.Program, tv.Plan]:
+    return deepseek_step(CONFIG), deepseek_plan(CONFIG, Degrees(dp=2, ep=2, normalise="loss"))
+
+
+def test_experts_on_two_ranks_are_proved(of_experts: tuple[tv.Program, tv.Plan]) -> None:
+    """Expected: all of it, with groups that are masked by −∞ before the choice, and the router's gradient."""
+    proof = staged(*of_experts)
+    assert not proof.failed, proof.failed
+
+
+MASKED = ("moe.combined", "moe.up.grad", "moe.silu.grad", "moe.gate.grad", "gate_proj.grad", "down_proj.grad", "moe.input.rows.grad")
+
+
+def test_weights_exchanged(of_experts: tuple[tv.Program, tv.Plan]) -> None:
+    """Expected: a stage in which two experts of the rank get their tokens by each other's weights is not shown, without that it is."""
+    engine, stages = cut(*of_experts)
+    found = []
+    for stage in {engine.cutter._canonical.form(s): s for s in stages}.values():
+        _, rank, name = stage.goal.terms[0].place
+        if name.endswith(MASKED):
+            found.append((shows(engine, stage), shows(engine, replace(stage, plan=exchanged(engine, stage.plan, 3 * rank)))))
+    assert found == [(True, False)] * 14
+
+
+def exchanged(engine: Engine, part: Part, first: int) -> Part:
+    """The weights that the plan compares, of two experts of the first token exchanged."""
+    leaves = dict(part.leaves)
+    for place in [i for c in part.calls if engine.alignment.compares(c) for i in c.inputs if i in part.leaves]:
+        ids, factor = leaves[place]
+        ids = ids.copy()
+        ids[[first, first + 1]] = ids[[first + 1, first]]
+        leaves[place] = ids, factor
+    return replace(part, leaves=leaves)
+
+
+def shows(engine: Engine, stage: Stage) -> bool:
+    """Whether all elements of a stage are shown."""
+    made = replace(stage, **BEFORE)
+    Cutter(engine.alignment)._number(made)
+    return all(check(made, n, engine.alignment, Limits(seconds=2.0)).proved for _, n in made.tasks)
