@@ -25,18 +25,19 @@ from trainverify.graph.lineage import Layout, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
-from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOTHING, ROUGH, Table
+from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
 from trainverify.prove.staged.signs import tensor_signs
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import NOWHERE, Support, term_support
 from trainverify.prove.staged.terms import Term
-from trainverify.prove.staged.zeros import Leaf, Zeros
+from trainverify.prove.staged.zeros import Leaf, Made, Zeros
 
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
 MOST: Final = 16  # more of them where token ids happen to be equal on all
 LOUD: Final = 2  # points with large ones
 FEW: Final = 3  # quiet points are enough to say where a plan is wrong
 LENIENT: Final = 1e-6  # for elements that are made alike
+BEFORE: Final = 2  # gradients that are looked behind, for what is 0 by how they are made
 
 
 class Contradiction(Exception):
@@ -300,24 +301,43 @@ class Alignment:
         return np.where(inside & (self.same[np.where(inside, ids, 0)] == NOTHING), NOTHING, ids)
 
     def _name_zeros(self, name: str) -> None:
-        """Elements of a logical tensor that are 0 by definition, or by the op that makes them from others."""
+        """Elements of a logical tensor that are 0 by definition, or by the op that makes them from others; of gradients that are rounding
+        only, by the ops before it too."""
         place, first = (LOGICAL, 0, name), self.start[name]
         own = slice(first, first + math.prod(self.small.shapes[name]))
-        maybe = np.flatnonzero(self.usable[own] & ~self.table.values[:, own].any(axis=0))
-        if not maybe.size or self.graph.work(place) > LARGE:
+        sizes = np.abs(self.table.values[:, own])
+        maybe = self.usable[own] & ~sizes.any(axis=0)
+        faint = self.usable[own] & (sizes[: self.quiet].max(axis=0, initial=0.0) <= NOISE * sizes[: self.quiet].max(initial=0.0))
+        call = self.graph.makers[place]
+        if not (maybe | faint).any() or self.graph.work(place) > LARGE:
             return
-        for at in maybe.tolist():
-            term, leaves = self.graph.definition(place, at)
-            known = [k for k in (self._known(p, q) for p, q in leaves) if k is not None]
-            if len(known) == len(leaves) and self._zeros.zero(term, known):
-                self.same[first + at] = NOTHING
+        for at in np.flatnonzero(maybe | (faint & call.backward)).tolist():
+            for before in (0, BEFORE) if call.backward else (0,):
+                made = self._made_of(place, at, before)
+                if made is not None and self._zeros.zero(made):
+                    self.same[first + at] = NOTHING
+                    break
 
-    def _known(self, place: Place, at: int) -> Leaf | None:
-        """What an element of a logical tensor is known as; None if it may be infinite."""
-        i = int(self.ids[place[2]].reshape(-1)[at])
-        kind = self.symbol_kind(i)
-        number = self.structure.places[place][at]
-        return None if kind[0] == "real" and not self.usable[i] else (NOTHING if number == self.structure.nothing else number, kind)
+    def _made_of(self, place: Place, at: int, before: int) -> Made | None:
+        """How an element of a logical tensor is made, back behind so many gradients, and of what; None if some of it may be infinite."""
+        term, leaves = self.graph.definition(place, at)
+        found: list[Made | Leaf] = []
+        for p, q in leaves:
+            i = int(self.ids[p[2]].reshape(-1)[q])
+            owner = (LOGICAL, 0, self.owner[i])
+            call = self.graph.makers.get(owner)
+            kind = self.symbol_kind(i)
+            if kind[0] == "real" and not self.usable[i]:
+                return None
+            if before and self.same[i] != NOTHING and call is not None and call.backward and self.graph.work(owner) <= LARGE:
+                made = self._made_of(owner, i - self.start[self.owner[i]], before - 1)
+                if made is None:
+                    return None
+                found.append(made)
+            else:
+                number = self.structure.places[p][q]
+                found.append(Leaf(NOTHING if number == self.structure.nothing else number, kind))
+        return Made(term, tuple(found))
 
     @cached_property
     def numbers(self) -> Array:
@@ -549,6 +569,7 @@ class Alignment:
         """For every element whether another one has the same values on all points."""
         found = np.zeros(self.count + len(self.extra) + 1, dtype=bool)  # the last one is NOTHING
         found[self.same[self.same != np.arange(self.count)]] = True
+        found[NOTHING] = False
         return found
 
     def _value_of(self, i: int) -> Array:

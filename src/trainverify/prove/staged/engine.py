@@ -372,6 +372,8 @@ class Engine:
         a = self.alignment
         if place in self.retried or place[0] == FACT:
             return False
+        if place[0] == LOGICAL and (a.claims[place].ids == NOTHING).any():  # zeros that were looked at
+            return False
         self.retried.add(place)
         if place[0] == LOGICAL:
             self._drop(place, open_)

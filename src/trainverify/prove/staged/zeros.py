@@ -1,4 +1,4 @@
-"""Logical elements that are 0 whatever the inputs are, by the op that makes them: a query that sees one key has no gradient.
+"""Logical elements that are 0 whatever the inputs are, by the ops that make them: a query that sees one key has no gradient.
 
 Only a proposal, like all of alignment: that they are 0 is a claim, and a stage proves it.
 """
@@ -6,45 +6,67 @@ Only a proposal, like all of alignment: that they are 0 is a claim, and a stage 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from trainverify.domains.element import Element
 from trainverify.domains.polynomials import Scalars, TooLarge, Unsupported
+from trainverify.prove.staged.check import solved
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.terms import Term, symbol, value
 
-SECONDS: Final = 0.5  # for one element; those that are made alike are looked at once
-TERMS: Final = 5_000
+SECONDS: Final = 1.0  # for one element; those that are made alike are looked at once
+TERMS: Final = 10_000
 
 
-Leaf = tuple[int, tuple[str, Any]]  # a number that equal ones share, and what is known of it
+@dataclass(frozen=True)
+class Leaf:
+    number: int  # equal for equal ones; NOTHING for those that are 0
+    kind: tuple[str, Any]  # what is known of it
+
+
+@dataclass(frozen=True)
+class Made:
+    """A term, and what its leaves are."""
+
+    term: Term
+    leaves: tuple[Made | Leaf, ...]
 
 
 class Zeros:
-    """Terms that were looked at."""
+    """Elements that were looked at."""
 
     def __init__(self) -> None:
         self._known: dict[Any, bool] = {}
 
-    def zero(self, term: Term, leaves: Sequence[Leaf]) -> bool:
-        """Whether a term is 0 for all values of its leaves; the number NOTHING is for those that are 0."""
-        order = {NOTHING: NOTHING}
-        numbers = tuple(order.setdefault(n, len(order)) for n, _ in leaves)
-        kinds = tuple(kind for _, kind in leaves)
-        key = (term, numbers, kinds)
+    def zero(self, made: Made) -> bool:
+        """Whether an element is 0 for all values of its leaves."""
+        key = _key(made, {NOTHING: NOTHING})
         if key not in self._known:
-            self._known[key] = _zero(term, numbers, kinds)
+            self._known[key] = _zero(made)
         return self._known[key]
 
 
-def _zero(term: Term, numbers: Sequence[int], kinds: Sequence[tuple[str, Any]]) -> bool:
+def _key(made: Made | Leaf, order: dict[int, int]) -> Any:
+    """Names go, structure stays."""
+    if isinstance(made, Leaf):
+        return order.setdefault(made.number, len(order)), made.kind
+    return made.term, tuple([_key(m, order) for m in made.leaves])
+
+
+def _zero(made: Made) -> bool:
     scalars = Scalars(TERMS, time.monotonic() + SECONDS)
+    domain = Element(scalars)
     symbols: dict[int, Any] = {NOTHING: {}}
+
+    def of(m: Made | Leaf) -> Any:
+        if isinstance(m, Made):
+            return value(m.term, lambda k: of(m.leaves[k]), domain)
+        if m.number not in symbols:
+            symbols[m.number] = symbol(scalars, m.number, *m.kind)
+        return symbols[m.number]
+
     try:
-        for n, kind in zip(numbers, kinds, strict=True):
-            if n not in symbols:
-                symbols[n] = symbol(scalars, n, *kind)
-        return bool(value(term, lambda k: symbols[numbers[k]], Element(scalars)) == {})
+        return not solved(scalars, domain.real(of(made)))
     except (Unsupported, TooLarge, RecursionError):
         return False
