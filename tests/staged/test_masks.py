@@ -13,6 +13,7 @@ from staged.test_expressions import BEFORE
 from staged.test_scalars import shown
 from trainverify.campaign.agree import staged
 from trainverify.domains.polynomials import Poly, Scalars
+from trainverify.prove.staged import expressions
 from trainverify.prove.staged.check import Assuming, _apart
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
@@ -152,6 +153,46 @@ def test_only_the_own_weight_may_mask(mask: str, proved: bool) -> None:
     report = verify(routed(None), routed(mask), engine="smt", points=1)
     assert (report.verdict == "PROVED(reduced)") == proved, report.notes
     assert proved or report.verdict in ("REFUTED", "UNKNOWN")
+
+
+def divided(mask: bool) -> tv.Program:
+    """Σ |x·g|·x·u / e^(x·v), where what is divided and what it is divided by may be masked: 0/0 where there is no weight."""
+    b = tv.program("divided")
+    x, g, u, v = b.input("x", (3, 4)), b.input("g", (2, 4)), b.input("u", (2, 4)), b.input("v", (2, 4))
+    w = b.abs(b.linear(x, g), name="w")
+    top, below = b.linear(x, u, name="top"), b.exp(b.linear(x, v), name="below")
+    if mask:
+        chosen = b.float(b.gt(w, value=0), name="chosen")
+        top, below = b.mul(chosen, top, name="top.sent"), b.mul(chosen, below, name="below.sent")
+    b.loss(b.sum(b.mul(w, b.div(top, below, name="out"), name="y")))
+    return b.build()
+
+
+@pytest.mark.parametrize("few", [0, 300])
+def test_a_mask_is_not_divided_out(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: not proved. It agrees on all random inputs, and has no value where a weight is 0."""
+    monkeypatch.setattr(expressions, "FEW", few)
+    assert verify(divided(False), divided(False), engine="smt", points=1).verdict == "PROVED(reduced)"
+    assert verify(divided(False), divided(True), engine="smt", points=1).verdict == "UNKNOWN"
+
+
+@pytest.mark.parametrize("few", [0, 300])
+def test_what_has_no_value_stays_when_it_is_multiplied_by_zero(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: Σ [t = 1]·|x|/y over t has no value where y₀ is 0, also if only the second one counts; not proved."""
+    monkeypatch.setattr(expressions, "FEW", few)
+
+    def picked(divides: bool) -> tv.Program:
+        b = tv.program("picked")
+        x, y = b.input("x", (2, 3)), b.input("y", (2, 3))
+        z = b.mul(b.abs(x, name="w"), b.float(b.gt(b.abs(x), value=0)), name="z")
+        if divides:
+            hot = b.float(b.one_hot(b.arange(start=0, stop=2), num_classes=2))
+            z = b.einsum(hot, b.div(b.mul(z, y), y, name="ratio"), spec="tc,th->ch", name="picked")
+        b.loss(b.sum(b.slice(z, dim=0, start=1, stop=2)))
+        return b.build()
+
+    assert verify(picked(False), picked(False), engine="smt", points=1).verdict == "PROVED(reduced)"
+    assert verify(picked(False), picked(True), engine="smt", points=1).verdict == "UNKNOWN"
 
 
 GATE = Gate(6, 2, "sigmoid", normalize=True, scale=2.5, groups=3, top_groups=2, group_score="top2", bias=True)

@@ -241,14 +241,15 @@ class Alignment:
             self._find_supports()
 
     def _find_supports(self) -> None:
-        """Logical elements that are 0 wherever one is that some op compares."""
+        """Logical elements that are 0 wherever one is that some op compares: by definition, as no stage shows it. That two elements are
+        equal is a claim, so each goes by its own name here."""
         compared = self._compared()
         if not compared:
             return
         known: dict[int, Support] = {i: frozenset((i,)) for i in compared}
         for step in self.small.logical_steps:
             given = [None if i is None else self.ids[i].reshape(-1) for i in step.inputs]
-            if moves_only(step.nodes) or not any(i in known for ids in given if ids is not None for i in self.same[ids].tolist()):
+            if moves_only(step.nodes) or not any(i in known for ids in given if ids is not None for i in ids.tolist()):
                 continue
             for name in step.outputs:
                 place = (LOGICAL, 0, name)
@@ -258,8 +259,7 @@ class Alignment:
 
                 def leaf(t: Term, call: Call = call) -> Support:
                     at_place, at = self.graph.leaf(call, t.info)
-                    i = int(self.same[self.ids[at_place[2]].reshape(-1)[at]])
-                    return None if i == NOTHING else known.get(i, NOWHERE)
+                    return known.get(int(self.ids[at_place[2]].reshape(-1)[at]), NOWHERE)
 
                 for at, i in enumerate(self.ids[name].reshape(-1).tolist()):
                     found = term_support(self.graph.term(place, at), leaf)
@@ -291,8 +291,8 @@ class Alignment:
                 if place is not None and self.graph.kind(place) == "real":
                     known = self.ids[place[2]].reshape(-1) if place[0] == LOGICAL else (self._named(place) or (None,))[0]
                 for i in () if known is None else known.tolist():
-                    if 0 <= i < self.count and self.signs[self.owner[i]] == "nonnegative" and self.same[i] != NOTHING:
-                        found.add(int(self.same[i]))
+                    if 0 <= i < self.count and self.signs[self.owner[i]] == "nonnegative":
+                        found.add(i)
         return found
 
     def _without_zeros(self, ids: Array) -> Array:

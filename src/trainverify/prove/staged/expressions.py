@@ -169,7 +169,7 @@ class Expressions:
             return {}
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
         if any(self._is_mask(key) for key in self._keys):
-            masks = Masks(self)
+            masks = Masks(self, self._always([want for _, want in pairs.values()]))
             pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
         factor = self._times(self._literal(1), stage.goal.factor)
         self._describe()
@@ -200,11 +200,15 @@ class Expressions:
         got, want = zip(*pairs, strict=True)
         whole = {a for op, info, args in self._keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
         branches = self._parts(a for op, _, args in self._keys if op == "choose" for a in args[1:])
-        always = self._parts(want, enter=lambda n: self._keys[n][2][:1] if self._keys[n][0] == "choose" else self._keys[n][2])
+        always = self._always(want)
         compared = self._parts(self._compared(), enter=lambda n: [a for a in self._keys[n][2] if self._may_vanish(a)])
         wide = self._above(compared)
         found = self._parts(got) & self._parts(want)
         return found - whole - wide - {b for b in branches if self._partial[b] and b not in always}
+
+    def _always(self, want: Sequence[int]) -> set[int]:
+        """Parts of the logical side that have a value wherever the logical program is defined: not those in branches."""
+        return self._parts(want, enter=lambda n: self._keys[n][2][:1] if self._keys[n][0] == "choose" else self._keys[n][2])
 
     def _compared(self) -> list[int]:
         """What is positive or 0, and something is said of which."""
@@ -222,6 +226,11 @@ class Expressions:
             if op not in ("hit", "row") and not found.isdisjoint(args):
                 found.add(n)
         return found if numbers else set()
+
+    def _of_a_row(self, number: int) -> bool:
+        """Whether an expression is a position in a sorted row, or whether something is at one."""
+        op, _, args = self._keys[number]
+        return op == "row" or (op == "hit" and self._keys[args[0]][0] == "row")
 
     def _may_stand(self, number: int) -> bool:
         """Whether an expression is a number wherever the logical program is defined, and more than a symbol: a real one, or a position."""
@@ -307,11 +316,15 @@ class Expressions:
 class Masks:
     """Expressions with masks outside: what is 0 wherever a mask is 0, is the mask times what it is where the mask is 1.
 
-    A mask is whether something is positive, as a number. Only what has a value also where the mask is 0 is taken out of it.
+    A mask is whether something is positive, as a number. Only what has a value also where the mask is 0, with the mask in it and without,
+    is taken out of it, and only what always has a value is left out where it is multiplied by 0.
     """
 
-    def __init__(self, expressions: Expressions):
+    def __init__(self, expressions: Expressions, always: set[int]):
         self.e = expressions
+        partial = [self.e._keys[n] for n in always if self._may_fail(n)]
+        self._granted = {(info, args[-1]) for _, info, args in partial}  # what the logical program divides by, and takes roots of
+        self._defined: list[bool] = []
         self._known: dict[int, tuple[int, int | None, bool]] = {}
         self._outside: dict[int, int] = {}
 
@@ -322,7 +335,7 @@ class Masks:
             inner, mask, zero = self._split(number)
             if mask is None:
                 found = inner
-            elif zero and self._total(inner):
+            elif zero and self._total(number, inner):
                 found = self._make("map", ("mul", None, "NoneType"), [mask, inner])
             else:
                 op, info, args = self.e._keys[number]
@@ -382,14 +395,18 @@ class Masks:
     def _is_zero(self, number: int) -> bool:
         return self.e._keys[number][:2] == ("real", 0)
 
-    def _total(self, number: int) -> bool:
-        """Whether an expression has a value for all values of its symbols."""
+    def _may_fail(self, number: int) -> bool:
+        op, info, _ = self.e._keys[number]
+        return op == "map" and info[0] in MAY_FAIL
+
+    def _total(self, *numbers: int) -> bool:
+        """Whether expressions have values wherever the logical program is defined, for any values of masks."""
         self.e._describe()
-        for part in self.e._parts([number]):
-            op, info, args = self.e._keys[part]
-            if op == "map" and info[0] in MAY_FAIL and self.e._signs[args[-1]] != "positive":
-                return False
-        return self.e._states[number] == FINITE
+        for n in range(len(self._defined), max(numbers) + 1):
+            _, info, args = self.e._keys[n]
+            fails = self._may_fail(n) and self.e._signs[args[-1]] != "positive" and (info, args[-1]) not in self._granted
+            self._defined.append(not fails and all(self._defined[a] for a in args))
+        return all(self._defined[n] and self.e._states[n] == FINITE for n in numbers)
 
     def _make(self, op: str, info: Any, args: Sequence[int]) -> int:
         e, one = self.e, self.e._literal(1)
@@ -404,7 +421,7 @@ class Masks:
         for n in info:
             factors = args[at : at + n]
             at += n
-            if any(self._is_zero(f) for f in factors) and all(e._states[f] == FINITE for f in factors):
+            if any(self._is_zero(f) for f in factors) and self._total(*factors):
                 continue
             products.append([f for f in factors if f != one] or [one])
         if not products:
