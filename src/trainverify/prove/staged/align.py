@@ -311,7 +311,7 @@ class Alignment:
         call = self.graph.makers[place]
         if not (maybe | faint).any() or self.graph.work(place) > LARGE:
             return
-        for at in np.flatnonzero(maybe | (faint & call.backward)).tolist():
+        for at in np.flatnonzero(maybe | faint).tolist():
             for before in (0, BEFORE) if call.backward else (0,):
                 made = self._made_of(place, at, before)
                 if made is not None and self._zeros.zero(made):
