@@ -12,9 +12,9 @@ from staged.test_canonical import cut
 from staged.test_expressions import BEFORE
 from staged.test_scalars import shown
 from trainverify.campaign.agree import staged
-from trainverify.domains.polynomials import Poly, Scalars
+from trainverify.domains.polynomials import Poly, Scalars, TooLarge
 from trainverify.prove.staged import expressions
-from trainverify.prove.staged.check import Assuming, _apart
+from trainverify.prove.staged.check import Assuming, _apart, _solved
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
 from trainverify.prove.staged.stages import Cutter, Part, Stage
@@ -95,14 +95,17 @@ def test_nothing_is_assumed_of_what_may_have_no_value() -> None:
 def test_fractions_apart() -> None:
     """Expected: fractions without a common denominator are looked at by themselves, and all of them together if that is not enough."""
     s = Scalars(max_terms=3000)
-    pairs = [(s.symbol(("x", n)), s.symbol(("y", n))) for n in range(9)]
     got: Poly = {}
     want: Poly = {}
-    for x, y in pairs:
-        below = s.add(s.add(x, y), s.const(1))
-        got = s.add(got, s.mul(s.add(x, y), s.inverse(below)))
-        want = s.add(want, s.sub(s.const(1), s.inverse(below)))
-    assert len(_apart(s, s.sub(got, want))) == 10  # one of them without a denominator
+    for n in range(9):  # 1/(x + 1) − 1/(x + 2) = 1/((x + 1)·(x + 2))
+        x = s.symbol(n)
+        a, b = s.inverse(s.add(x, s.const(1))), s.inverse(s.add(x, s.const(2)))
+        got, want = s.add(got, s.sub(a, b)), s.add(want, s.mul(a, b))
+    assert len(_apart(s, s.sub(got, want))) == 9
+    assert shown(s, got, want) == "equations"
+    assert shown(s, got, s.add(want, s.symbol(0))) is None
+    with pytest.raises(TooLarge):
+        _solved(s, s.sub(got, want))  # all denominators together
     few = Scalars()
     x, y = few.symbol("x"), few.symbol("y")
     a, b = few.add(x, few.const(1)), few.add(y, few.const(1))
@@ -178,16 +181,18 @@ def test_a_mask_is_not_divided_out(few: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("few", [0, 300])
 def test_what_has_no_value_stays_when_it_is_multiplied_by_zero(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expected: Σ [t = 1]·|x|/y over t has no value where y₀ is 0, also if only the second one counts; not proved."""
+    """Expected: 0·(|x₀|/y) + 1·|x₁| has no value where y is 0, so it is not proved to be |x₁|."""
     monkeypatch.setattr(expressions, "FEW", few)
 
     def picked(divides: bool) -> tv.Program:
         b = tv.program("picked")
-        x, y = b.input("x", (2, 3)), b.input("y", (2, 3))
-        z = b.mul(b.abs(x, name="w"), b.float(b.gt(b.abs(x), value=0)), name="z")
+        x, y = b.input("x", (2, 3)), b.input("y", (1, 3))
+        w = b.abs(x, name="w")
+        z = b.mul(w, b.float(b.gt(w, value=0)), name="z")
         if divides:
+            first, second = b.slice(z, dim=0, start=0, stop=1), b.slice(z, dim=0, start=1, stop=2)
             hot = b.float(b.one_hot(b.arange(start=0, stop=2), num_classes=2))
-            z = b.einsum(hot, b.div(b.mul(z, y), y, name="ratio"), spec="tc,th->ch", name="picked")
+            z = b.einsum(hot, b.concat(b.div(first, y), second, dim=0, name="ratio"), spec="tc,th->ch", name="picked")
         b.loss(b.sum(b.slice(z, dim=0, start=1, stop=2)))
         return b.build()
 

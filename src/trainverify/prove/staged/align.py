@@ -8,7 +8,7 @@ Lineage of sources is taken from the plan, as everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -28,8 +28,7 @@ from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_o
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
 from trainverify.prove.staged.signs import tensor_signs
 from trainverify.prove.staged.structure import LARGE, Structure
-from trainverify.prove.staged.supports import NOWHERE, Support, term_support
-from trainverify.prove.staged.terms import Term
+from trainverify.prove.staged.supports import supports
 from trainverify.prove.staged.zeros import Leaf, Made, Zeros
 
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
@@ -238,34 +237,7 @@ class Alignment:
                 if (self.same[own] != own).any():
                     self.claims[LOGICAL, 0, name] = Claim((LOGICAL, 0, name), self.same[own])
         if not self.wrong:
-            self._find_supports()
-
-    def _find_supports(self) -> None:
-        """Logical elements that are 0 wherever one is that some op compares: by definition, as no stage shows it. That two elements are
-        equal is a claim, so each goes by its own name here."""
-        compared = self._compared()
-        if not compared:
-            return
-        known: dict[int, Support] = {i: frozenset((i,)) for i in compared}
-        for step in self.small.logical_steps:
-            given = [None if i is None else self.ids[i].reshape(-1) for i in step.inputs]
-            if moves_only(step.nodes) or not any(i in known for ids in given if ids is not None for i in ids.tolist()):
-                continue
-            for name in step.outputs:
-                place = (LOGICAL, 0, name)
-                if self.graph.kind(place) != "real" or self.graph.work(place) > LARGE:
-                    continue
-                call = self.graph.makers[place]
-
-                def leaf(t: Term, call: Call = call) -> Support:
-                    at_place, at = self.graph.leaf(call, t.info)
-                    return known.get(int(self.ids[at_place[2]].reshape(-1)[at]), NOWHERE)
-
-                for at, i in enumerate(self.ids[name].reshape(-1).tolist()):
-                    found = term_support(self.graph.term(place, at), leaf)
-                    if found:
-                        known[i] = known.get(i, NOWHERE) | found  # type: ignore[operator]
-        self.supports = {i: support - {i} for i, support in known.items() if support is not None and support - {i}}
+            self.supports = supports(self.graph, self.ids, self._compared())
 
     def compares(self, call: Call) -> bool:
         """Whether an op says which elements of an input are positive."""
@@ -282,9 +254,13 @@ class Alignment:
         """Elements with which others vanish."""
         return frozenset().union(*self.supports.values())
 
-    def _compared(self) -> set[int]:
+    def vanishing(self, numbers: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+        """Which of these elements are 0 wherever which others are, by their numbers."""
+        pairs = [(n, numbers.get(other)) for i, n in numbers.items() for other in self.supports.get(i, ())] if self.supports else []
+        return tuple(sorted((n, other) for n, other in pairs if other is not None))
+
+    def _compared(self) -> Iterator[int]:
         """Elements that are not negative, and that an op of either program compares with something."""
-        found: set[int] = set()
         for call in {id(c): c for c in self.graph.makers.values()}.values():
             for place in call.inputs if self.compares(call) else ():
                 known = None
@@ -292,8 +268,7 @@ class Alignment:
                     known = self.ids[place[2]].reshape(-1) if place[0] == LOGICAL else (self._named(place) or (None,))[0]
                 for i in () if known is None else known.tolist():
                     if 0 <= i < self.count and self.signs[self.owner[i]] == "nonnegative":
-                        found.add(i)
-        return found
+                        yield i
 
     def _without_zeros(self, ids: Array) -> Array:
         """Elements that the logical program defines as the number 0 have no other name."""

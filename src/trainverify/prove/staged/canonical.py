@@ -86,14 +86,11 @@ class _Form:
         rank[order] = np.arange(len(order))
         numbers = np.where(every < 0, every, rank[inverse.reshape(-1)])  # marks such as NOTHING stay
         listed = known[order]
-        return numbers.tobytes(), np.where(listed < 0, listed, self.canonical.kinds(listed)).tobytes(), self._vanishing(listed.tolist())
-
-    def _vanishing(self, listed: list[int]) -> tuple[tuple[int, int], ...]:
-        """Which symbols are 0 wherever which others are."""
-        supports = self.canonical.alignment.supports
-        number = {i: n for n, i in enumerate(listed)} if supports else {}
-        pairs = [(n, number.get(other)) for i, n in number.items() for other in supports.get(i, ())]
-        return tuple(sorted((n, other) for n, other in pairs if other is not None))
+        return (
+            numbers.tobytes(),
+            np.where(listed < 0, listed, self.canonical.kinds(listed)).tobytes(),
+            self.canonical.alignment.vanishing({i: n for n, i in enumerate(listed.tolist())}),
+        )
 
     def symbols(self, ids: Sequence[int]) -> int:
         self.arrays.append(np.array(ids, dtype=np.int64))

@@ -443,15 +443,9 @@ class _Walk:
             for at in range(int(np.prod(self.cutter.graph.shape(last)))):
                 self.place(part, last, at)
         kinds = tuple(self.cutter.alignment.symbol_kind(i) for i in self.numbers)
-        kinds += self.vanishing()
+        kinds += self.cutter.alignment.vanishing(self.numbers)
         facts = tuple(f in stage.written for f in stage.facts)
         return (stage.nonzero, stage.with_facts, tuple(self.tokens), len(goal.terms), facts, kinds)
-
-    def vanishing(self) -> tuple[tuple[int, int], ...]:
-        """Which symbols are 0 wherever which others are."""
-        supports = self.cutter.alignment.supports
-        pairs = [(n, self.numbers.get(other)) for i, n in self.numbers.items() for other in supports.get(i, ())]
-        return tuple(sorted((n, other) for n, other in pairs if other is not None))
 
     def wanted(self, i: int) -> None:
         a = self.cutter.alignment

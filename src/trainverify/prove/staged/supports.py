@@ -5,9 +5,12 @@ Like signs, this is known of symbols: a stage that masks by such a weight being 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from trainverify.domains.arrays import Array
+from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, moves_only
+from trainverify.prove.staged.structure import LARGE
 from trainverify.prove.staged.terms import Term
 
 Support = frozenset[int] | None  # elements such that this is 0 where one of them is; None: it is 0 everywhere
@@ -69,3 +72,28 @@ def term_support(term: Term, leaf: Callable[[Term], Support]) -> Support:
         return known[id(t)]
 
     return walk(term)
+
+
+def supports(graph: Graph, ids: Mapping[str, Array], compared: Iterable[int]) -> dict[int, frozenset[int]]:
+    """Logical elements that are 0 wherever one of these is: by definition, as no stage shows it. That two elements are equal is a claim, so
+    each goes by its own name here."""
+    known: dict[int, frozenset[int]] = {i: frozenset((i,)) for i in compared}
+    for step in graph.small.logical_steps if known else ():
+        given = [ids[i].reshape(-1).tolist() for i in step.inputs if i is not None]
+        if moves_only(step.nodes) or not any(i in known for row in given for i in row):
+            continue
+        for name in step.outputs:
+            place = (LOGICAL, 0, name)
+            if graph.kind(place) != "real" or graph.work(place) > LARGE:
+                continue
+            call = graph.makers[place]
+
+            def leaf(t: Term, call: Call = call) -> Support:
+                (_, _, tensor), at = graph.leaf(call, t.info)
+                return known.get(int(ids[tensor].reshape(-1)[at]), NOWHERE)
+
+            for at, i in enumerate(ids[name].reshape(-1).tolist()):
+                found = term_support(graph.term(place, at), leaf)
+                if found:
+                    known[i] = known.get(i, NOWHERE) | found
+    return {i: support - {i} for i, support in known.items() if support - {i}}
