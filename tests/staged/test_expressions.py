@@ -81,12 +81,12 @@ def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tup
     chosen: set[int] = set()
     shorts = Expressions._shorts
 
-    def noted(self, pairs, factor, stops):  # type: ignore[no-untyped-def]
+    def noted(self, pairs, factor, stops, assumed):  # type: ignore[no-untyped-def]
         seen.append([(self._keys[c], [self._states[a] for a in self._keys[c][2]], self._states[c], self._signs[c]) for c in stops])
         branches = self._parts(a for op, _, args in self._keys if op == "choose" for a in args[1:])
         doubtful.extend(c for c in stops & branches if self._partial[c])
         chosen.update(branches)
-        return shorts(self, pairs, factor, stops)
+        return shorts(self, pairs, factor, stops, assumed)
 
     monkeypatch.setattr(Expressions, "_shorts", noted)
     for stage in stages:

@@ -19,7 +19,7 @@ from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
 from trainverify.prove.staged.stages import Cutter, Part, Stage
 from trainverify.prove.staged.supports import NOWHERE, all_of, common, expression_support
-from trainverify.verify import verify
+from trainverify.verify import single, verify
 from trainverify.zoo.deepseek import Config, Gate
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 
@@ -177,6 +177,36 @@ def test_a_mask_is_not_divided_out(few: int, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(expressions, "FEW", few)
     assert verify(divided(False), divided(False), engine="smt", points=1).verdict == "PROVED(reduced)"
     assert verify(divided(False), divided(True), engine="smt", points=1).verdict == "UNKNOWN"
+
+
+def normalized(by: str | None) -> tv.Program:
+    """Row 1 of |x|/Σ|x|; by another way 0·((|x₀| + p₀)/d₀) + 1·((|x₁| + p₁)/d₁) − p₁/d₁, where d is Σ|x| or something else in row 0."""
+    b = tv.program("normalized")
+    x, y, p, c = b.input("x", (2, 3)), b.input("y", (1, 1)), b.input("p", (2, 3)), b.input("c", (1, 3))
+    w = b.abs(x, name="w")
+    sums = b.sum(w, dim=1, keepdim=True, name="sums")
+    out = b.div(b.mul(w, b.float(b.gt(w, value=0))), sums, name="out")
+    other = b.slice(out, dim=0, start=0, stop=1)
+    if by is None:
+        own = b.slice(out, dim=0, start=1, stop=2)
+    else:
+        under = sums if by == "sums" else b.concat(y, b.slice(sums, dim=0, start=1, stop=2), dim=0, name="under")
+        both = b.div(b.add(b.mul(w, b.float(b.gt(w, value=0))), p, name="raised"), under, name="both")
+        hot = b.float(b.one_hot(b.arange(start=0, stop=2), num_classes=2))
+        own = b.slice(b.einsum(hot, both, spec="tc,th->ch", name="picked"), dim=0, start=1, stop=2)
+        own = b.sub(own, b.slice(b.div(p, under, name="rest"), dim=0, start=1, stop=2), name="own")
+    b.loss(b.add(b.sum(b.mul(own, c)), b.sum(other)))
+    return b.build()
+
+
+@pytest.mark.parametrize(("by", "verdict"), [("sums", "PROVED(reduced)"), ("y", "UNKNOWN")])
+def test_what_the_logical_program_divides_by_elsewhere_is_not_zero(by: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: 0·(x/y) is 0 if the logical program divides by y for another element, and has no value for some y if it does not."""
+    monkeypatch.setattr(expressions, "FEW", 0)
+    assert verify(normalized(None), normalized(by), engine="smt", points=1).verdict == verdict
+    engine, _ = cut(normalized(None), single(normalized(by)))
+    engine._rounds()
+    assert ((0, 0, "own") in engine.cutter.dropped) == (verdict == "UNKNOWN")  # not only where both elements are wanted
 
 
 @pytest.mark.parametrize("few", [0, 300])

@@ -8,7 +8,7 @@ Lineage of sources is taken from the plan, as everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -34,6 +34,8 @@ from trainverify.prove.staged.zeros import Leaf, Made, Zeros
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
 MOST: Final = 16  # more of them where token ids happen to be equal on all
 LOUD: Final = 2  # points with large ones
+QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
+LOUDLY: Final = ((1.0,), (3.0, 1.0))
 FEW: Final = 3  # quiet points are enough to say where a plan is wrong
 LENIENT: Final = 1e-6  # for elements that are made alike
 BEFORE: Final = 2  # gradients that are looked behind, for what is 0 by how they are made
@@ -65,6 +67,44 @@ class Claim:
     factor: Factor = Factor()
 
 
+Run = tuple[dict[str, Array], PlanValues]
+
+
+def run(small: Small, lineage: tuple[Layout, ...], point: int, sizes: Sequence[float]) -> Run:
+    """Both programs on random inputs of the first size that the logical program stands. Large ones reach what small ones do not,
+    such as the clipping of gradients; but norms make large numbers of small ones, and what saturates drowns in rounding."""
+    program = small.logical
+    given = random_inputs(small, point)
+    with np.errstate(all="ignore"):
+        for size in sizes:
+            inputs = {n: v * size if program.tensors[n].kind == "real" and n not in small.domains else v for n, v in given.items()}
+            logical = run_logical(small, inputs, NUMERIC)
+            if all(logical[o.tensor].dtype.kind != "f" or np.isfinite(logical[o.tensor]).all() for o in program.outputs):
+                break
+        return logical, run_plan(small, lineage, inputs, NUMERIC)
+
+
+def few(small: Small, lineage: tuple[Layout, ...]) -> Iterator[Run]:
+    """Enough of them to say whether a plan is wrong."""
+    return (run(small, lineage, point, QUIETLY[point % 2]) for point in range(FEW))
+
+
+def different(small: Small, wanted: Sequence[Obligation], runs: Iterable[Run]) -> set[Obligation]:
+    """Obligations that are off on all of these. On some, what should be 0 is rounding in both programs."""
+    left: set[tuple[Obligation, int]] = set()
+    for n, at in enumerate(runs):
+        try:
+            off = {(x.obligation, x.rank) for x in suspects(small, wanted, *at)[0] if x.distance > LENIENT}
+        except NotComputed:
+            if n == 0:
+                raise
+            continue
+        left = left & off if n else off
+        if not left:
+            break
+    return {o for o, _ in left}
+
+
 class Alignment:
     """Ids of logical elements, and the claims about the plan's tensors."""
 
@@ -86,48 +126,20 @@ class Alignment:
         self.extra: dict[int, Place] = {}  # id → a scalar of the plan that no logical scalar equals
         self._number_elements()
         self._read_lineage(lineage)
-        self.runs: list[tuple[dict[str, Array], PlanValues]] = []
+        self.runs: list[Run] = []
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
         for point in range(seed, seed + MOST):
             if len(self.runs) >= QUIET and self._told_apart():
                 break
-            if len(self.runs) == FEW and self._differs(wanted):
+            if len(self.runs) == FEW and different(self.small, wanted, self.runs):
                 self.wrong = True
                 break
-            self.runs.append(self._point(point, lineage, (0.1,) if point % 2 else (0.3, 0.1)))
+            self.runs.append(run(self.small, lineage, point, QUIETLY[point % 2]))
         self.quiet = len(self.runs)
         for point in range(seed + MOST, seed + MOST + LOUD):
-            self.runs.append(self._point(point, lineage, (3.0, 1.0) if point % 2 else (1.0,)))
+            self.runs.append(run(self.small, lineage, point, LOUDLY[point % 2]))
         self.points = len(self.runs)
         self._align()
-
-    def _point(self, point: int, lineage: tuple[Layout, ...], sizes: Sequence[float]) -> tuple[dict[str, Array], PlanValues]:
-        """Both programs on random inputs of the first size that the logical program stands. Large ones reach what small ones do not,
-        such as the clipping of gradients; but norms make large numbers of small ones, and what saturates drowns in rounding."""
-        program, small = self.small.logical, self.small
-        given = random_inputs(small, point)
-        with np.errstate(all="ignore"):
-            for size in sizes:
-                inputs = {n: v * size if program.tensors[n].kind == "real" and n not in small.domains else v for n, v in given.items()}
-                logical = run_logical(small, inputs, NUMERIC)
-                if all(logical[o.tensor].dtype.kind != "f" or np.isfinite(logical[o.tensor]).all() for o in program.outputs):
-                    break
-            return logical, run_plan(small, lineage, inputs, NUMERIC)
-
-    def _differs(self, wanted: Sequence[Obligation]) -> bool:
-        """Whether an obligation is off on all points. On some, what should be 0 is rounding in both programs."""
-        left: set[tuple[Obligation, int]] = set()
-        for n, run in enumerate(self.runs):
-            try:
-                off = {(x.obligation, x.rank) for x in suspects(self.small, wanted, *run)[0] if x.distance > LENIENT}
-            except NotComputed:
-                if n == 0:
-                    raise
-                continue
-            left = left & off if n else off
-            if not left:
-                return False
-        return True
 
     def _told_apart(self) -> bool:
         """Whether no two elements of an integer input are equal on all points: what is made of them would be, too."""

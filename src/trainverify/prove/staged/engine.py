@@ -23,7 +23,7 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.align import Alignment, Claim, Contradiction
+from trainverify.prove.staged.align import Alignment, Claim, Contradiction, different, few
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
@@ -32,6 +32,7 @@ from trainverify.prove.staged.stages import FACT, Cutter, Goal, NoStage, Stage, 
 from trainverify.prove.staged.workers import run_all
 
 MAX_ELEMENTS: Final = 2_000_000
+RUN: Final = 100_000_000  # elements up to which both programs are run, to say what differs
 DIFFERENT: Final = 1e-6
 DIFFERS: Final = "differs on random inputs at the sizes of the proof"
 LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
@@ -79,20 +80,30 @@ def prove(
     try:
         small, alignment = aligned(system, wanted, lineage)
     except NoStages as error:
-        return StagedProof(failed=dict.fromkeys(wanted, str(error)))
+        progress("running both programs")
+        try:
+            differ = different(error.small, wanted, few(error.small, lineage)) if error.small is not None else ()
+        except NotComputed:
+            differ = ()
+        return StagedProof(failed={o: DIFFERS if o in differ else str(error) for o in wanted})
     return Engine(small, alignment, wanted, workers, limits, progress).run()
 
 
 class NoStages(Exception):
-    """Why there is nothing to cut."""
+    """Why there is nothing to cut; both programs, if they can be run all the same."""
+
+    def __init__(self, why: str, small: Small | None = None):
+        super().__init__(why)
+        self.small = small
 
 
 def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> tuple[Small, Alignment]:
     """Both programs at reduced sizes, and what of one is what of the other."""
     try:
         small = reduced(system)
-        if elements(small) > MAX_ELEMENTS:
-            raise NoStages("too large, even at reduced sizes")
+        count = elements(small)
+        if count > MAX_ELEMENTS:
+            raise NoStages("too large, even at reduced sizes", small if count <= RUN else None)
         alignment = Alignment(Graph(small), lineage, wanted)
     except NotABoundary as error:
         raise NoStages(f"no small sizes keep the structure of the plan: {error}") from error
@@ -444,7 +455,8 @@ class Engine:
         first = self.cutter.stage(goal, level, node in self.with_facts, (node, level, gently) in self.in_full, gently, node in self.spelled)
         if first.foreign and level < LEVELS:  # nothing would come of it: further back, both sides may speak of the same
             try:
-                second = self.cutter.stage(goal, level + 1, node in self.with_facts, (node, level + 1, 0) in self.in_full)
+                in_full = (node, level + 1, 0) in self.in_full
+                second = self.cutter.stage(goal, level + 1, node in self.with_facts, in_full, spelled=node in self.spelled)
             except NoStage:
                 return first
             if not second.foreign:

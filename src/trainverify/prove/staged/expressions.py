@@ -6,11 +6,13 @@ that both sides have in common need not be looked into: what holds for any value
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
+from trainverify.primitives.node import topological
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 Key = tuple[str, Any, tuple[int, ...]]  # op, info, numbers of arguments
 FEW: Final = 300  # expressions of a stage that are looked through as they are
 ROUNDS: Final = 12
+MANY: Final = 10_000  # elements that an op makes, of which all are looked at
 VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
 REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
 ARITHMETIC: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs", "detach"))  # whose values are so if an argument is
@@ -39,7 +42,7 @@ class Short:
     term: Term
     kinds: tuple[tuple[str, Any], ...]
     vanishing: tuple[tuple[int, int], ...]  # which of them are 0 wherever which others are
-    partial: bool  # whether such a part divides, or takes a root or logarithm
+    partial: bool  # whether it rests on what the logical program divides by, or takes a root or logarithm of
 
 
 class Expressions:
@@ -168,9 +171,11 @@ class Expressions:
         if stage.nonzero or stage.extra or stage.facts or not elements or len(self._keys) < FEW:
             return {}
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
+        assumed = False
         if any(self._is_mask(key) for key in self._keys):
-            masks = Masks(self, self._always([want for _, want in pairs.values()]))
+            masks = Masks(self, self._always([*(want for _, want in pairs.values()), *self._divided()]))
             pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
+            assumed = masks.assumed
         factor = self._times(self._literal(1), stage.goal.factor)
         self._describe()
         stops = {c for c in self._common(pairs.values()) if self._may_stand(c)}
@@ -190,7 +195,7 @@ class Expressions:
                 if left < 0:
                     return {}
             if not unmatched:
-                return self._shorts({n: p for n, p in pairs.items() if n not in foreign}, factor, stops)
+                return self._shorts({n: p for n, p in pairs.items() if n not in foreign}, factor, stops, assumed)
             stops -= unmatched
         return {}
 
@@ -209,6 +214,14 @@ class Expressions:
     def _always(self, want: Sequence[int]) -> set[int]:
         """Parts of the logical side that have a value wherever the logical program is defined: not those in branches."""
         return self._parts(want, enter=lambda n: self._keys[n][2][:1] if self._keys[n][0] == "choose" else self._keys[n][2])
+
+    def _divided(self) -> list[int]:
+        """What ops of the logical side make that divide, or take roots or logarithms: all elements have values, not only the wanted."""
+        part, found = self.stage.logical, []
+        for call in part.calls:
+            if _may_fail(call) and sum(math.prod(self.graph.shape(o)) for o in call.outputs) <= MANY:
+                found += [self._element(part, o, at) for o in call.outputs for at in range(math.prod(self.graph.shape(o)))]
+        return found
 
     def _compared(self) -> list[int]:
         """What is positive or 0, and something is said of which."""
@@ -276,7 +289,7 @@ class Expressions:
                     stack.append(a)
         return found, len(seen)
 
-    def _shorts(self, pairs: dict[int, tuple[int, int]], factor: int, stops: set[int]) -> dict[int, Short]:
+    def _shorts(self, pairs: dict[int, tuple[int, int]], factor: int, stops: set[int], assumed: bool) -> dict[int, Short]:
         make = self.graph.terms.make
         known: dict[int, Term] = {}
 
@@ -293,7 +306,8 @@ class Expressions:
             canonical: Made = self.graph.terms.canonical(make("goal", None, [term(got), term(factor), term(want)]))
             leaves: tuple[Any, ...] = canonical[1]
             kinds = tuple([self._kind(number) for number in leaves])
-            made[n] = Short(canonical[0], kinds, self._vanishing(leaves), any(self._partial[number] for number in leaves))
+            partial = assumed or any(self._partial[number] for number in leaves)
+            made[n] = Short(canonical[0], kinds, self._vanishing(leaves), partial)
         return made
 
     def _vanishing(self, leaves: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -324,6 +338,7 @@ class Masks:
         self.e = expressions
         partial = [self.e._keys[n] for n in always if self._may_fail(n)]
         self._granted = {(info, args[-1]) for _, info, args in partial}  # what the logical program divides by, and takes roots of
+        self.assumed = bool(self._granted)
         self._defined: list[bool] = []
         self._known: dict[int, tuple[int, int | None, bool]] = {}
         self._outside: dict[int, int] = {}
@@ -429,6 +444,10 @@ class Masks:
         if len(products) == 1 and len(products[0]) == 1:
             return products[0][0]
         return e._number(("dot", tuple(map(len, products)), tuple([f for p in products for f in p])))
+
+
+def _may_fail(call: Call) -> bool:
+    return any(n.prim == "map" and n.attrs[0] in MAY_FAIL for n in topological(call.nodes or ()))
 
 
 def _is_real(op: str, info: Any, args: Sequence[bool]) -> bool:
