@@ -32,7 +32,8 @@ from trainverify.prove.staged.supports import supports
 from trainverify.prove.staged.zeros import Leaf, Made, Zeros
 
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
-MOST: Final = 16  # more of them where token ids happen to be equal on all
+MOST: Final = 32  # more of them where token ids happen to be equal on all, or what is chosen now and then never was
+PATIENCE: Final = 4  # points in a row on which nothing was chosen for the first time, after which no more is expected
 LOUD: Final = 2  # points with large ones
 QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
 LOUDLY: Final = ((1.0,), (3.0, 1.0))
@@ -105,6 +106,31 @@ def different(small: Small, wanted: Sequence[Obligation], runs: Iterable[Run]) -
     return {o for o, _ in left}
 
 
+class Asleep:
+    """Elements that were 0 on all points so far, of tensors in which others are 0 on some: what was never chosen looks like nothing."""
+
+    def __init__(self) -> None:
+        self._ever: dict[str, Array] = {}  # where a tensor was not 0
+        self._always: dict[str, Array] = {}
+        self._count = -1
+        self._since = 0  # points that woke nothing
+
+    def add(self, values: Mapping[str, Array]) -> None:
+        count = 0
+        for name, v in values.items():
+            there = v != 0
+            self._ever[name] = self._ever.get(name, False) | there
+            self._always[name] = self._always.get(name, True) & there
+            if (self._ever[name] != self._always[name]).any():
+                count += int((~self._ever[name]).sum())
+        self._since = self._since + 1 if count == self._count else 0
+        self._count = count
+
+    @property
+    def settled(self) -> bool:
+        return self._count == 0 or self._since >= PATIENCE
+
+
 class Alignment:
     """Ids of logical elements, and the claims about the plan's tensors."""
 
@@ -128,13 +154,15 @@ class Alignment:
         self._read_lineage(lineage)
         self.runs: list[Run] = []
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
+        asleep = Asleep()
         for point in range(seed, seed + MOST):
-            if len(self.runs) >= QUIET and self._told_apart():
+            if len(self.runs) >= QUIET and self._told_apart() and asleep.settled:
                 break
             if len(self.runs) == FEW and different(self.small, wanted, self.runs):
                 self.wrong = True
                 break
             self.runs.append(run(self.small, lineage, point, QUIETLY[point % 2]))
+            asleep.add({n: v for n, v in self.runs[-1][0].items() if n in self.start and v.dtype.kind == "f"})
         self.quiet = len(self.runs)
         for point in range(seed + MOST, seed + MOST + LOUD):
             self.runs.append(run(self.small, lineage, point, LOUDLY[point % 2]))

@@ -7,7 +7,7 @@ Alignment proposes relations, stages prove them one by one, a relation counts on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -19,7 +19,8 @@ from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.run import NotComputed, elements
-from trainverify.evaluate.small import Small
+from trainverify.evaluate.sample import sampled
+from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
@@ -32,7 +33,7 @@ from trainverify.prove.staged.stages import FACT, Cutter, Goal, NoStage, Stage, 
 from trainverify.prove.staged.workers import run_all
 
 MAX_ELEMENTS: Final = 2_000_000
-RUN: Final = 100_000_000  # elements up to which both programs are run, to say what differs
+RUN: Final = 100_000_000  # elements up to which both programs are run, with some ranks of each sort, to say what differs
 DIFFERENT: Final = 1e-6
 DIFFERS: Final = "differs on random inputs at the sizes of the proof"
 LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
@@ -81,29 +82,25 @@ def prove(
         small, alignment = aligned(system, wanted, lineage)
     except NoStages as error:
         progress("running both programs")
-        try:
-            differ = different(error.small, wanted, few(error.small, lineage)) if error.small is not None else ()
-        except NotComputed:
-            differ = ()
+        differ = _different(system, wanted, lineage) if error.too_large else ()
         return StagedProof(failed={o: DIFFERS if o in differ else str(error) for o in wanted})
     return Engine(small, alignment, wanted, workers, limits, progress).run()
 
 
 class NoStages(Exception):
-    """Why there is nothing to cut; both programs, if they can be run all the same."""
+    """Why there is nothing to cut."""
 
-    def __init__(self, why: str, small: Small | None = None):
+    def __init__(self, why: str, too_large: bool = False):
         super().__init__(why)
-        self.small = small
+        self.too_large = too_large
 
 
 def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> tuple[Small, Alignment]:
     """Both programs at reduced sizes, and what of one is what of the other."""
     try:
         small = reduced(system)
-        count = elements(small)
-        if count > MAX_ELEMENTS:
-            raise NoStages("too large, even at reduced sizes", small if count <= RUN else None)
+        if elements(small) > MAX_ELEMENTS:
+            raise NoStages("too large, even at reduced sizes", too_large=True)
         alignment = Alignment(Graph(small), lineage, wanted)
     except NotABoundary as error:
         raise NoStages(f"no small sizes keep the structure of the plan: {error}") from error
@@ -112,6 +109,15 @@ def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout,
     except Contradiction as error:
         raise NoStages(f"the assumptions cannot all hold: {error}") from error
     return small, alignment
+
+
+def _different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Collection[Obligation]:
+    """What differs although there are too many elements to prove anything of: on some ranks of each sort."""
+    try:
+        small = shrink_system(system, kept=sampled(system, above=0), alternate=False, most=RUN)
+        return different(small, wanted, few(small, lineage))
+    except (NotABoundary, NotComputed, TooMuch):
+        return ()
 
 
 class Engine:
