@@ -19,7 +19,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import suspects
-from trainverify.evaluate.run import NotComputed, PlanValues, random_inputs, run_logical, run_plan
+from trainverify.evaluate.run import NotComputed, PlanValues, random_inputs, random_points, run_logical, run_logicals, run_plans
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.obligations import Obligation
@@ -37,8 +37,9 @@ PATIENCE: Final = 4  # points in a row on which nothing was chosen for the first
 LOUD: Final = 2  # points with large ones
 QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
 LOUDLY: Final = ((1.0,), (3.0, 1.0))
-FEW: Final = 3  # quiet points are enough to say where a plan is wrong
+FEW: Final = 3  # points that are run together; so many are enough to say where a plan is wrong
 LENIENT: Final = 1e-6  # for elements that are made alike
+MISSES: Final = (3, 50)  # elements of a tensor that are not 0 after all, different ones and all, after which no more are looked at
 BEFORE: Final = 2  # gradients that are looked behind, for what is 0 by how they are made
 
 
@@ -71,23 +72,30 @@ class Claim:
 Run = tuple[dict[str, Array], PlanValues]
 
 
-def run(small: Small, lineage: tuple[Layout, ...], point: int, sizes: Sequence[float]) -> Run:
-    """Both programs on random inputs of the first size that the logical program stands. Large ones reach what small ones do not,
-    such as the clipping of gradients; but norms make large numbers of small ones, and what saturates drowns in rounding."""
-    program = small.logical
-    given = random_inputs(small, point)
+def runs(small: Small, lineage: tuple[Layout, ...], points: Sequence[int], sizes: Sequence[Sequence[float]]) -> list[Run]:
+    """Both programs on random inputs, at each point of the first size that the logical program stands. Large ones reach what small ones do
+    not, such as the clipping of gradients; but norms make large numbers of small ones, and what saturates drowns in rounding."""
+    random_points(small, points, ())
+    left = [list(sizes[p % 2]) for p in points]
+    inputs = [_scaled(small, p, s.pop(0)) for p, s in zip(points, left, strict=True)]
+    outputs = [o.tensor for o in small.logical.outputs]
     with np.errstate(all="ignore"):
-        for size in sizes:
-            inputs = {n: v * size if program.tensors[n].kind == "real" and n not in small.domains else v for n, v in given.items()}
-            logical = run_logical(small, inputs, NUMERIC)
-            if all(logical[o.tensor].dtype.kind != "f" or np.isfinite(logical[o.tensor]).all() for o in program.outputs):
-                break
-        return logical, run_plan(small, lineage, inputs, NUMERIC)
+        logical = run_logicals(small, inputs, NUMERIC)
+        for n, point in enumerate(points):
+            while left[n] and not all(logical[n][o].dtype.kind != "f" or np.isfinite(logical[n][o]).all() for o in outputs):
+                inputs[n] = _scaled(small, point, left[n].pop(0))
+                logical[n] = run_logical(small, inputs[n], NUMERIC)
+        return list(zip(logical, run_plans(small, lineage, inputs, NUMERIC), strict=True))
+
+
+def _scaled(small: Small, point: int, size: float) -> dict[str, Array]:
+    real = {n for n in small.logical.sources if small.logical.tensors[n].kind == "real" and n not in small.domains}
+    return {n: v * size if n in real else v for n, v in random_inputs(small, point).items()}
 
 
 def few(small: Small, lineage: tuple[Layout, ...]) -> Iterator[Run]:
     """Enough of them to say whether a plan is wrong."""
-    return (run(small, lineage, point, QUIETLY[point % 2]) for point in range(FEW))
+    return (runs(small, lineage, [point], QUIETLY)[0] for point in range(FEW))
 
 
 def different(small: Small, wanted: Sequence[Obligation], runs: Iterable[Run]) -> set[Obligation]:
@@ -155,17 +163,16 @@ class Alignment:
         self.runs: list[Run] = []
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
         asleep = Asleep()
-        for point in range(seed, seed + MOST):
-            if len(self.runs) >= QUIET and self._told_apart() and asleep.settled:
-                break
+        while not (len(self.runs) >= QUIET and self._told_apart() and asleep.settled) and len(self.runs) < MOST:
             if len(self.runs) == FEW and different(self.small, wanted, self.runs):
                 self.wrong = True
                 break
-            self.runs.append(run(self.small, lineage, point, QUIETLY[point % 2]))
-            asleep.add({n: v for n, v in self.runs[-1][0].items() if n in self.start and v.dtype.kind == "f"})
+            first = seed + len(self.runs)
+            self.runs += runs(self.small, lineage, range(first, first + FEW), QUIETLY)
+            for logical, _ in self.runs[-FEW:]:
+                asleep.add({n: v for n, v in logical.items() if n in self.start and v.dtype.kind == "f"})
         self.quiet = len(self.runs)
-        for point in range(seed + MOST, seed + MOST + LOUD):
-            self.runs.append(run(self.small, lineage, point, LOUDLY[point % 2]))
+        self.runs += runs(self.small, lineage, range(seed + MOST, seed + MOST + LOUD), LOUDLY)
         self.points = len(self.runs)
         self._align()
 
@@ -326,7 +333,10 @@ class Alignment:
         call = self.graph.makers[place]
         if not (maybe | faint).any() or self.graph.work(place) > LARGE:
             return
-        for at in np.flatnonzero(maybe | faint).tolist():
+        different, every = self._zeros.missed + MISSES[0], MISSES[1]
+        for n, at in enumerate(np.flatnonzero(maybe | faint).tolist()):
+            if self._zeros.missed > different or (n > every and not (self.same[own] == NOTHING).any()):
+                return
             for before in (0, BEFORE) if call.backward else (0,):
                 made = self._made_of(place, at, before)
                 if made is not None and self._zeros.zero(made):
@@ -657,9 +667,16 @@ class Alignment:
         else:
             steps = [_step(ids.reshape(shape), d) for d in range(len(shape))]
         lies = sum((h * s for h, s in zip(here, steps, strict=True)), np.zeros_like(ids))
-        starts, counts = np.unique((ids - lies)[ids >= 0], return_counts=True)
-        if len(starts) == 1 and (ids >= 0).all():
+        if (ids >= 0).all() and len(np.unique(ids - lies)) == 1:
             return None
+        found = self._block(ids, lies, v, first, size)
+        if found is None and (ids < 0).any():
+            found = self._block(ids, _apart(ids.reshape(shape)).reshape(-1), v, first, size)
+        return found
+
+    def _block(self, ids: Array, lies: Array, v: Array, first: int, size: int) -> Array | None:
+        """Elements of one logical tensor that have these values and lie like that from each other, where most ids are."""
+        starts, counts = np.unique((ids - lies)[ids >= 0], return_counts=True)
         for start in starts[np.argsort(-counts)][:4].tolist():
             block = lies + start
             if (block < first).any() or (block >= first + size).any():
@@ -675,6 +692,26 @@ def _step(ids: Array, d: int) -> int:
     low, high = (np.moveaxis(ids, d, 0)[k] for k in (slice(None, -1), slice(1, None)))
     steps, counts = np.unique((high - low)[(low >= 0) & (high >= 0)], return_counts=True)
     return int(steps[np.argmax(counts)]) if len(steps) else 0
+
+
+def _apart(ids: Array) -> Array:
+    """How far elements lie from each other, if every dimension counts by itself: what no token chose lies like what some chose."""
+    lies = np.zeros(ids.shape, dtype=np.int64)
+    for d in range(ids.ndim):
+        rows = np.moveaxis(ids, d, 0).reshape(ids.shape[d], -1)
+        off = np.zeros(len(rows), dtype=np.int64)
+        known = np.zeros(len(rows), dtype=bool)
+        known[np.argmax((rows >= 0).sum(axis=1))] = True
+        changed = True
+        while changed and not known.all():
+            changed = False
+            for n in np.flatnonzero(~known).tolist():
+                both = (rows[n] >= 0) & (rows >= 0) & known[:, None]
+                if both.any():
+                    steps, counts = np.unique((rows[n] - rows + off[:, None])[both], return_counts=True)
+                    off[n], known[n], changed = steps[np.argmax(counts)], True, True
+        lies += off.reshape([-1 if k == d else 1 for k in range(ids.ndim)])
+    return lies
 
 
 def _constant(v: Array) -> bool:

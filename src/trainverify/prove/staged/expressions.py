@@ -54,10 +54,12 @@ class Expressions:
         self.graph = alignment.graph
         self._numbers: dict[Key, int] = {}
         self._keys: list[Key] = []
+        self._masked = any(alignment.compares(c) for part in (stage.plan, stage.logical) for c in part.calls)  # then products have one form
+        self._literals: dict[Fraction | int, int] = {}
         self._partial: list[bool] = []  # whether something in it divides, or takes a root or logarithm
         self._states: list[int] = []
         self._signs: list[Sign] = []
-        self._supports: list[Support] = []
+        self._supports: dict[int, Support] = {}
         self._real: list[bool] = []  # whether it is known to be a real number, not an integer or a truth value
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
@@ -89,6 +91,8 @@ class Expressions:
         return self._symbol(i, "real")
 
     def _number(self, key: Key) -> int:
+        if self._masked and key[0] == "map" and key[1][0] == "mul":
+            key = ("dot", (2,), key[2])
         found = self._numbers.setdefault(key, len(self._keys))
         if found == len(self._keys):
             self._keys.append(key)
@@ -96,26 +100,39 @@ class Expressions:
 
     def _describe(self) -> None:
         """What is known of all numbers so far."""
-        for op, info, args in self._keys[len(self._states) :]:
-            states = [self._states[a] for a in args]
-            signs = [self._signs[a] for a in args]
+        partial, states, signs, real = self._partial, self._states, self._signs, self._real
+        for op, info, args in self._keys[len(states) :]:
             if op == "symbol":
-                self._supports.append(self.alignment.supports.get(info, NOWHERE) | {info})
                 kind, domain = self.alignment.symbol_kind(info)
                 signed = domain is not None and domain[0] in ("positive", "nonnegative")
-                self._real.append(kind == "real")
-                self._signs.append(domain[0] if signed else None)
+                real.append(kind == "real")
+                signs.append(domain[0] if signed else None)
+                partial.append(False)
+                states.append(expression_state(op, info, ()))
+                continue
+            inner = [states[a] for a in args]
+            real.append(_is_real(op, info, [real[a] for a in args]))
+            signs.append(expression_sign(op, info, [signs[a] for a in args], inner, args))
+            partial.append((op == "map" and info[0] in MAY_FAIL) or any(partial[a] for a in args))
+            states.append(expression_state(op, info, inner))
+
+    def _support(self, number: int) -> Support:
+        """The symbols with which an expression vanishes."""
+        found = self._supports.get(number)
+        if number not in self._supports:
+            op, info, args = self._keys[number]
+            if op == "symbol":
+                found = self.alignment.supports.get(info, NOWHERE) | {info}
             else:
-                self._supports.append(
-                    expression_support(op, info, [self._supports[a] for a in args]) if self.alignment.supports else NOWHERE
-                )
-                self._real.append(_is_real(op, info, [self._real[a] for a in args]))
-                self._signs.append(expression_sign(op, info, signs, states, args))
-            self._partial.append((op == "map" and info[0] in MAY_FAIL) or any(self._partial[a] for a in args))
-            self._states.append(expression_state(op, info, states))
+                found = expression_support(op, info, [self._support(a) for a in args])
+            self._supports[number] = found
+        return found
 
     def _literal(self, value: Fraction | int) -> int:
-        return self._number(("real", Fraction(value), ()))
+        found = self._literals.get(value)
+        if found is None:
+            found = self._literals[value] = self._number(("real", Fraction(value), ()))
+        return found
 
     def _symbol(self, i: int, kind: str) -> int:
         if i == NOTHING:
@@ -313,7 +330,9 @@ class Expressions:
     def _vanishing(self, leaves: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Which of these are 0 wherever which symbols among them are, as far as that is of interest."""
         at = {self._keys[number][1]: n for n, number in enumerate(leaves) if self._keys[number][0] == "symbol"}
-        pairs = [(n, at.get(i)) for n, number in enumerate(leaves) for i in self._supports[number] or () if i in self.alignment.supported]
+        if not self.alignment.supports:
+            return ()
+        pairs = [(n, at.get(i)) for n, number in enumerate(leaves) for i in self._support(number) or () if i in self.alignment.supported]
         return tuple(sorted((n, other) for n, other in pairs if other is not None and other != n))
 
     def _kind(self, number: int) -> tuple[str, Any]:
@@ -340,6 +359,7 @@ class Masks:
         self._granted = {(info, args[-1]) for _, info, args in partial}  # what the logical program divides by, and takes roots of
         self.assumed = bool(self._granted)
         self._defined: list[bool] = []
+        self._plain: list[bool] = []  # whether there is nothing to take out of it, nor to leave out
         self._known: dict[int, tuple[int, int | None, bool]] = {}
         self._outside: dict[int, int] = {}
 
@@ -371,7 +391,7 @@ class Masks:
 
     def _look(self, number: int) -> tuple[int, int | None, bool]:
         op, info, args = self.e._keys[number]
-        if not args or op == "row":
+        if not args or op == "row" or self._nothing_to_do(number):
             return number, None, False
         if self.e._is_mask(self.e._keys[number]):
             return self.e._literal(1), number, True
@@ -386,6 +406,19 @@ class Masks:
         known = [frozenset((mask,)) if zero else None if self._is_zero(inner) else NOWHERE for inner, _, zero in parts]
         support = expression_support(op, info, known)
         return self._make(op, info, [inner for inner, _, _ in parts]), mask, support is None or mask in support
+
+    def _nothing_to_do(self, number: int) -> bool:
+        e = self.e
+        known = (e._literal(0), e._literal(1))
+        for n in range(len(self._plain), number + 1):
+            op, info, args = key = e._keys[n]
+            plain = all(self._plain[a] for a in args)
+            if op == "dot":
+                plain = plain and known[0] not in args and known[1] not in args
+            elif plain and args and op in ("hit", "map"):
+                plain = not e._is_mask(key) and self._constant(op, info, args) is None
+            self._plain.append(plain)
+        return self._plain[number]
 
     def _constant(self, op: str, info: Any, args: Sequence[int]) -> int | None:
         """Which position something known is at, and the same number as an integer or a real one; None for everything else."""
@@ -424,23 +457,24 @@ class Masks:
         return all(self._defined[n] and self.e._states[n] == FINITE for n in numbers)
 
     def _make(self, op: str, info: Any, args: Sequence[int]) -> int:
-        e, one = self.e, self.e._literal(1)
+        e, one, zero = self.e, self.e._literal(1), self.e._literal(0)
         if op == "map" and info[0] == "mul":
             op, info = "dot", (2,)
         if op != "dot":
             known = self._constant(op, info, args)
             return e._number((op, info, tuple(args))) if known is None else known
-        e._describe()
+        if one not in args and zero not in args:
+            return args[0] if info == (1,) else e._number((op, info, tuple(args)))
         products: list[list[int]] = []
         at = 0
         for n in info:
             factors = args[at : at + n]
             at += n
-            if any(self._is_zero(f) for f in factors) and self._total(*factors):
+            if zero in factors and self._total(*factors):
                 continue
             products.append([f for f in factors if f != one] or [one])
         if not products:
-            return e._literal(0)
+            return zero
         if len(products) == 1 and len(products[0]) == 1:
             return products[0][0]
         return e._number(("dot", tuple(map(len, products)), tuple([f for p in products for f in p])))

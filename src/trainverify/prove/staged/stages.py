@@ -141,10 +141,11 @@ class Cutter:
             opened |= fresh | self._moved(fresh)
             made = self._cut(goal, opened, level > 0)
         compared = self._compared(made)
-        if spelled and compared:
+        at_hand = self._at_hand(made, compared)
+        if compared and (spelled or at_hand):
             opened |= compared | self._moved(compared)
             made = self._cut(goal, opened, level > 0)
-        made.compares = bool(compared)
+        made.compares = bool(compared) and not at_hand
         made.gentler = bool(self._gradients(self._fresh(made)))
         self._number(made, in_full)
         return made
@@ -165,6 +166,12 @@ class Cutter:
         }
         ids = set().union(*(leaves[p][0].tolist() for p in direct if p is not None)) - {NOTHING}
         return {p for p in self._fresh(stage) if not ids.isdisjoint(leaves[p][0].tolist())} if ids else set()
+
+    def _at_hand(self, stage: Stage, compared: set[Place]) -> bool:
+        """Whether some of what is compared is made of other leaves: then its definition says more of it than its name."""
+        others = stage.plan.leaves.keys() - compared | self.alignment.sources.keys()
+        made = [p for p in compared | self._moved(compared) if p in self.graph.makers and not self.alignment.only_moves(p)]
+        return any(all(i is None or i in others for i in self.graph.makers[p].inputs) for p in made)
 
     def _moved(self, places: set[Place]) -> set[Place]:
         """Tensors that these are only moved from."""
