@@ -398,6 +398,15 @@ class Scalars:
             self.into(expanded, self._settled(m), c)
         return scale, content, expanded
 
+    def multiplied_out(self, p: Poly) -> Poly:
+        """p without positive whole powers of sums."""
+        if not any(e >= 1 and self.atoms[x].kind == "sum" for m in p for x, e in self.factors[m]):
+            return p
+        made: Poly = {}
+        for m, c in p.items():
+            self.into(made, self._settled(m), c)
+        return made
+
     def _settled(self, m: Mono) -> Poly:
         """A monomial with positive whole powers of sums multiplied out."""
         if not any(self.atoms[x].kind == "sum" and e >= 1 for x, e in self.factors[m]):
@@ -474,14 +483,32 @@ class Scalars:
 
     def exp(self, p: Poly) -> Poly:
         made = self.const(1)
-        for m, c in p.items():
+        for m, c in self.multiplied_out(p).items():
             flags = tuple(f for f in self.factors[m] if self._indicator[f[0]])
             plain = self.mono(tuple(f for f in self.factors[m] if not self._indicator[f[0]]))
-            grown = self.one(self._atom("exp", (plain,), "positive"), fraction(c))
+            grown = self._exp_of_log(plain, exponent(fraction(c)))
+            if grown is None:
+                grown = self.one(self._atom("exp", (plain,), "positive"), fraction(c))
             if flags:  # exp(I·x) = 1 + I·(exp x − 1) for I = 0 or 1
                 grown = self.add(self.const(1), self.mul({self.mono(flags): ONE}, self.sub(grown, self.const(1))))
             made = self.mul(made, grown)
         return made
+
+    def _exp_of_log(self, m: Mono, c: Exponent) -> Poly | None:
+        """exp(c·log x) = x^c where x is positive by its form: a logarithm of anything else needs something that its power does not say.
+
+        x itself is not multiplied out: it is often divided by elsewhere."""
+        factors = self.factors[m]
+        if len(factors) != 1 or factors[0][1] != 1 or self.atoms[factors[0][0]].kind != "log":
+            return None
+        x: Poly = dict(self.atoms[factors[0][0]].args[0])
+        if self.sign(x) != "positive":
+            return None
+        if c != 1:
+            return self.pow(x, c)
+        coefficient, content, rest = self._primitive(x, lambda a: not self._indicator[a])
+        made = self.scale(self._raised(content, 1), coefficient)
+        return made if rest is None else self.mul(made, self.one(self._sum(rest)))
 
     def log(self, p: Poly) -> Poly:
         self._need("positive", p)
@@ -508,6 +535,7 @@ class Scalars:
 
     def function(self, name: str, p: Poly) -> Poly:
         """tanh, erf, sin and the like: equal arguments give equal values; odd and even functions know their sign; nothing else is known."""
+        p = self.multiplied_out(p)
         if name in ("tanh", "erf", "sin", "cos", "abs"):
             if not p:
                 return self.const(1 if name == "cos" else 0)
@@ -526,7 +554,7 @@ class Scalars:
     def max(self, values: Iterable[Poly]) -> Poly:
         found: set[frozenset[tuple[Mono, Any]]] = set()
         numbers = []
-        for p in values:
+        for p in map(self.multiplied_out, values):
             c = self.constant(p)
             if c is not None:
                 numbers.append(c)

@@ -6,6 +6,7 @@ but for a renaming, and the keys of their elements, in which names do not occur,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.prove.staged.align import Alignment, Factor
-from trainverify.prove.staged.graphs import LOGICAL, Place
+from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 
 if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part, Stage
@@ -64,10 +65,8 @@ class _Form:
         self.arrays.append(goal.ids)
         shape: list[Hashable] = [stage.nonzero, len(goal.ids), self.factor(goal.factor)]
         shape += [(t.number, self.place(t.place), t.elements.tobytes()) for t in goal.terms]
-        shape += [self.part(stage.plan), self.part(stage.logical)]
-        for owner, place in self.canonical.places(goal.ids):
-            if place in stage.logical:
-                shape.append((self.place(place), self.canonical.within(goal.ids, owner).tobytes()))
+        shape.append(self.part(stage.plan))
+        shape += self.wanted(stage)
         shape += [(self.symbols([i]), self.place(place), self.part(part)) for i, (place, part) in stage.extra.items()]
         shape.append(self.symbols(stage.facts))
         for i in stage.facts:
@@ -76,6 +75,66 @@ class _Form:
                 shape.append((self.symbols([i]), where, self.part(stage.written[i])))
         shape.append(tuple([self.part(p) for p in stage.divisions]))
         return (tuple(shape), *self._numbered())
+
+    def wanted(self, stage: Stage) -> list[Hashable]:
+        """The logical side: the elements that are needed, however large the tensors are that they are in.
+
+        Where something is compared, what the logical program divides by for other elements is looked at too."""
+        ids = stage.goal.ids
+        found = [(n, p) for n, p in self.canonical.places(ids) if p in stage.logical]
+        whole = any(self.canonical.alignment.graph.compares(c) for part in stage.parts() for c in part.calls)
+        shape: list[Hashable] = []
+        if whole:
+            shape.append(self.part(stage.logical))
+            shape += [(self.place(p), self.canonical.within(ids, n).tobytes()) for n, p in found]
+        elif found:
+            at = {p: self.canonical.within(ids, n) for n, p in found}
+            needed = {p: np.unique(positions[positions >= 0]) for p, positions in at.items()}
+            shape.append(self.needed(stage.logical, needed))
+            for p, positions in at.items():
+                shape.append((self.place(p), np.where(positions < 0, -1, np.searchsorted(needed[p], positions)).tobytes()))
+        symbols = [ids for part in stage.parts() for ids, _ in part.leaves.values()]
+        for name, part in stage.defined.items():
+            place, start = (LOGICAL, 0, name), self.canonical.alignment.start[name]
+            every = np.arange(start, start + math.prod(self.canonical.alignment.small.shapes[name]))
+            if not whole:
+                every = every[np.isin(every, np.concatenate(symbols))]
+            self.arrays.append(every)
+            shape.append((self.place(place), len(every), self.part(part) if whole else self.needed(part, {place: every - start})))
+        return shape
+
+    def needed(self, part: Part, wanted: dict[Place, Array]) -> Hashable:
+        """What these elements of a piece are made of, element by element: those of each tensor are numbered in order."""
+        graph = self.canonical.alignment.graph
+        places: dict[Place, list[Array]] = {p: [positions] for p, positions in wanted.items()}
+        numbers: dict[Place, Array] = {}
+        made: list[tuple[Place, Call, tuple[int, ...], Array]] = []
+        for call in reversed(part.calls):
+            for o in call.outputs:
+                if o not in places or o in part.leaves:
+                    continue
+                numbers[o] = np.unique(np.concatenate(places[o]))
+                rows = [graph.positions(o, at) for at in numbers[o].tolist()]
+                leaves = np.concatenate([r for _, r in rows])
+                made.append((o, call, tuple([number for number, _ in rows]), leaves))
+                for n in np.unique(leaves[:, 0]).tolist():
+                    place = call.inputs[n]
+                    assert place is not None
+                    places.setdefault(place, []).append(leaves[leaves[:, 0] == n, 1])
+        shape: list[Hashable] = []
+        for p in part.leaves:
+            if p in places:
+                numbers[p] = np.unique(np.concatenate(places[p]))
+                ids, factor = part.leaves[p]
+                self.arrays.append(ids[numbers[p]])
+                shape.append((self.place(p), graph.kind(p), len(numbers[p]), self.factor(factor)))
+        for o, call, terms, leaves in made:
+            which, where = leaves[:, 0], np.empty_like(leaves[:, 1])
+            for n in np.unique(which).tolist():
+                where[which == n] = np.searchsorted(numbers[call.inputs[n]], leaves[which == n, 1])
+            inputs = tuple([-1 if i is None else self.place(i) for i in call.inputs])
+            shape.append((self.place(o), inputs, terms, which.tobytes(), where.tobytes()))
+        return tuple(shape)
 
     def _numbered(self) -> tuple[bytes, bytes, tuple[tuple[int, int], ...]]:
         """All symbols by the order in which they appear, and what is known about each."""

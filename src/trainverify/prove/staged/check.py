@@ -143,7 +143,7 @@ def _solved(scalars: Scalars, p: Poly) -> Poly:
 
 
 def cleared(scalars: Scalars, p: Poly) -> Poly:
-    """p times whole powers of the sums that it divides by, multiplied out. Those sums are not 0: what divides is defined."""
+    """p times whole powers of the sums that it divides by, all multiplied out. Those sums are not 0: what divides is defined."""
     while True:
         low: dict[int, int] = {}
         for m in p:
@@ -152,7 +152,11 @@ def cleared(scalars: Scalars, p: Poly) -> Poly:
                     low[x] = min(low.get(x, 0), Fraction(e).__floor__())
         down = [x for x, n in low.items() if n < 0]
         if not down:
-            return p
+            out = scalars.multiplied_out(p)
+            if out is p:
+                return p
+            p = out
+            continue
         x = max(down)  # the youngest: its inside has older ones only
         inside, n = scalars.inside(x), -low[x]
         powers: dict[int, Poly] = {0: scalars.const(1)}

@@ -458,8 +458,9 @@ class Engine:
             return self.cutter.condition(node[1])
         goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.alignment.claims[node])
         level, gently = self.level.get(node, 0), self.gently[node]
-        first = self.cutter.stage(goal, level, node in self.with_facts, (node, level, gently) in self.in_full, gently, node in self.spelled)
-        if first.foreign and level < LEVELS:  # nothing would come of it: further back, both sides may speak of the same
+        whole = (node, level, gently) in self.in_full
+        first = self.cutter.stage(goal, level, node in self.with_facts, whole, gently, node in self.spelled)
+        if first.foreign and level < LEVELS and not whole:  # nothing would come of it: further back, both sides may speak of the same
             try:
                 in_full = (node, level + 1, 0) in self.in_full
                 second = self.cutter.stage(goal, level + 1, node in self.with_facts, in_full, spelled=node in self.spelled)

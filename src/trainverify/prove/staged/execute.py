@@ -224,7 +224,12 @@ class _Check:
 
     def symbol(self, i: int) -> Any:
         if i not in self.symbols:
+            defined = self.stage.definition(i, self.alignment)
+            if defined is not None:
+                self.symbols[i] = self.value(*defined)
+                return self.symbols[i]
             self.symbols[i] = symbol(self.scalars, i, *self.alignment.symbol_kind(i))
             for other in self.alignment.supports.get(i, ()):
-                self.scalars.vanishes(self.symbols[i], self.symbol(other))
+                if self.stage.definition(other, self.alignment) is None:
+                    self.scalars.vanishes(self.symbols[i], self.symbol(other))
         return self.symbols[i]

@@ -1,7 +1,8 @@
 """Numbers for the expressions that elements of a stage are: one expression, one number, however often it occurs.
 
 An element is the same expression on both sides if it has one number there, whatever ops it is cut into. Of the others, the largest parts
-that both sides have in common need not be looked into: what holds for any value of them holds for theirs. Nothing is rewritten.
+that both sides have in common need not be looked into: what holds for any value of them holds for theirs. Nothing is rewritten, but what
+is multiplied by the number 0 is left out.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ class Expressions:
         self._masked = any(alignment.compares(c) for part in (stage.plan, stage.logical) for c in part.calls)  # then products have one form
         self._literals: dict[Fraction | int, int] = {}
         self._partial: list[bool] = []  # whether something in it divides, or takes a root or logarithm
+        self._total: list[bool] = []  # whether nothing in it divides, or takes a root or logarithm, unless of what is positive
         self._states: list[int] = []
         self._signs: list[Sign] = []
         self._supports: dict[int, Support] = {}
         self._real: list[bool] = []  # whether it is known to be a real number, not an integer or a truth value
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
+        self._zero = self._literal(0)
 
     # -- the same ----------------------------------------------------------------------------------------------------
 
@@ -98,9 +101,37 @@ class Expressions:
             self._keys.append(key)
         return found
 
+    def _simple(self, key: Key) -> int:
+        """The number of an expression without what is multiplied by the number 0, if that surely has a value."""
+        op, info, args = key
+        if self._zero not in args or op not in ("dot", "map"):
+            return self._number(key)
+        if op == "map":
+            vanishes = info[0] in ("mul", "neg") or (info[0] == "div" and args[0] == self._zero and self._signs_of(args[1]) == "positive")
+            return self._zero if vanishes and self._sure(args) else self._number(key)
+        products: list[tuple[int, ...]] = []
+        at = 0
+        for n in info:
+            product = args[at : at + n]
+            at += n
+            if self._zero not in product or not self._sure(product):
+                products.append(product)
+        if not products:
+            return self._zero
+        return self._number(("dot", tuple(map(len, products)), tuple([x for p in products for x in p])))
+
+    def _signs_of(self, number: int) -> Sign:
+        self._describe()
+        return self._signs[number]
+
+    def _sure(self, numbers: Iterable[int]) -> bool:
+        """Whether expressions are real numbers, whatever the symbols in them are."""
+        self._describe()
+        return all(self._total[n] and self._states[n] == FINITE for n in numbers)
+
     def _describe(self) -> None:
         """What is known of all numbers so far."""
-        partial, states, signs, real = self._partial, self._states, self._signs, self._real
+        partial, states, signs, real, total = self._partial, self._states, self._signs, self._real, self._total
         for op, info, args in self._keys[len(states) :]:
             if op == "symbol":
                 kind, domain = self.alignment.symbol_kind(info)
@@ -108,12 +139,15 @@ class Expressions:
                 real.append(kind == "real")
                 signs.append(domain[0] if signed else None)
                 partial.append(False)
+                total.append(True)
                 states.append(expression_state(op, info, ()))
                 continue
             inner = [states[a] for a in args]
             real.append(_is_real(op, info, [real[a] for a in args]))
             signs.append(expression_sign(op, info, [signs[a] for a in args], inner, args))
-            partial.append((op == "map" and info[0] in MAY_FAIL) or any(partial[a] for a in args))
+            may_fail = op == "map" and info[0] in MAY_FAIL
+            partial.append(may_fail or any(partial[a] for a in args))
+            total.append(not (may_fail and signs[args[-1]] != "positive") and all(total[a] for a in args))
             states.append(expression_state(op, info, inner))
 
     def _support(self, number: int) -> Support:
@@ -140,7 +174,8 @@ class Expressions:
         if i in self.stage.extra:
             place, part = self.stage.extra[i]
             return self._element(part, place, 0)
-        return self._number(("symbol", i, ()))
+        defined = self.stage.definition(i, self.alignment)
+        return self._number(("symbol", i, ())) if defined is None else self._element(*defined)
 
     def _times(self, number: int, factor: Factor) -> int:
         if factor.plain:
@@ -176,7 +211,7 @@ class Expressions:
             if term.op == "leaf":
                 found = self._element(part, *self.graph.leaf(call, term.info))
             else:
-                found = self._number((term.op, term.info, tuple([self._term(part, call, inside, a) for a in term.args])))
+                found = self._simple((term.op, term.info, tuple([self._term(part, call, inside, a) for a in term.args])))
             inside[term] = found
         return found
 
@@ -185,9 +220,11 @@ class Expressions:
     def short(self, elements: Sequence[int]) -> dict[int, Short]:
         """These elements with common parts as symbols; none of those whose two sides do not speak of the same."""
         stage = self.stage
-        if stage.nonzero or stage.extra or stage.facts or not elements or len(self._keys) < FEW:
+        if stage.nonzero or stage.extra or stage.facts:
             return {}
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
+        if not pairs or len(self._keys) < FEW:
+            return {}
         assumed = False
         if any(self._is_mask(key) for key in self._keys):
             masks = Masks(self, self._always([*(want for _, want in pairs.values()), *self._divided()]))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainverify.domains.arrays import Array
 from trainverify.evaluate.small import Meeting, Small, Step
 from trainverify.primitives.node import Node, topological
 from trainverify.prove.staged.terms import Made, Term, Terms
@@ -48,6 +49,7 @@ class Graph:
         self.same = self.terms.make("leaf", 0)  # what only passes on
         self._rows: dict[int, list[list[Term]]] = {}  # by signature
         self._canonical: dict[Term, Made] = {}
+        self._compares: dict[int, bool] = {}  # by signature
         self._work: dict[int, int] = {}
         self._sizes: dict[int, int] = {}  # signature of a collective → elements of one member
         for at, step in enumerate(small.logical_steps):
@@ -138,6 +140,19 @@ class Graph:
         term, leaves = made
         call = self.makers[place]
         return term, [self.leaf(call, info) for info in leaves]
+
+    def positions(self, place: Place, at: int) -> tuple[int, Array]:
+        """An element that an op of one rank makes, up to names: a number for how it is made, and of what, as rows of input and position."""
+        return self.terms.relative(self.term(place, at))
+
+    def compares(self, call: Call) -> bool:
+        """Whether an op says which of two real numbers is larger."""
+        if call.nodes is None:
+            return False
+        if call.signature not in self._compares:
+            less = [n for n in topological(call.nodes) if n.prim == "map" and n.attrs[0] == "lt"]
+            self._compares[call.signature] = any(a.kind == "real" for n in less for a in n.args)
+        return self._compares[call.signature]
 
     def _terms_of(self, call: Call) -> list[list[Term]]:
         """For every output of a call and every element of it a term."""

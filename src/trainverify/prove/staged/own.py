@@ -184,4 +184,4 @@ def _below(axis: Axis) -> Iterator[Axis]:
 
 
 def _parts(stage: Stage) -> list[Part]:
-    return [stage.logical, stage.plan, *(part for _, part in stage.extra.values())]
+    return [stage.logical, stage.plan, *(part for _, part in stage.extra.values()), *stage.defined.values()]

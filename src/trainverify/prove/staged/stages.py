@@ -6,7 +6,7 @@ made by whoever checks it. Stages that differ in names only have equal keys.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -75,6 +75,7 @@ class Stage:
     with_facts: bool = False  # whether facts may be used; only then the solver is asked about conditions
     facts: tuple[int, ...] = ()  # scalars of the plan that are assumed not to be 0, which other stages prove
     written: dict[int, Part] = field(default_factory=dict)  # definitions of those, over the inputs
+    defined: dict[str, Part] = field(default_factory=dict)  # logical tensors that only the plan's side speaks of, written out
     divisions: list[Part] = field(default_factory=list)  # logical ops one of which may need what is to be shown
     nonzero: bool = False  # the goal is that it is not 0
     compares: bool = False  # some leaves have elements that the plan compares
@@ -84,6 +85,18 @@ class Stage:
     identical: int = 0  # elements that are the same expression on both sides
     partial: bool = False  # some of those divide, or take roots or logarithms
     foreign: bool = False  # the logical side speaks of elements that the plan's side does not know
+
+    def definition(self, i: int, alignment: Alignment) -> tuple[Part, Place, int] | None:
+        """Where an element is written out, if it is one of those."""
+        if not self.defined or not 0 <= i < alignment.count:
+            return None
+        name = alignment.owner[i]
+        return (self.defined[name], (LOGICAL, 0, name), i - alignment.start[name]) if name in self.defined else None
+
+    def parts(self) -> list[Part]:
+        """All pieces of both graphs in it."""
+        extra = [part for _, part in self.extra.values()]
+        return [self.plan, self.logical, *extra, *self.written.values(), *self.defined.values(), *self.divisions]
 
     def text(self, alignment: Alignment) -> str:
         show = alignment.graph.show
@@ -213,7 +226,36 @@ class Cutter:
                 written = self._back([(LOGICAL, 0, self.alignment.owner[i])], every, set())
                 if len(written.calls) <= MAX_WRITTEN:
                     made.written[i] = written
+        made.defined = self._defined(made)
         return made
+
+    def _defined(self, stage: Stage) -> dict[str, Part]:
+        """Logical tensors that the plan's side speaks of and the logical side does not, if one op makes them of what that speaks of.
+
+        Such as the sums that a softmax divides by, kept for its gradient: they are what the logical program says they are."""
+        a, leaves = self.alignment, stage.logical.leaves
+        if not stage.logical.calls:
+            return {}
+        spoken = set(self._owners(ids for ids, _ in leaves.values())) | set(self._owners([stage.goal.ids]))
+        factors = [stage.goal.factor, *(f for part in stage.parts() for _, f in part.leaves.values())]
+        spoken.update(a.owner[i] for i in (*stage.facts, *(f.element for f in factors)) if i is not None and i < a.count)
+        found: dict[str, Part] = {}
+        for name in self._owners(ids for ids, _ in stage.plan.leaves.values()):
+            place = (LOGICAL, 0, name)
+            call = self.graph.makers.get(place)
+            if name in spoken or call is None or self.graph.kind(place) != "real":
+                continue
+            inputs = [i for i in call.inputs if i is not None]
+            if all(i in leaves or self._is_logical_source(i) for i in inputs):
+                known = {i: leaves[i] if i in leaves else (a.ids[i[2]].reshape(-1), _PLAIN) for i in inputs}
+                found[name] = Part([call], known)
+        return found
+
+    def _owners(self, arrays: Iterable[Array]) -> list[str]:
+        """The logical tensors that elements belong to."""
+        a = self.alignment
+        every = dict.fromkeys(i for ids in arrays for i in ids.tolist())
+        return list(dict.fromkeys(a.owner[i] for i in every if 0 <= i < a.count))
 
     def _plan(self, goal: Goal, opened: set[Place], uses: set[Place]) -> Part:
         """The plan's side. What has some elements of the wanted tensor, but not all that are wanted, is no leaf: the others have to be
@@ -469,6 +511,8 @@ class _Walk:
         elif i in self.stage.extra:
             place, part = self.stage.extra[i]
             self.place(part, place, 0)
+        elif (defined := self.stage.definition(i, self.cutter.alignment)) is not None:
+            self.place(*defined)
         else:
             self.tokens.append(self.numbers.setdefault(i, len(self.numbers)))
 

@@ -42,6 +42,9 @@ class Terms(ArrayDomain):
     def __init__(self) -> None:
         self._known: dict[Any, Term] = {}
         self._plain = Element(Scalars())
+        self._at: dict[Term, tuple[int, tuple[Leaf, ...]]] = {}
+        self._made: dict[Any, int] = {}
+        self._inner: dict[int, tuple[Array, Array]] = {}  # how a term is made → which inputs, and leaves as if positions began at 0
 
     def make(self, op: str, info: Any, args: Sequence[Term] = ()) -> Term:
         key = (op, info, tuple(map(id, args)))
@@ -81,6 +84,50 @@ class Terms(ArrayDomain):
             return found
 
         return walk(term), tuple(leaves)
+
+    def relative(self, term: Term) -> tuple[int, Array]:
+        """A number for how a term is made, the same for terms that differ only in where the positions in each input begin; and the leaves,
+        as rows of input and position, in an order that goes with the number."""
+        number, begin = self._placed(term)
+        inner = self._inner.get(number)
+        if inner is None:
+            leaves = np.array(sorted(self._leaves(term)), dtype=np.int64).reshape(-1, 2)
+            which = np.searchsorted([n for n, _ in begin], leaves[:, 0])
+            inner = self._inner[number] = (which, leaves - _rows(begin, which))
+        which, leaves = inner
+        return number, leaves + _rows(begin, which)
+
+    def _placed(self, term: Term) -> tuple[int, tuple[Leaf, ...]]:
+        """How a term is made but for where the positions in each input begin, as a number, and the first position in each."""
+        stack = [term]
+        while stack:
+            t = stack[-1]
+            missing = [a for a in t.args if a not in self._at]
+            stack += missing
+            if not missing:
+                stack.pop()
+                if t not in self._at:
+                    self._at[t] = self._place(t)
+        return self._at[term]
+
+    def _place(self, t: Term) -> tuple[int, tuple[Leaf, ...]]:
+        if t.op == "leaf":
+            return self._made.setdefault(("leaf", t.info[0]), len(self._made)), (t.info,)
+        args = [self._at[a] for a in t.args]
+        begin: dict[int, int] = {}
+        for _, first in args:
+            for n, p in first:
+                begin[n] = min(p, begin.get(n, p))
+        key = (t.op, t.info, tuple([(number, tuple([p - begin[n] for n, p in first])) for number, first in args]))
+        return self._made.setdefault(key, len(self._made)), tuple(sorted(begin.items()))
+
+    def _leaves(self, term: Term) -> set[Leaf]:
+        seen, stack = {term}, [term]
+        while stack:
+            fresh = [a for a in stack.pop().args if a not in seen]
+            seen.update(fresh)
+            stack += fresh
+        return {t.info for t in seen if t.op == "leaf"}
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
@@ -218,6 +265,12 @@ class Terms(ArrayDomain):
                         found.append(row[w] if 0 <= w < len(row) else zero)
             return np.moveaxis(objects(found, places.shape), -1, d)
         return super()._node(node, args, inputs, lead)
+
+
+def _rows(begin: tuple[Leaf, ...], which: Array) -> Array:
+    """Where positions begin, for each of these inputs."""
+    first = np.array([(0, p) for _, p in begin], dtype=np.int64).reshape(-1, 2)
+    return first[which]
 
 
 def symbol(scalars: Scalars, number: int, kind: str, domain: Any) -> Any:
