@@ -44,7 +44,7 @@ def test_four_layers_at_real_widths_are_proved() -> None:
     assert {o.status for o in report.obligations} == {"proved"}
     (shown,) = (re.search(r"(\d+) stages: .* (\d+) distinct others", n) for n in report.notes if " stages: " in n)
     assert shown is not None
-    assert int(shown[1]) > 2000
+    assert int(shown[1]) > 1500  # replicas are one
     assert int(shown[2]) < 200
 
 

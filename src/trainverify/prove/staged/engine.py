@@ -7,7 +7,7 @@ Alignment proposes relations, stages prove them one by one, a relation counts on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -29,7 +29,7 @@ from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.reduce import reduced
-from trainverify.prove.staged.stages import FACT, Cutter, Goal, NoStage, Stage, Term
+from trainverify.prove.staged.stages import FACT, TOO_LONG, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
 
 MAX_ELEMENTS: Final = 2_000_000
@@ -138,6 +138,7 @@ class Engine:
         self.progress = progress
         self.cutter = Cutter(alignment)
         self.goals: list[Goal] = []
+        self._numbers: dict[Hashable, int] = {}  # of goals, by what they say
         self.goals_of: dict[Obligation, list[int]] = {}
         self.stages: dict[Node, Stage] = {}
         self.level: dict[Node, int] = {}
@@ -210,8 +211,12 @@ class Engine:
     # -- goals -------------------------------------------------------------------------------------------------------
 
     def _goal(self, goal: Goal) -> int:
-        self.goals.append(goal)
-        return len(self.goals) - 1
+        """The number of a goal; those of several ranks may say the same."""
+        terms = [(t.number, t.place, t.elements.tobytes()) for t in goal.terms]
+        number = self._numbers.setdefault((goal.name, tuple(terms), goal.ids.tobytes()), len(self.goals))
+        if number == len(self.goals):
+            self.goals.append(goal)
+        return number
 
     def _goals(self, o: Obligation) -> list[Goal]:
         """What the holdings of an obligation say, rank by rank."""
@@ -319,7 +324,8 @@ class Engine:
         terms = []
         for at, p in shares.values():
             c, row = small.places[at]
-            terms.append(Term(number, (c, row, lay.local), _region(p, small.local_shapes[c][lay.local])))
+            place = self.alignment.graph.first((c, row, lay.local))
+            terms.append(Term(number, place, _region(p, small.local_shapes[c][lay.local])))
         return tuple(terms)
 
     # -- rounds ------------------------------------------------------------------------------------------------------
@@ -458,17 +464,26 @@ class Engine:
             return self.cutter.condition(node[1])
         goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.alignment.claims[node])
         level, gently = self.level.get(node, 0), self.gently[node]
+        first, why = None, None
         whole = (node, level, gently) in self.in_full
-        first = self.cutter.stage(goal, level, node in self.with_facts, whole, gently, node in self.spelled)
-        if first.foreign and level < LEVELS and not whole:  # nothing would come of it: further back, both sides may speak of the same
+        try:
+            first = self.cutter.stage(goal, level, node in self.with_facts, whole, gently, node in self.spelled)
+        except NoStage as error:
+            if str(error) != TOO_LONG or isinstance(node, tuple):
+                raise
+            why = error
+        further = first is None or (first.foreign and not whole)  # nothing would come of it: further back, both sides may speak of the same
+        if further and level < LEVELS:
             try:
                 in_full = (node, level + 1, 0) in self.in_full
                 second = self.cutter.stage(goal, level + 1, node in self.with_facts, in_full, spelled=node in self.spelled)
-            except NoStage:
-                return first
-            if not second.foreign:
+            except NoStage as error:
+                second, why = None, why or error
+            if second is not None and (first is None or not second.foreign):
                 self.level[node], self.gently[node] = level + 1, 0
                 return second
+        if first is None:
+            raise why or NoStage(TOO_LONG)
         return first
 
     # -- conclusions -------------------------------------------------------------------------------------------------

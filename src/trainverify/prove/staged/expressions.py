@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Key = tuple[str, Any, tuple[int, ...]]  # op, info, numbers of arguments
 FEW: Final = 300  # expressions of a stage that are looked through as they are
 ROUNDS: Final = 12
+DIFFERENT: Final = 16  # elements of a stage that differ in more than names, before the order of sums is looked at
 MANY: Final = 10_000  # elements that an op makes, of which all are looked at
 VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
 REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
@@ -355,9 +356,12 @@ class Expressions:
                 found = known[number] = make("leaf", number) if leaf else make(op, info, [term(a) for a in args])
             return found
 
+        goals = {n: make("goal", None, [term(got), term(factor), term(want)]) for n, (got, want) in pairs.items()}
+        forms: dict[int, Made] = {n: self.graph.terms.canonical(goal) for n, goal in goals.items()}
+        if len({form for form, _ in forms.values()}) > DIFFERENT:
+            forms = {n: self.graph.terms.arranged(goal) for n, goal in goals.items()}
         made = {}
-        for n, (got, want) in pairs.items():
-            canonical: Made = self.graph.terms.canonical(make("goal", None, [term(got), term(factor), term(want)]))
+        for n, canonical in forms.items():
             leaves: tuple[Any, ...] = canonical[1]
             kinds = tuple([self._kind(number) for number in leaves])
             partial = assumed or any(self._partial[number] for number in leaves)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.small import Meeting, Small, Step
 from trainverify.primitives.node import Node, topological
+from trainverify.prove.staged.inner import Inner, Piece
 from trainverify.prove.staged.terms import Made, Term, Terms
 
 Place = tuple[int, int, str]
@@ -26,7 +27,7 @@ class Call:
     """One run of an op for one rank, or of a collective for one group. `at` is its place in the order of execution."""
 
     at: int
-    row: int  # of the rank, or number of the group
+    row: int  # of the rank, or number of the group, or of the piece of a logical op
     inputs: tuple[Place | None, ...]
     outputs: tuple[Place, ...]
     nodes: tuple[Node, ...] | None  # None: a message
@@ -43,6 +44,7 @@ class Graph:
         self.small = small
         self.makers: dict[Place, Call] = {}
         self.order: list[Place] = []  # of execution, logical program first
+        self._first: dict[Place, Place] = {}  # tensor → the first one that is the same
         self._signatures: dict[Any, int] = {}
         self._by_nodes: dict[int, tuple[int, Any]] = {}
         self.terms = Terms()
@@ -52,8 +54,10 @@ class Graph:
         self._compares: dict[int, bool] = {}  # by signature
         self._work: dict[int, int] = {}
         self._sizes: dict[int, int] = {}  # signature of a collective → elements of one member
+        inner = Inner()
         for at, step in enumerate(small.logical_steps):
-            self._step(at, LOGICAL, step, (0,))
+            for n, piece in enumerate(inner.pieces(step)):
+                self._logical(at, n, step, piece)
         at = len(small.logical_steps)
         for c, event in _events(small):
             if isinstance(event, Step):
@@ -72,6 +76,15 @@ class Graph:
                 self.makers[o] = call
                 self.order.append(o)
 
+    def _logical(self, at: int, n: int, step: Step, piece: Piece) -> None:
+        inputs = tuple([None if i is None else (LOGICAL, 0, i) for i in piece.inputs])
+        outputs = tuple([(LOGICAL, 0, o) for o in piece.outputs])
+        backward = step.op.phase == "backward"
+        call = Call(at, n, inputs, outputs, piece.nodes, self.signature(piece.nodes), False, backward, str(step.op))
+        for o in outputs:
+            self.makers[o] = call
+            self.order.append(o)
+
     def _meeting(self, at: int, meeting: Meeting) -> None:
         signature = -1 if meeting.nodes is None else self.signature(meeting.nodes)
         for g, (senders, receivers) in enumerate(zip(meeting.senders, meeting.receivers, strict=True)):
@@ -80,6 +93,39 @@ class Graph:
             for o in receivers:
                 self.makers[o] = call
                 self.order.append(o)
+
+    def first(self, place: Place) -> Place:
+        """The tensor that stands for all that are the same as this one."""
+        return self._first.get(place, place)
+
+    def merge(self, sources: Mapping[Place, Array]) -> None:
+        """Lets one tensor stand for all tensors of the plan that are the same by how they are made: sources of the same logical elements,
+        what a collective gives to all of its group, what one op makes of the same tensors on several ranks."""
+        known: dict[Hashable, Place] = {}
+        for place, ids in sources.items():
+            self._first[place] = known.setdefault((self.kind(place), ids.shape, tuple(ids.reshape(-1).tolist())), place)
+        made: dict[Hashable, Call] = {}
+        seen: set[tuple[int, int]] = set()
+        for place in self.order:
+            call = self.makers[place]
+            if place[0] != LOGICAL and (call.at, call.row) not in seen:
+                seen.add((call.at, call.row))
+                self._merge(replace(call, inputs=tuple([None if i is None else self.first(i) for i in call.inputs])), made)
+        self.order = [p for p in self.order if self.first(p) == p]
+
+    def _merge(self, call: Call, made: dict[Hashable, Call]) -> None:
+        """A call whose inputs stand for all that are the same, after those that it may be the same as."""
+        outputs = made.setdefault((call.signature, call.collective, call.inputs), call).outputs
+        for n, place in enumerate(call.outputs):
+            self.makers[place] = call
+            same: Place | None
+            if call.nodes is None or call.collective:
+                same = outputs[0 if call.nodes is not None and _given_to_all(call.nodes) else n]
+            else:
+                node = call.nodes[n]
+                same = call.inputs[node.attrs[0]] if node.prim == "input" else outputs[n]
+            assert same is not None
+            self._first[place] = same
 
     def signature(self, nodes: tuple[Node, ...]) -> int:
         """A number for what an op does: equal for equal nodes."""
@@ -202,6 +248,11 @@ def _row(node: Node) -> int:
         case "gather":
             return int(node.args[0].shape[node.attrs[0]])
     return 1
+
+
+def _given_to_all(nodes: tuple[Node, ...]) -> bool:
+    """Whether every member of a group gets the same from a collective."""
+    return all(n.prim == "broadcast" and 0 not in n.attrs[0] for n in nodes)
 
 
 def moves_only(nodes: tuple[Node, ...]) -> bool:

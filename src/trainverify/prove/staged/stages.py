@@ -146,13 +146,15 @@ class Cutter:
         opened: set[Place] = set()
         made = self._cut(goal, opened, level > 0)
         for n in range(level + gently):
-            fresh = self._fresh(made)
-            if n >= level:
-                fresh = self._gradients(fresh)
-            if not fresh:
-                break
-            opened |= fresh | self._moved(fresh)
-            made = self._cut(goal, opened, level > 0)
+            known = self._symbols(made)
+            while self._symbols(made) == known:  # what brings nothing but multiples of the same elements is no level
+                fresh = self._fresh(made)
+                if n >= level:
+                    fresh = self._gradients(fresh)
+                if not fresh:
+                    break
+                opened |= fresh | self._moved(fresh)
+                made = self._cut(goal, opened, level > 0)
         compared = self._compared(made)
         at_hand = self._at_hand(made, compared)
         if compared and (spelled or at_hand):
@@ -162,6 +164,10 @@ class Cutter:
         made.gentler = bool(self._gradients(self._fresh(made)))
         self._number(made, in_full)
         return made
+
+    def _symbols(self, stage: Stage) -> set[int]:
+        """Elements that the plan's side is made of."""
+        return {i for ids, _ in stage.plan.leaves.values() for i in ids.tolist()}
 
     def _fresh(self, stage: Stage) -> set[Place]:
         return {p for p in stage.plan.leaves if p not in self.alignment.sources and not self._is_logical_source(p)}

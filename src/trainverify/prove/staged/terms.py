@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from trainverify.domains.element import Element, objects
 from trainverify.domains.polynomials import Choice, Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
 
+NEAREST: Final = 3  # leaves of a summand that say where it belongs
 MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
 
 
@@ -128,6 +130,46 @@ class Terms(ArrayDomain):
             seen.update(fresh)
             stack += fresh
         return {t.info for t in seen if t.op == "leaf"}
+
+    def arranged(self, term: Term) -> Made:
+        """The same up to the order in which sums are added up, so that an element that is one of many summands may be any of them: leaves
+        are numbered from the outside, and products are sorted by the leaves that are nearest."""
+        numbers: dict[Leaf, int] = {}
+        level, seen = [term], {id(term)}
+        while level:
+            below: list[Term] = []
+            for t in level:
+                if t.op == "leaf":
+                    numbers.setdefault(t.info, len(numbers))
+                fresh = list({id(a): a for a in t.args if id(a) not in seen}.values())
+                seen.update(map(id, fresh))
+                below += fresh
+            level = below
+        nearest: dict[int, tuple[tuple[int, int], ...]] = {}  # leaves by their depth and number
+        done: dict[int, Term] = {}
+
+        def near(ts: Sequence[Term]) -> tuple[tuple[int, int], ...]:
+            return tuple(sorted({(d + 1, n) for t in ts for d, n in nearest[id(t)]})[:NEAREST])
+
+        def walk(t: Term) -> Term:
+            found = done.get(id(t))
+            if found is None:
+                args = [walk(a) for a in t.args]
+                nearest[id(t)] = ((0, numbers[t.info]),) if t.op == "leaf" else near(t.args)
+                if t.op == "leaf":
+                    found = self.make("leaf", numbers[t.info])
+                elif t.op == "dot":
+                    ends = list(accumulate(t.info))
+                    order = sorted(range(len(ends)), key=lambda k: near(t.args[ends[k] - t.info[k] : ends[k]]))
+                    found = self.make(
+                        "dot", tuple([t.info[k] for k in order]), [a for k in order for a in args[ends[k] - t.info[k] : ends[k]]]
+                    )
+                else:
+                    found = self.make(t.op, t.info, args) if args else t
+                done[id(t)] = found
+            return found
+
+        return walk(term), tuple(numbers)
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
