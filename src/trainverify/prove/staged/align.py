@@ -350,7 +350,7 @@ class Alignment:
                 return
             for before in (0, BEFORE) if call.backward else (0,):
                 made = self._made_of(place, at, before)
-                if made is not None and self._zeros.zero(made):
+                if made is not None and self._zeros.zero(made, bool(faint[at] and not maybe[at])):
                     self.same[first + at] = NOTHING
                     break
 

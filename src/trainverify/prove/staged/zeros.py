@@ -15,7 +15,8 @@ from trainverify.prove.staged.check import solved
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.terms import Term, symbol, value
 
-SECONDS: Final = 0.3  # for one element; those that are made alike are looked at once
+SECONDS: Final = 0.3  # for one element that was 0 on all points; those that are made alike are looked at once
+PATIENTLY: Final = 3.0  # for one that was rounding only
 TERMS: Final = 10_000
 
 
@@ -40,11 +41,11 @@ class Zeros:
         self._known: dict[Any, bool] = {}
         self.missed = 0  # looks in vain
 
-    def zero(self, made: Made) -> bool:
-        """Whether an element is 0 for all values of its leaves."""
+    def zero(self, made: Made, faint: bool = False) -> bool:
+        """Whether an element is 0 for all values of its leaves. Faint ones, which were rounding only, get more time."""
         key = _key(made, {NOTHING: NOTHING})
         if key not in self._known:
-            self._known[key] = _zero(made)
+            self._known[key] = _zero(made, PATIENTLY if faint else SECONDS)
             self.missed += not self._known[key]
         return self._known[key]
 
@@ -56,8 +57,8 @@ def _key(made: Made | Leaf, order: dict[int, int]) -> Any:
     return made.term, tuple([_key(m, order) for m in made.leaves])
 
 
-def _zero(made: Made) -> bool:
-    scalars = Scalars(TERMS, time.monotonic() + SECONDS)
+def _zero(made: Made, seconds: float) -> bool:
+    scalars = Scalars(TERMS, time.monotonic() + seconds)
     domain = Element(scalars)
     symbols: dict[int, Any] = {NOTHING: {}}
 
