@@ -29,7 +29,7 @@ from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.reduce import reduced
-from trainverify.prove.staged.stages import FACT, TOO_LONG, Cutter, Goal, NoStage, Stage, Term
+from trainverify.prove.staged.stages import FACT, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
 
 MAX_ELEMENTS: Final = 2_000_000
@@ -464,26 +464,17 @@ class Engine:
             return self.cutter.condition(node[1])
         goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.alignment.claims[node])
         level, gently = self.level.get(node, 0), self.gently[node]
-        first, why = None, None
         whole = (node, level, gently) in self.in_full
-        try:
-            first = self.cutter.stage(goal, level, node in self.with_facts, whole, gently, node in self.spelled)
-        except NoStage as error:
-            if str(error) != TOO_LONG or isinstance(node, tuple):
-                raise
-            why = error
-        further = first is None or (first.foreign and not whole)  # nothing would come of it: further back, both sides may speak of the same
-        if further and level < LEVELS:
+        first = self.cutter.stage(goal, level, node in self.with_facts, whole, gently, node in self.spelled)
+        if first.foreign and level < LEVELS and not whole:  # nothing would come of it: further back, both sides may speak of the same
             try:
                 in_full = (node, level + 1, 0) in self.in_full
                 second = self.cutter.stage(goal, level + 1, node in self.with_facts, in_full, spelled=node in self.spelled)
-            except NoStage as error:
-                second, why = None, why or error
-            if second is not None and (first is None or not second.foreign):
+            except NoStage:
+                return first
+            if not second.foreign:
                 self.level[node], self.gently[node] = level + 1, 0
                 return second
-        if first is None:
-            raise why or NoStage(TOO_LONG)
         return first
 
     # -- conclusions -------------------------------------------------------------------------------------------------
