@@ -70,7 +70,7 @@ def test_a_stage_with_elements_exchanged_is_not_shown(of_llama: tuple[Engine, li
                 found += both_ways(engine, replace(stage, plan=swapped(stage.plan, place)), most=1)
     assert len(found) >= 50
     assert not [pair for pair in found if pair == (True, False)]
-    assert sum(not short for short, _ in found) > len(found) // 3
+    assert sum(not short for short, _ in found) >= 25  # the others do not have these elements
 
 
 def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tuple[Engine, list[Stage]]) -> None:
