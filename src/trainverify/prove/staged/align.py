@@ -8,7 +8,7 @@ Lineage of sources is taken from the plan, as everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -39,6 +39,7 @@ QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
 LOUDLY: Final = ((1.0,), (3.0, 1.0))
 FEW: Final = 3  # points that are run together; so many are enough to say where a plan is wrong
 LENIENT: Final = 1e-6  # for elements that are made alike
+CLEAR: Final = 1e-3  # off by so much is no rounding
 MISSES: Final = (3, 50)  # elements of a tensor that are not 0 after all, different ones and all, after which no more are looked at
 BEFORE: Final = 2  # gradients that are looked behind, for what is 0 by how they are made
 
@@ -93,12 +94,17 @@ def _scaled(small: Small, point: int, size: float) -> dict[str, Array]:
     return {n: v * size if n in real else v for n, v in random_inputs(small, point).items()}
 
 
-def few(small: Small, lineage: tuple[Layout, ...]) -> Iterator[Run]:
-    """Enough of them to say whether a plan is wrong."""
-    return (runs(small, lineage, [point], QUIETLY)[0] for point in range(FEW))
+def clearly_different(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> set[Obligation]:
+    """Obligations that are off by much on one of a few points: a rank that chooses otherwise may do so on some only."""
+    found: set[Obligation] = set()
+    for point in range(FEW):
+        (at,) = runs(small, lineage, [point], QUIETLY)
+        off = [x for x in suspects(small, wanted, *at)[0] if x.distance > CLEAR]
+        found.update(x.obligation for x in off if not _rounding(small, x, at))
+    return found
 
 
-def different(small: Small, wanted: Sequence[Obligation], runs: Iterable[Run]) -> set[Obligation]:
+def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run]) -> set[Obligation]:
     """Obligations that are off on all of these. On some, what should be 0 is rounding in both programs."""
     left: set[tuple[Obligation, int]] = set()
     for n, at in enumerate(runs):

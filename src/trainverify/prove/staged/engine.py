@@ -24,7 +24,7 @@ from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.align import Alignment, Claim, Contradiction, different, few
+from trainverify.prove.staged.align import Alignment, Claim, Contradiction, clearly_different
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
@@ -115,7 +115,7 @@ def _different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layo
     """What differs although there are too many elements to prove anything of: on some ranks of each sort."""
     try:
         small = shrink_system(system, kept=sampled(system, above=0), alternate=False, most=RUN)
-        return different(small, wanted, few(small, lineage))
+        return clearly_different(small, wanted, lineage)
     except (NotABoundary, NotComputed, TooMuch):
         return ()
 
