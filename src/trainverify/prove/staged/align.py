@@ -37,6 +37,7 @@ PATIENCE: Final = 4  # points in a row on which nothing was chosen for the first
 LOUD: Final = 2  # points with large ones
 QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
 LOUDLY: Final = ((1.0,), (3.0, 1.0))
+RANKS: Final = 2  # on which a tensor of a wrong plan was no multiple of anything, after which others are not looked at
 FEW: Final = 3  # points that are run together; so many are enough to say where a plan is wrong
 LENIENT: Final = 1e-6  # for elements that are made alike
 CLEAR: Final = 1e-3  # off by so much is no rounding
@@ -171,6 +172,8 @@ class Alignment:
         self._moves: dict[int, bool] = {}
         self._compares: dict[int, bool] = {}
         self._zeros = Zeros()
+        # tensor of a class → multiples that it is on some ranks, and ranks on which none was found
+        self._multiples: dict[tuple[int, str], tuple[list[tuple[int, Fraction | int]], list[Place]]] = {}
         self.supports: dict[int, frozenset[int]] = {}  # element → those that it vanishes with
         self.extra: dict[int, Place] = {}  # id → a scalar of the plan that no logical scalar equals
         self._number_elements()
@@ -468,17 +471,29 @@ class Alignment:
         if not x[: self.quiet].any():
             return
         one = bool((v == v[:, :1]).all())
+        known, failed = self._multiples.setdefault((place[0], place[2]), ([], []))
+        found = next((k for k in known if self._multiple(place, v, one, *k)), None)
+        if found is not None or (self.wrong and len(failed) >= RANKS):
+            return
         for f, numbers in self.table.multiples(x[:, None] / self.weights):
-            w, factor = self.factors[f]
-            if one and factor.element is not None and factor.element >= self.count:
-                continue  # two scalars of the plan and one of the other program: says nothing of how either is made
             for number in numbers:
-                if f == 0 and number == 1:
-                    continue
-                ids = self._found(place, v / (w * float(number))[:, None])
-                if ids is not None and not self._itself(factor, ids):
-                    self.claims[place] = Claim(place, ids, Factor(number, factor.element, factor.power))
+                if self._multiple(place, v, one, f, number):
+                    known.append((f, number))
                     return
+        failed.append(place)
+
+    def _multiple(self, place: Place, v: Array, one: bool, f: int, number: Fraction | int) -> bool:
+        """Claims that a tensor is a number times a scalar times logical elements, if there are such."""
+        w, factor = self.factors[f]
+        if one and factor.element is not None and factor.element >= self.count:
+            return False  # two scalars of the plan and one of the other program: says nothing of how either is made
+        if f == 0 and number == 1:
+            return False
+        ids = self._found(place, v / (w * float(number))[:, None])
+        if ids is None or self._itself(factor, ids):
+            return False
+        self.claims[place] = Claim(place, ids, Factor(number, factor.element, factor.power))
+        return True
 
     def _updates_are_new(self) -> None:
         """What an optimizer makes is not what it was given, however small the difference is."""
