@@ -9,10 +9,13 @@ from dataclasses import replace
 import pytest
 
 import trainverify as tv
+from parallel.test_pipeline_plans import GPT2
+from trainverify.campaign.agree import compare
 from trainverify.campaign.run import make
 from trainverify.graph.lineage import layout
 from trainverify.prove.staged import workers
 from trainverify.verify import verify
+from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step
 from verify.test_mlp import logical, plan
 
 
@@ -117,3 +120,9 @@ def test_inputs_without_elements() -> None:
     assert verify(no_rows(0.5), no_rows(0.5), points=1, engine="both").verdict == "PROVED(reduced)"
     report = verify(no_rows(0.5), no_rows(0.25), points=1, engine="both")
     assert (report.verdict, report.difference is not None) == ("REFUTED", True)
+
+
+def test_points_on_which_the_logical_program_has_no_value_say_nothing() -> None:
+    """Expected: proved by both. Where all labels of a sequence are ignored, both programs have 0/0, and not in the same tensors."""
+    config = replace(GPT2, layers=1, batch=4, loss="per_sequence")
+    assert compare(gpt_step(config), gpt_plan(config, Degrees(dp=2, microbatches=2))).what == "both: PROVED"

@@ -80,14 +80,19 @@ def runs(small: Small, lineage: tuple[Layout, ...], points: Sequence[int], sizes
     random_points(small, points, ())
     left = [list(sizes[p % 2]) for p in points]
     inputs = [_scaled(small, p, s.pop(0)) for p, s in zip(points, left, strict=True)]
-    outputs = [o.tensor for o in small.logical.outputs]
     with np.errstate(all="ignore"):
         logical = run_logicals(small, inputs, NUMERIC)
         for n, point in enumerate(points):
-            while left[n] and not all(logical[n][o].dtype.kind != "f" or np.isfinite(logical[n][o]).all() for o in outputs):
+            while left[n] and not _defined(small, logical[n]):
                 inputs[n] = _scaled(small, point, left[n].pop(0))
                 logical[n] = run_logical(small, inputs[n], NUMERIC)
         return list(zip(logical, run_plans(small, lineage, inputs, NUMERIC), strict=True))
+
+
+def _defined(small: Small, logical: Mapping[str, Array]) -> bool:
+    """Whether the logical program is defined on a point: a sequence with ignored labels only has no mean."""
+    made = [logical[o.tensor] for o in small.logical.outputs]
+    return all(v.dtype.kind != "f" or bool(np.isfinite(v).all()) for v in made)
 
 
 def _scaled(small: Small, point: int, size: float) -> dict[str, Array]:
@@ -182,16 +187,19 @@ class Alignment:
         self.runs: list[Run] = []
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
         asleep = Asleep()
-        while not (len(self.runs) >= QUIET and self._told_apart() and asleep.settled) and len(self.runs) < MOST:
-            if len(self.runs) == FEW and different(self.small, wanted, self.runs):
+        tried = 0
+        while not (len(self.runs) >= QUIET and self._told_apart() and asleep.settled) and tried < MOST:
+            if tried == FEW and different(self.small, wanted, self.runs):
                 self.wrong = True
                 break
-            first = seed + len(self.runs)
-            self.runs += runs(self.small, lineage, range(first, first + FEW), QUIETLY)
-            for logical, _ in self.runs[-FEW:]:
+            fresh = runs(self.small, lineage, range(seed + tried, seed + tried + FEW), QUIETLY)
+            tried += FEW
+            self.runs += [run for run in fresh if _defined(self.small, run[0])] or fresh[: not self.runs]
+            for logical, _ in fresh:
                 asleep.add({n: v for n, v in logical.items() if n in self.start and v.dtype.kind == "f"})
         self.quiet = len(self.runs)
-        self.runs += runs(self.small, lineage, range(seed + MOST, seed + MOST + LOUD), LOUDLY)
+        loud = runs(self.small, lineage, range(seed + MOST, seed + MOST + LOUD), LOUDLY)
+        self.runs += [run for run in loud if _defined(self.small, run[0])]
         self.points = len(self.runs)
         self._align()
 
