@@ -159,6 +159,24 @@ def test_a_failed_write_changes_nothing(tmp_path: Path, name: str, monkeypatch: 
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("moment", ["open", "fsync", "replace"])
+def test_an_interrupted_write_leaves_no_draft(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python acts on Ctrl-C after a call of the system has had its effect, and before its result is stored."""
+    files.write(tmp_path / "f.json", Program("old", X))
+    real = getattr(os, moment)
+
+    def interrupted(*arguments: Any) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, moment, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            files.write(tmp_path / "f.json", Program("new", X))
+    assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
+    assert files.read_program(tmp_path / "f.json").name == ("new" if moment == "replace" else "old")
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
     files.write(tmp_path / "link.json", Program("p", X))

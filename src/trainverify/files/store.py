@@ -66,9 +66,8 @@ def _replace(path: str, pieces: Iterable[bytes], limits: Limits) -> None:
         raise Bad("not a regular file")
     folder, name = os.path.split(path)
     draft = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(handle, "wb") as f:
+    try:  # an interruption may come as soon as the draft is there, before its handle is
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as f:
             if compressed:
                 with gzip.GzipFile("", "wb", 6, f, mtime=0) as packed, io.BufferedWriter(packed, 1 << 16) as buffer:
                     buffer.writelines(pieces)
