@@ -45,12 +45,13 @@ def of_llama() -> tuple[Engine, list[Stage]]:
     return engine, list({engine.cutter._canonical.form(s): s for s in stages}.values())
 
 
-@pytest.mark.parametrize("seed", [None, 3, 9])
-def test_shown_with_common_parts_is_shown_in_full(seed: int | None, of_llama: tuple[Engine, list[Stage]]) -> None:
-    engine, stages = of_llama if seed is None else cut(*random_pair(seed)())
-    forms = {engine.cutter._canonical.form(s): s for s in stages}
-    found = [pair for stage in forms.values() for pair in both_ways(engine, stage, most=1)]
-    assert sum(short for short, _ in found) >= 10
+@pytest.mark.parametrize("seeds", [(), (3, 6), (8, 9)])
+def test_shown_with_common_parts_is_shown_in_full(seeds: tuple[int, ...], of_llama: tuple[Engine, list[Stage]]) -> None:
+    found: list[tuple[bool, bool]] = []
+    for engine, stages in [cut(*random_pair(seed)()) for seed in seeds] or [of_llama]:
+        forms = {engine.cutter._canonical.form(s): s for s in stages}
+        found += [pair for stage in forms.values() for pair in both_ways(engine, stage, most=1 if not seeds else 3)]
+    assert sum(short for short, _ in found) >= 20
     assert not [pair for pair in found if pair == (True, False)]
 
 
@@ -65,12 +66,12 @@ def test_a_stage_with_elements_exchanged_is_not_shown(of_llama: tuple[Engine, li
     engine, stages = of_llama
     found: list[tuple[bool, bool]] = []
     for stage in stages:
-        for place, (ids, _) in list(stage.plan.leaves.items())[:2]:
+        for place, (ids, _) in list(stage.plan.leaves.items())[:1]:
             if len(ids) > 1 and ids[0] != ids[1]:
-                found += both_ways(engine, replace(stage, plan=swapped(stage.plan, place)), most=1)
+                found += both_ways(engine, replace(stage, plan=swapped(stage.plan, place)), most=2)
     assert len(found) >= 50
     assert not [pair for pair in found if pair == (True, False)]
-    assert sum(not short for short, _ in found) >= 25  # the others do not have these elements
+    assert sum(not short for short, _ in found) > len(found) // 3
 
 
 def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tuple[Engine, list[Stage]]) -> None:

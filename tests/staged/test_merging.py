@@ -20,9 +20,10 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.prove.staged.align import Alignment, _rounding
+from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.engine import aligned
 from trainverify.prove.staged.graphs import LOGICAL
+from trainverify.prove.staged.points import _rounding
 from trainverify.prove.staged.terms import Term, Terms, value
 from trainverify.verify import related
 from verify.test_mlp import logical as mlp

@@ -24,10 +24,11 @@ from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.align import Alignment, Claim, Contradiction, clearly_different
+from trainverify.prove.staged.align import Alignment, Claim, Contradiction
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.points import clearly_different
 from trainverify.prove.staged.reduce import reduced
 from trainverify.prove.staged.stages import FACT, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
@@ -56,6 +57,7 @@ class StagedProof:
     prover: None = None
     reduced: bool = True
     stages: int = 0  # relations that were to be shown
+    tensors: int = 0  # of all ranks, that they speak of
     identical: int = 0  # elements of them that are the same expression on both sides
     distinct: int = 0  # of the others, those that differ in more than names
     how: Counter[str] = field(default_factory=Counter)  # these by way of proof
@@ -66,7 +68,7 @@ class StagedProof:
     def summary(self) -> str:
         ways = ", ".join(f"{n} by {how}" for how, n in self.how.items())
         same = f"{self.identical} elements are the same expression"
-        return f"{self.stages} stages: {same}, {self.distinct} distinct others ({ways or 'none'} shown)"
+        return f"{self.stages} stages for {self.tensors} tensors: {same}, {self.distinct} distinct others ({ways or 'none'} shown)"
 
 
 def prove(
@@ -200,6 +202,8 @@ class Engine:
                     proof.models[o] = self._model(bad)
         used = {key: self.results[key] for s in self.stages.values() for key, _ in s.tasks if key in self.results}
         proof.stages = len(self.stages)
+        graph = self.alignment.graph
+        proof.tensors = sum(graph.first(p) in self.stages for p in graph.makers)
         proof.distinct = len(used)
         proof.identical = sum(s.identical for s in self.stages.values())
         proof.how.update(r.how for r in used.values() if r.how)

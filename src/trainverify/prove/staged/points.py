@@ -1,0 +1,112 @@
+"""Both programs on random points: their values, which alignment pairs, and what is seen to differ there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from trainverify.domains.arrays import Array
+from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate.compare import Suspect, held, suspects
+from trainverify.evaluate.run import NotComputed, PlanValues, random_inputs, random_points, run_logical, run_logicals, run_plans
+from trainverify.evaluate.small import Small
+from trainverify.graph.lineage import Layout
+from trainverify.graph.obligations import Obligation
+from trainverify.prove.staged.lookup import FAINT
+
+FEW: Final = 3  # points that are run together; so many are enough to say where a plan is wrong
+QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
+LOUDLY: Final = ((1.0,), (3.0, 1.0))
+PATIENCE: Final = 4  # points in a row on which nothing was chosen for the first time, after which no more is expected
+LENIENT: Final = 1e-6  # for elements that are made alike, and for what is off
+CLEAR: Final = 1e-3  # off by so much is no rounding
+
+Run = tuple[dict[str, Array], PlanValues]
+
+
+def runs(small: Small, lineage: tuple[Layout, ...], points: Sequence[int], sizes: Sequence[Sequence[float]]) -> list[Run]:
+    """Both programs on random inputs, at each point of the first size that the logical program stands. Large ones reach what small ones do
+    not, such as the clipping of gradients; but norms make large numbers of small ones, and what saturates drowns in rounding."""
+    random_points(small, points, ())
+    left = [list(sizes[p % 2]) for p in points]
+    inputs = [_scaled(small, p, s.pop(0)) for p, s in zip(points, left, strict=True)]
+    with np.errstate(all="ignore"):
+        logical = run_logicals(small, inputs, NUMERIC)
+        for n, point in enumerate(points):
+            while left[n] and not defined(small, logical[n]):
+                inputs[n] = _scaled(small, point, left[n].pop(0))
+                logical[n] = run_logical(small, inputs[n], NUMERIC)
+        return list(zip(logical, run_plans(small, lineage, inputs, NUMERIC), strict=True))
+
+
+def defined(small: Small, logical: Mapping[str, Array]) -> bool:
+    """Whether the logical program is defined on a point: a sequence with ignored labels only has no mean."""
+    made = [logical[o.tensor] for o in small.logical.outputs]
+    return all(v.dtype.kind != "f" or bool(np.isfinite(v).all()) for v in made)
+
+
+def _scaled(small: Small, point: int, size: float) -> dict[str, Array]:
+    real = {n for n in small.logical.sources if small.logical.tensors[n].kind == "real" and n not in small.domains}
+    return {n: v * size if n in real else v for n, v in random_inputs(small, point).items()}
+
+
+def clearly_different(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> set[Obligation]:
+    """Obligations that are off by much on one of a few points: a rank that chooses otherwise may do so on some only."""
+    found: set[Obligation] = set()
+    for point in range(FEW):
+        (at,) = runs(small, lineage, [point], QUIETLY)
+        off = [x for x in suspects(small, wanted, *at)[0] if x.distance > CLEAR]
+        found.update(x.obligation for x in off if not _rounding(small, x, at))
+    return found
+
+
+def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run]) -> set[Obligation]:
+    """Obligations that are off on all of these. On some, what should be 0 is rounding in both programs."""
+    left: set[tuple[Obligation, int]] = set()
+    for n, at in enumerate(runs):
+        try:
+            off = {(x.obligation, x.rank) for x in suspects(small, wanted, *at)[0] if x.distance > LENIENT and not _rounding(small, x, at)}
+        except NotComputed:
+            if n == 0:
+                raise
+            continue
+        left = left & off if n else off
+        if not left:
+            break
+    return {o for o, _ in left}
+
+
+class Asleep:
+    """Elements that were 0 on all points so far, of tensors in which others are 0 on some: what was never chosen looks like nothing."""
+
+    def __init__(self) -> None:
+        self._ever: dict[str, Array] = {}  # where a tensor was not 0
+        self._always: dict[str, Array] = {}
+        self._count = -1
+        self._since = 0  # points that woke nothing
+
+    def add(self, values: Mapping[str, Array]) -> None:
+        count = 0
+        for name, v in values.items():
+            there = v != 0
+            self._ever[name] = self._ever.get(name, False) | there
+            self._always[name] = self._always.get(name, True) & there
+            if (self._ever[name] != self._always[name]).any():
+                count += int((~self._ever[name]).sum())
+        self._since = self._since + 1 if count == self._count else 0
+        self._count = count
+
+    @property
+    def settled(self) -> bool:
+        return self._count == 0 or self._since >= PATIENCE
+
+
+def _rounding(small: Small, x: Suspect, at: Run) -> bool:
+    """Whether a rank is off by nothing but rounding of the whole tensor: all that it holds may be elements that should be 0."""
+    whole = at[0][x.obligation.output.tensor]
+    if not np.isfinite(x.distance):
+        return False
+    gaps = [np.abs(got - want).max(initial=0.0) for got, want, _ in held(small, x.obligation, x.layout, x.rank, whole, at[1])]
+    return bool(max(gaps, default=0.0) <= FAINT * np.abs(whole).max(initial=0.0))
