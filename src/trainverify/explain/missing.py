@@ -18,7 +18,7 @@ from trainverify.domains.arrays import Array
 from trainverify.evaluate.compare import Suspect, held, places
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Small, Step
-from trainverify.explain.fingerprints import TINY, contained, telling
+from trainverify.explain.fingerprints import TINY, TOLERANCE, contained, telling
 from trainverify.explain.place import Known, Place
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
@@ -110,11 +110,18 @@ class _Locator:
                 arrays.append(array)
                 probes.append(plain[0])
         found: list[set[str]] = [set() for _ in keys]
+        names = list(self.known)
+        every = np.concatenate([k.sorted for k in self.known.values()]) if names else np.empty(0)
+        owners = np.repeat(np.arange(len(names)), [len(k.sorted) for k in self.known.values()])
+        order = np.argsort(every, kind="stable")
+        every, owners = every[order], owners[order]
         probe = np.asarray(probes)
         for f in map(float, self.factors):
-            for name, known in self.known.items():
-                for i in np.flatnonzero(known.holds(probe * f)):
-                    if name not in found[i] and known.holds(arrays[i] * f).all():
+            width = TOLERANCE * np.abs(probe * f)
+            low, high = np.searchsorted(every, probe * f - width), np.searchsorted(every, probe * f + width, side="right")
+            for i in np.flatnonzero(high > low).tolist():
+                for name in [names[n] for n in np.unique(owners[low[i] : high[i]])]:
+                    if name not in found[i] and self.known[name].holds(arrays[i] * f).all():
                         found[i].add(name)
                         self._share.setdefault((name, f), []).append(arrays[i] * f)
         return {key: frozenset(names) for key, names in zip(keys, found, strict=True)}

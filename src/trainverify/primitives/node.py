@@ -393,16 +393,22 @@ def rowwise(fn: str, x: Node, dim: int, descending: bool = False) -> Node:
 def topological(outputs: Iterable[Node]) -> list[Node]:
     """All nodes that the outputs need, arguments first."""
     order: list[Node] = []
-    seen: set[int] = set()
-    stack = [(n, False) for n in reversed(list(outputs))]
+    seen: set[Node] = set()
+    stack: list[Node | None] = list(outputs)
+    stack.reverse()
     while stack:
-        node, done = stack.pop()
-        if done:
+        node = stack.pop()
+        if node is None:  # all arguments of the one below are there
+            node = stack.pop()
+            assert node is not None
             order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args) if id(a) not in seen)
+        elif node not in seen:
+            seen.add(node)
+            if node.args:
+                stack += (node, None)
+                stack += reversed(node.args)
+            else:
+                order.append(node)
     return order
 
 

@@ -294,7 +294,7 @@ class Alignment:
                     return None
                 found.append(made)
             else:
-                number = self.structure.places[p][q]
+                number = int(self.structure.places[p][q])
                 found.append(Leaf(NOTHING if number == self.structure.nothing else number, kind))
         return Made(term, tuple(found))
 
@@ -436,26 +436,24 @@ class Alignment:
         for name, ids in self.ids.items():
             if name not in self.start or self.wrong:
                 pass
-            elif name in self.small.logical.sources:
-                for i in ids.reshape(-1).tolist():
-                    self.structure.source(i)
             else:
-                self._name_zeros(name)
+                if name not in self.small.logical.sources:
+                    self._name_zeros(name)
                 self.structure.logical(name, self.start[name])
-            self.structure.named((LOGICAL, 0, name), ids.reshape(-1).tolist())
+            self.structure.named((LOGICAL, 0, name), ids)
         if not self.wrong:
-            self.same = np.array([self.structure.first[n] for n in self.structure.elements], dtype=np.int64)
+            self.same = np.array([self.structure.first[n] for n in self.structure.elements.tolist()], dtype=np.int64)
             self.table.same = self.same
         for place, ids in self.sources.items():
-            self.structure.named(place, ids.reshape(-1).tolist())
+            self.structure.named(place, ids)
 
     def _note(self, place: Place) -> None:
         """What later ops make of a tensor is told by its name, or by how it is made."""
         claim = self.claims.get(place)
         if claim is not None:
-            self.structure.named(place, claim.ids.tolist())
+            self.structure.named(place, claim.ids)
         elif place in self._extra_places:
-            self.structure.named(place, [next(i for i, p in self.extra.items() if p == place)])
+            self.structure.named(place, np.array([next(i for i, p in self.extra.items() if p == place)]))
         elif not self.wrong:
             made = self.structure.made(place)
             if made is not None:
@@ -536,7 +534,7 @@ class Alignment:
     def rename(self, claim: Claim) -> None:
         """Another meaning for a tensor."""
         self.claims[claim.place] = replace(claim, ids=self._without_zeros(claim.ids))
-        self.structure.named(claim.place, claim.ids.tolist())
+        self.structure.named(claim.place, claim.ids)
 
     @cached_property
     def shared(self) -> Array:

@@ -16,6 +16,7 @@ CLOSE: Final = 1e-8  # relative to the element
 NOISE: Final = 1e-9  # relative to the largest element of the tensor
 ROUGH: Final = 1e-4  # on loud points, relative to the largest element on that point
 FAINT: Final = 1e-12  # relative to the largest element on any point: what is much smaller there is rounding
+CANDIDATES: Final = 16  # elements that a column may be proportional to, by their fingerprints
 LARGEST: Final = 10_000  # numerator times denominator of constant factors
 
 
@@ -135,17 +136,18 @@ class Table:
         prints, slack = np.nan_to_num(prints), np.nan_to_num(slack, posinf=0.0)
         low = np.searchsorted(self.shape_prints, prints - slack)
         high = np.searchsorted(self.shape_prints, prints + slack)
-        found = []
-        for f in np.flatnonzero((high > low) & (np.abs(size) > NOISE * np.abs(x).max(axis=0))).tolist():
-            w = self.values[:, self.shape_numbers[low[f] : min(high[f], low[f] + 16)]]
-            want = w * size[f]
-            gap = np.abs(x[:, f : f + 1] * (self.mix @ w) - want)
-            near = (gap <= 4 * CLOSE * np.abs(want) + NOISE * np.abs(want).max(axis=0))[: self.quiet].all(axis=0)
-            ratios = size[f] / (self.mix @ w[:, near])
-            numbers = {q for q in map(nice, ratios.tolist()) if q is not None}
-            if numbers:
-                found.append((f, sorted(numbers, key=lambda q: (q != 1, q.denominator, abs(q), q))))
-        return found
+        of = np.flatnonzero((high > low) & (np.abs(size) > NOISE * np.abs(x).max(axis=0)))
+        count = np.minimum(high - low, CANDIDATES)[of]
+        column = np.repeat(of, count)
+        w = self.values[:, self.shape_numbers[low[column] + np.arange(len(column)) - np.repeat(np.cumsum(count) - count, count)]]
+        want, whole = w * size[column], self.mix @ w
+        gap = np.abs(x[:, column] * whole - want)
+        near = (gap <= 4 * CLOSE * np.abs(want) + NOISE * np.abs(want).max(axis=0, initial=0.0))[: self.quiet].all(axis=0)
+        found: dict[int, set[Fraction]] = {}
+        for f, number in zip(column[near].tolist(), nice(size[column[near]] / whole[near]), strict=True):
+            if number is not None:
+                found.setdefault(f, set()).add(number)
+        return [(f, sorted(numbers, key=lambda q: (q != 1, q.denominator, abs(q), q))) for f, numbers in found.items()]
 
 
 @cache
@@ -160,13 +162,16 @@ def _nice_numbers() -> tuple[Array, Array, Array]:
     return values, ups[first], downs[first]
 
 
-def nice(ratio: float) -> Fraction | None:
-    """The number that a ratio is, as far as float64 can tell; None if it is not a likely one."""
+def nice(ratios: Array) -> list[Fraction | None]:
+    """The numbers that ratios are, as far as float64 can tell; None for those that are no likely ones."""
     values, ups, downs = _nice_numbers()
-    at = int(np.searchsorted(values, abs(ratio) * (1 - CLOSE)))
-    if at == len(values) or abs(values[at] - abs(ratio)) > CLOSE * abs(ratio):
-        return None
-    return Fraction(int(ups[at]), int(downs[at])) * (1 if ratio > 0 else -1)
+    size = np.abs(ratios)
+    at = np.searchsorted(values, size * (1 - CLOSE))
+    inside = at < len(values)
+    at = np.where(inside, at, 0)
+    likely = inside & (np.abs(values[at] - size) <= CLOSE * size)
+    signed = np.where(ratios > 0, ups[at], -ups[at])
+    return [Fraction(int(up), int(down)) if yes else None for yes, up, down in zip(likely, signed, downs[at], strict=True)]
 
 
 def _entries(table: Array, ids: Array, otherwise: Array | int) -> Array:
