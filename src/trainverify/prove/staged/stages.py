@@ -288,12 +288,10 @@ class Cutter:
         uses: set[Place] = set()
         plan = self._back([place], set(), uses) if i >= a.count else Part(leaves={place: (np.array([i]), _PLAIN)})
         goal = Goal(f"{place[2]} ≠ 0", (Term(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
-        made = Stage(goal, plan, Part(), {}, frozenset())
-        for p in a.divides_by(place):
-            made.divisions.append(self._back([p], set(), set()))
         if uses:
             raise NoStage("a scalar that is not a function of the inputs alone")
-        made.nonzero = True
+        divisions = [self._back([p], set(), uses) for p in a.divides_by(place)]  # that two logical elements are equal is to be shown
+        made = Stage(goal, plan, Part(), {}, frozenset(uses), divisions=divisions, nonzero=True)
         self._number(made)
         return made
 
