@@ -162,6 +162,10 @@ class Alignment:
                                 target[...] = new
                     self.sources[c, row, n] = local
 
+    def where(self, i: int) -> tuple[Place, int]:
+        """The logical tensor that an element belongs to, and its position there."""
+        return (LOGICAL, 0, self.owner[i]), i - self.start[self.owner[i]]
+
     def symbol_kind(self, i: int) -> Any:
         """What a symbol stands for: (kind, domain)."""
         if i >= self.count:

@@ -71,8 +71,8 @@ class _Form:
         shape.append(self.symbols(stage.facts))
         for i in stage.facts:
             if i in stage.written:
-                where = self.place((LOGICAL, 0, self.canonical.alignment.owner[i]))
-                shape.append((self.symbols([i]), where, self.part(stage.written[i])))
+                place, at = self.canonical.alignment.where(i)
+                shape.append((self.symbols([i]), self.place(place), at, self.part(stage.written[i])))
         shape.append(tuple([self.part(p) for p in stage.divisions]))
         return (tuple(shape), *self._numbered())
 

@@ -126,8 +126,7 @@ class _Check:
         for i in self.stage.facts:
             found["nonzero", frozenset(self.domain.real(self.symbol(i)).items())] = None
             if i in self.stage.written:
-                name = self.alignment.owner[i]
-                value = self.value(self.stage.written[i], (LOGICAL, 0, name), 0)
+                value = self.value(self.stage.written[i], *self.alignment.where(i))
                 found["nonzero", frozenset(self.domain.real(value).items())] = None
                 ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
                 self.defined[atom] = self.domain.real(value)

@@ -229,7 +229,7 @@ class Cutter:
         every = {(LOGICAL, 0, o) for s in self.alignment.small.logical_steps for o in s.outputs} if held else set()
         for i in held:
             if i < self.alignment.count and i not in extra:
-                written = self._back([(LOGICAL, 0, self.alignment.owner[i])], every, set())
+                written = self._back([self.alignment.where(i)[0]], every, set())
                 if len(written.calls) <= MAX_WRITTEN:
                     made.written[i] = written
         made.defined = self._defined(made)
@@ -490,7 +490,7 @@ class _Walk:
         for f in stage.facts:
             self.symbol(f)
             if f in stage.written:
-                self.place(stage.written[f], (LOGICAL, 0, self.cutter.alignment.owner[f]), 0)
+                self.place(stage.written[f], *self.cutter.alignment.where(f))
         for part in stage.divisions:
             last = part.calls[-1].outputs[0]
             for at in range(int(np.prod(self.cutter.graph.shape(last)))):
