@@ -66,6 +66,7 @@ class _Query:
         self.solver.set("timeout", max(1, int(1000 * limits.seconds)))
         self.solver.set("max_memory", limits.megabytes)
         self.terms: dict[int, Any] = {}
+        self.roots: dict[tuple[int, int], Any] = {}  # of an atom, by which root
         self.groups: dict[Any, dict[int, Any]] = {}
         self.functions: dict[str, Any] = {}
         self.fresh = 0
@@ -136,9 +137,9 @@ class _Query:
         """x^e through x^(1/q), a root that is positive where x is."""
         base = self.atom(atom)
         if e.denominator != 1:
-            root = self.terms.get(-1 - atom * 64 - e.denominator)
+            root = self.roots.get((atom, e.denominator))
             if root is None:
-                root = self.terms[-1 - atom * 64 - e.denominator] = self.real("root")
+                root = self.roots[atom, e.denominator] = self.real("root")
                 product = root
                 for _ in range(e.denominator - 1):
                     product = product * root
@@ -211,7 +212,7 @@ class _Query:
         model = self.solver.model()
         found: dict[Hashable, Fraction] = {}
         for number, term in list(self.terms.items()):
-            if number >= 0 and self.scalars.atoms[number].kind in ("symbol", "flag"):
+            if self.scalars.atoms[number].kind in ("symbol", "flag"):
                 found[self.scalars.atoms[number].args[0]] = _value(model.eval(term, model_completion=True))
         for choice, flags in self.groups.items():
             hits = [v for v, f in flags.items() if _value(model.eval(f, model_completion=True)) == 1]
