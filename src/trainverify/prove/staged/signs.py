@@ -51,6 +51,10 @@ def _state(node: Node, known: Mapping[int, int], inputs: Sequence[tuple[Sign, in
             return FINITE if node.kind == "bool" else expression_state("map", node.attrs, args)
         case "contract":
             return FINITE if all(a == FINITE for a in args) else WILD
+        case "pad":
+            return max(*args, expression_state("real", node.attrs[3], ()))
+        case "reduce":
+            return expression_state("reduce", node.attrs[0], args)
     return max(args, default=FINITE)
 
 
@@ -107,7 +111,7 @@ def _mapped(fn: str, param: Any, args: Sequence[Sign], twice: bool, finite: bool
         case "pow":
             if args[0] == "positive":
                 return "positive"
-            return "nonnegative" if not isinstance(param, int) or param % 2 == 0 else args[0]
+            return "nonnegative" if param % 2 != 1 else args[0]  # a root is not negative, nor is an even power
         case "max":
             return "positive" if "positive" in args else "nonnegative" if "nonnegative" in args else None
         case "min" | "detach" | "as_real":
