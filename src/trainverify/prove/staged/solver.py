@@ -53,6 +53,7 @@ _FACTS: Final = {"positive": lambda x: x > 0, "nonnegative": lambda x: x >= 0, "
 
 
 PATIENCE: Final = 0.2  # seconds after its limit
+HIGHEST: Final = 1000  # power or root that is written out as a product
 
 
 class _Query:
@@ -135,6 +136,8 @@ class _Query:
 
     def power(self, atom: int, e: Fraction) -> Any:
         """x^e through x^(1/q), a root that is positive where x is."""
+        if max(abs(e.numerator), e.denominator) > HIGHEST:
+            raise z3.Z3Exception("a power that is too high")
         base = self.atom(atom)
         if e.denominator != 1:
             root = self.roots.get((atom, e.denominator))
