@@ -16,6 +16,7 @@ from trainverify.prove.staged.check import equal, solved
 from trainverify.prove.staged.expressions import Short
 from trainverify.prove.staged.graphs import LOGICAL, Place
 from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.signs import FINITE
 from trainverify.prove.staged.solver import Z3, Solver
 from trainverify.prove.staged.stages import Part, Stage
 from trainverify.prove.staged.terms import symbol, value
@@ -227,6 +228,8 @@ class _Check:
             if defined is not None:
                 self.symbols[i] = self.value(*defined)
                 return self.symbols[i]
+            if self.alignment.state(i) != FINITE:
+                raise Unsupported("an element that may be infinite")
             self.symbols[i] = symbol(self.scalars, i, *self.alignment.symbol_kind(i))
             for other in self.alignment.supports.get(i, ()):
                 if self.stage.definition(other, self.alignment) is None:

@@ -495,7 +495,7 @@ class _Walk:
             last = part.calls[-1].outputs[0]
             for at in range(int(np.prod(self.cutter.graph.shape(last)))):
                 self.place(part, last, at)
-        kinds = tuple(self.cutter.alignment.symbol_kind(i) for i in self.numbers)
+        kinds = tuple((self.cutter.alignment.symbol_kind(i), self.cutter.alignment.state(i)) for i in self.numbers)
         kinds += self.cutter.alignment.vanishing(self.numbers)
         facts = tuple(f in stage.written for f in stage.facts)
         return (stage.nonzero, stage.with_facts, tuple(self.tokens), len(goal.terms), facts, kinds)
