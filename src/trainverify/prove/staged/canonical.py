@@ -70,7 +70,7 @@ class _Form:
     def of(self, stage: Stage) -> Hashable:
         goal = stage.goal
         self.arrays.append(goal.ids)
-        shape: list[Hashable] = [stage.nonzero, len(goal.ids), self.factor(goal.factor)]
+        shape: list[Hashable] = [stage.nonzero, stage.value, len(goal.ids), self.factor(goal.factor)]
         shape += [(t.number, self.place(t.place), t.elements.tobytes()) for t in goal.terms]
         shape.append(self.part(stage.plan))
         shape += self.wanted(stage)

@@ -79,6 +79,8 @@ class _Check:
             self.symbols[i] = self.value(part, place, 0)
         got = self.got(n)
         mine, s.needs = s.needs, {}
+        if stage.value:
+            return Result(not (mine or s.doubts), "a condition that only the plan needs: a scalar may have no value", "normal form")
         if stage.nonzero:
             return self.not_zero(got)
         factor = self.factor(stage.goal.factor)
