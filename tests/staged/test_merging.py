@@ -16,13 +16,16 @@ from trainverify.domains.element import Element
 from trainverify.domains.numeric import NUMERIC
 from trainverify.domains.polynomials import Scalars
 from trainverify.evaluate.compare import Suspect
+from trainverify.evaluate.small import Step
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
-from trainverify.graph.program import Program
+from trainverify.graph.program import Op, Program
 from trainverify.ops import OPS
+from trainverify.primitives import node as F
 from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.engine import aligned
 from trainverify.prove.staged.graphs import LOGICAL
+from trainverify.prove.staged.inner import Inner
 from trainverify.prove.staged.points import _rounding
 from trainverify.prove.staged.terms import Term, Terms, value
 from trainverify.verify import related
@@ -72,6 +75,15 @@ def test_pieces_of_logical_ops_make_what_the_ops_make(programs: Callable[[], Pai
     if split:  # the output of a batch norm is made of its mean and variance, and not of all elements once more
         (out,) = [c for c in split if c.outputs[0][2] == "bn1.out"]
         assert {"bn1.mean", "bn1.var"} <= {i[2] for i in out.inputs if i is not None}
+
+
+def test_pieces_come_after_those_that_they_use() -> None:
+    """An op of one tensor twice: what it makes on the way to the first output is the second one, made of the other input."""
+    first, second = F.input_(0, (2,), "real"), F.input_(1, (2,), "real")
+    nodes = (F.call("exp", F.call("tanh", second)), F.call("tanh", first))
+    op = Op("both", ("x", "x"), ("a", "b"), ())
+    pieces = Inner().pieces(Step(op, 0, (0,), ("x", "x"), ("a", "b"), nodes, None))  # type: ignore[arg-type]
+    assert [(p.outputs, {i for i in p.inputs if i is not None}) for p in pieces] == [(("b",), {"x"}), (("a",), {"b"})]
 
 
 def test_synchronised_batch_norms_are_shown() -> None:

@@ -108,6 +108,15 @@ def test_the_solver_finds_what_forms_do_not() -> None:
     assert shown(s, relu, s.max([y, {}]), ask=True) is None
 
 
+@pytest.mark.parametrize(("first", "second"), [(66, 2), (128, 64)])
+def test_roots_of_different_numbers(first: int, second: int) -> None:
+    """Expected: not shown, whichever roots they are, and a power that is too high is no question."""
+    s = Scalars()
+    x, y = s.symbol("x", "positive"), s.symbol("y", "positive")
+    assert shown(s, s.pow(x, Fraction(1, first)), s.pow(y, Fraction(1, second)), ask=True) is None
+    assert Z3(5).zero(s, s.sub(s.pow(x, Fraction(1, 10**9)), y), s.needs).status == "error"
+
+
 def test_a_model_says_where_it_fails() -> None:
     s = Scalars()
     x, y = s.symbol("x"), s.symbol("y")

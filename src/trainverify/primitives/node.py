@@ -161,7 +161,7 @@ def cast(x: Node, kind: Kind) -> Node:
 
 def power(x: Operand, exponent: Literal) -> Node:
     """x ** exponent for a literal exponent."""
-    if isinstance(exponent, float) and exponent == int(exponent):
+    if isinstance(exponent, float | Fraction) and exponent == int(exponent):
         exponent = int(exponent)
     if isinstance(exponent, float) and Fraction(exponent).denominator <= 64:
         exponent = Fraction(exponent)

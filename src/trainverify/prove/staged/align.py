@@ -26,7 +26,7 @@ from trainverify.primitives.node import topological
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
 from trainverify.prove.staged.points import FEW, LENIENT, LOUDLY, QUIETLY, Asleep, Run, defined, different, runs
-from trainverify.prove.staged.signs import tensor_signs
+from trainverify.prove.staged.signs import FINITE, described, term_state
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
 from trainverify.prove.staged.zeros import Leaf, Made, Zeros
@@ -74,7 +74,8 @@ class Alignment:
         self.ids: dict[str, Array] = {}  # logical tensor → ids of its elements; a moved element keeps its id
         self.owner: list[str] = []  # id → the logical tensor that it is an element of
         self.start: dict[str, int] = {}  # first id of a tensor that owns its ids
-        self.signs = tensor_signs(self.small)
+        self.signs, self._tensor_states = described(self.small)
+        self._states: dict[int, int] = {}  # of elements of tensors that are not all numbers
         self._kinds: dict[str, Any] = {}
         self._factors_in: dict[Place, frozenset[Factor]] = {}  # unnamed tensor → factors that are in what it is made of
         self.claims: dict[Place, Claim] = {}
@@ -161,6 +162,25 @@ class Alignment:
                                     raise Contradiction(f"{lay} on rank {rank} contradicts another layout of {n}")
                                 target[...] = new
                     self.sources[c, row, n] = local
+
+    def where(self, i: int) -> tuple[Place, int]:
+        """The logical tensor that an element belongs to, and its position there."""
+        return (LOGICAL, 0, self.owner[i]), i - self.start[self.owner[i]]
+
+    def numbers_only(self, name: str) -> bool:
+        """Whether all elements of a logical tensor are numbers wherever the program is defined."""
+        return self._tensor_states[name] == FINITE
+
+    def state(self, i: int) -> int:
+        """Whether an element is a number wherever the logical program is defined; the −∞ of a mask is not, and no symbol stands for it."""
+        if i >= self.count or self.numbers_only(self.owner[i]):
+            return FINITE
+        found = self._states.get(i)
+        if found is None:
+            term, leaves = self.graph.definition(*self.where(i))
+            ids = [int(self.ids[p[2]].reshape(-1)[q]) for p, q in leaves]
+            found = self._states[i] = term_state(term, lambda k: self.state(ids[k]))
+        return found
 
     def symbol_kind(self, i: int) -> Any:
         """What a symbol stands for: (kind, domain)."""

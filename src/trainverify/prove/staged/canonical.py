@@ -31,8 +31,10 @@ class Canonical:
         self._owner = np.array([owners[name] for name in alignment.owner], dtype=np.int64)
         self._first = np.array([alignment.start[name] for name in alignment.owner], dtype=np.int64)
         self._kind = np.array(kinds, dtype=np.int64)[self._owner] if kinds else self._owner
+        self._doubtful = np.array([not alignment.numbers_only(name) for name in alignment.start], dtype=bool)[self._owner]
         self._names = list(alignment.start)
         self._beyond = numbers.setdefault(("real", None), len(numbers))  # scalars of the plan
+        self._kinds = len(numbers)
 
     def form(self, stage: Stage) -> Hashable:
         return _Form(self).of(stage)
@@ -40,7 +42,12 @@ class Canonical:
     def kinds(self, ids: Array) -> Array:
         """What is known about symbols, as numbers."""
         inside = ids < len(self._kind)
-        return np.where(inside, self._kind[np.where(inside, ids, 0)], self._beyond) if len(self._kind) else np.full(ids.shape, self._beyond)
+        if not len(self._kind):
+            return np.full(ids.shape, self._beyond)
+        found = np.where(inside, self._kind[np.where(inside, ids, 0)], self._beyond)
+        doubtful = np.flatnonzero(inside & (ids >= 0) & self._doubtful[np.where(inside, ids, 0)])
+        found[doubtful] += np.array([self._kinds * self.alignment.state(i) for i in ids[doubtful].tolist()], dtype=np.int64)
+        return found
 
     def places(self, ids: Array) -> list[tuple[int, Place]]:
         """The logical tensors that elements belong to: the number of each, and its place."""
@@ -63,7 +70,7 @@ class _Form:
     def of(self, stage: Stage) -> Hashable:
         goal = stage.goal
         self.arrays.append(goal.ids)
-        shape: list[Hashable] = [stage.nonzero, len(goal.ids), self.factor(goal.factor)]
+        shape: list[Hashable] = [stage.nonzero, stage.value, len(goal.ids), self.factor(goal.factor)]
         shape += [(t.number, self.place(t.place), t.elements.tobytes()) for t in goal.terms]
         shape.append(self.part(stage.plan))
         shape += self.wanted(stage)
@@ -71,8 +78,8 @@ class _Form:
         shape.append(self.symbols(stage.facts))
         for i in stage.facts:
             if i in stage.written:
-                where = self.place((LOGICAL, 0, self.canonical.alignment.owner[i]))
-                shape.append((self.symbols([i]), where, self.part(stage.written[i])))
+                place, at = self.canonical.alignment.where(i)
+                shape.append((self.symbols([i]), self.place(place), at, self.part(stage.written[i])))
         shape.append(tuple([self.part(p) for p in stage.divisions]))
         return (tuple(shape), *self._numbered())
 

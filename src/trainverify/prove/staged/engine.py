@@ -30,7 +30,7 @@ from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.points import clearly_different
 from trainverify.prove.staged.reduce import reduced
-from trainverify.prove.staged.stages import FACT, Cutter, Goal, NoStage, Stage, Term
+from trainverify.prove.staged.stages import FACT, VALUE, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
 
 MAX_ELEMENTS: Final = 2_000_000
@@ -364,7 +364,7 @@ class Engine:
 
     def _further(self, node: Node, failure: Result, open_: set[Node]) -> None:
         """A stage that was not shown: cut otherwise or further back, or its claim is given up."""
-        fact_ = isinstance(node, tuple) and node[0] == FACT
+        fact_ = isinstance(node, tuple) and node[0] in (FACT, VALUE)
         if self.stages[node].compares and node not in self.spelled:
             self.spelled.add(node)
             open_.add(node)
@@ -397,7 +397,7 @@ class Engine:
     def _another(self, place: Place, open_: set[Node]) -> bool:
         """A claim that fails for some inputs, given another meaning: values agreed by chance (a gradient that was never clipped)."""
         a = self.alignment
-        if place in self.retried or place[0] == FACT:
+        if place in self.retried or place[0] in (FACT, VALUE):
             return False
         if place[0] == LOGICAL and (a.claims[place].ids == NOTHING).any():  # zeros that were looked at
             return False
@@ -466,6 +466,8 @@ class Engine:
     def _stage(self, node: Node) -> Stage:
         if isinstance(node, tuple) and node[0] == FACT:
             return self.cutter.condition(node[1])
+        if isinstance(node, tuple) and node[0] == VALUE:
+            return self.cutter.defined_anyway(node[1])
         goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.alignment.claims[node])
         level, gently = self.level.get(node, 0), self.gently[node]
         whole = (node, level, gently) in self.in_full

@@ -16,6 +16,7 @@ from trainverify.prove.staged.check import equal, solved
 from trainverify.prove.staged.expressions import Short
 from trainverify.prove.staged.graphs import LOGICAL, Place
 from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.signs import FINITE
 from trainverify.prove.staged.solver import Z3, Solver
 from trainverify.prove.staged.stages import Part, Stage
 from trainverify.prove.staged.terms import symbol, value
@@ -78,6 +79,8 @@ class _Check:
             self.symbols[i] = self.value(part, place, 0)
         got = self.got(n)
         mine, s.needs = s.needs, {}
+        if stage.value:
+            return Result(not (mine or s.doubts), "a condition that only the plan needs: a scalar may have no value", "normal form")
         if stage.nonzero:
             return self.not_zero(got)
         factor = self.factor(stage.goal.factor)
@@ -126,8 +129,7 @@ class _Check:
         for i in self.stage.facts:
             found["nonzero", frozenset(self.domain.real(self.symbol(i)).items())] = None
             if i in self.stage.written:
-                name = self.alignment.owner[i]
-                value = self.value(self.stage.written[i], (LOGICAL, 0, name), 0)
+                value = self.value(self.stage.written[i], *self.alignment.where(i))
                 found["nonzero", frozenset(self.domain.real(value).items())] = None
                 ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
                 self.defined[atom] = self.domain.real(value)
@@ -228,6 +230,8 @@ class _Check:
             if defined is not None:
                 self.symbols[i] = self.value(*defined)
                 return self.symbols[i]
+            if self.alignment.state(i) != FINITE:
+                raise Unsupported("an element that may be infinite")
             self.symbols[i] = symbol(self.scalars, i, *self.alignment.symbol_kind(i))
             for other in self.alignment.supports.get(i, ()):
                 if self.stage.definition(other, self.alignment) is None:

@@ -141,7 +141,7 @@ class Expressions:
                 signs.append(domain[0] if signed else None)
                 partial.append(False)
                 total.append(True)
-                states.append(expression_state(op, info, ()))
+                states.append(self.alignment.state(info))
                 continue
             inner = [states[a] for a in args]
             real.append(_is_real(op, info, [real[a] for a in args]))
@@ -363,6 +363,8 @@ class Expressions:
         made = {}
         for n, canonical in forms.items():
             leaves: tuple[Any, ...] = canonical[1]
+            if any(self._states[number] != FINITE for number in leaves):
+                continue
             kinds = tuple([self._kind(number) for number in leaves])
             partial = assumed or any(self._partial[number] for number in leaves)
             made[n] = Short(canonical[0], kinds, self._vanishing(leaves), partial)

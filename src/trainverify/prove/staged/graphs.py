@@ -227,6 +227,8 @@ class Graph:
 
     def show(self, place: Place) -> str:
         c, row, name = place
+        if c < LOGICAL:
+            return "a scalar's value"
         return name if c == LOGICAL else f"{name} on rank {self.small.classes[c].ranks[row]}"
 
 

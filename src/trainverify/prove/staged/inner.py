@@ -41,8 +41,10 @@ class Inner:
                 self._tensors.setdefault(numbers[id(node)], o)
         if inside.isdisjoint(self._tensors):
             return [Piece(step.inputs, step.outputs, step.nodes)]
-        at = {id(n): k for k, n in enumerate(nodes)}
-        order = sorted(zip(step.outputs, step.nodes, strict=True), key=lambda made: at[id(made[1])])
+        at: dict[int, int] = {}  # number → where it is made first, as several nodes may have it
+        for k, n in enumerate(nodes):
+            at.setdefault(numbers[id(n)], k)
+        order = sorted(zip(step.outputs, step.nodes, strict=True), key=lambda made: at[numbers[id(made[1])]])
         return [self._piece(step, o, node, numbers) for o, node in order]
 
     def _number(self, step: Step, nodes: list[Node]) -> dict[int, int]:

@@ -6,11 +6,12 @@ Enough for norms and counts. Masks bring −∞ into sums, and its exponential i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainverify.evaluate.small import Small
 from trainverify.primitives.node import Node, topological
+from trainverify.prove.staged.terms import Term
 
 Sign = str | None
 FINITE, BELOW, WILD = range(3)  # an expression is a number, a number or −∞, or perhaps neither, wherever the logical program is defined
@@ -18,6 +19,11 @@ FINITE, BELOW, WILD = range(3)  # an expression is a number, a number or −∞,
 
 def tensor_signs(small: Small) -> dict[str, Sign]:
     """Of every logical tensor."""
+    return described(small)[0]
+
+
+def described(small: Small) -> tuple[dict[str, Sign], dict[str, int]]:
+    """Signs of all logical tensors, and whether all elements of them are numbers."""
     found: dict[str, Sign] = {}
     infinite: dict[str, int] = {}
     for n in small.logical.sources:
@@ -36,7 +42,7 @@ def tensor_signs(small: Small) -> dict[str, Sign]:
             signs[id(node)] = _sign(node, signs, states, inputs)
         for o, node in zip(step.outputs, step.nodes, strict=True):
             found[o], infinite[o] = signs[id(node)], states[id(node)]
-    return found
+    return found, infinite
 
 
 def _state(node: Node, known: Mapping[int, int], inputs: Sequence[tuple[Sign, int]]) -> int:
@@ -51,6 +57,10 @@ def _state(node: Node, known: Mapping[int, int], inputs: Sequence[tuple[Sign, in
             return FINITE if node.kind == "bool" else expression_state("map", node.attrs, args)
         case "contract":
             return FINITE if all(a == FINITE for a in args) else WILD
+        case "pad":
+            return max(*args, expression_state("real", node.attrs[3], ()))
+        case "reduce":
+            return expression_state("reduce", node.attrs[0], args)
     return max(args, default=FINITE)
 
 
@@ -107,7 +117,7 @@ def _mapped(fn: str, param: Any, args: Sequence[Sign], twice: bool, finite: bool
         case "pow":
             if args[0] == "positive":
                 return "positive"
-            return "nonnegative" if not isinstance(param, int) or param % 2 == 0 else args[0]
+            return "nonnegative" if param % 2 != 1 else args[0]  # a root is not negative, nor is an even power
         case "max":
             return "positive" if "positive" in args else "nonnegative" if "nonnegative" in args else None
         case "min" | "detach" | "as_real":
@@ -137,6 +147,18 @@ def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[i
         case "reduce":
             return _weakest(args)
     return None
+
+
+def term_state(term: Term, leaf: Callable[[Any], int]) -> int:
+    """Of a term, given that of its leaves."""
+    known: dict[Term, int] = {}
+
+    def walk(t: Term) -> int:
+        if t not in known:
+            known[t] = leaf(t.info) if t.op == "leaf" else expression_state(t.op, t.info, [walk(a) for a in t.args])
+        return known[t]
+
+    return walk(term)
 
 
 def expression_state(op: str, info: Any, args: Sequence[int]) -> int:

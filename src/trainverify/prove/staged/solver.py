@@ -53,6 +53,7 @@ _FACTS: Final = {"positive": lambda x: x > 0, "nonnegative": lambda x: x >= 0, "
 
 
 PATIENCE: Final = 0.2  # seconds after its limit
+HIGHEST: Final = 1000  # power or root that is written out as a product
 
 
 class _Query:
@@ -66,6 +67,7 @@ class _Query:
         self.solver.set("timeout", max(1, int(1000 * limits.seconds)))
         self.solver.set("max_memory", limits.megabytes)
         self.terms: dict[int, Any] = {}
+        self.roots: dict[tuple[int, int], Any] = {}  # of an atom, by which root
         self.groups: dict[Any, dict[int, Any]] = {}
         self.functions: dict[str, Any] = {}
         self.fresh = 0
@@ -134,11 +136,13 @@ class _Query:
 
     def power(self, atom: int, e: Fraction) -> Any:
         """x^e through x^(1/q), a root that is positive where x is."""
+        if max(abs(e.numerator), e.denominator) > HIGHEST:
+            raise z3.Z3Exception("a power that is too high")
         base = self.atom(atom)
         if e.denominator != 1:
-            root = self.terms.get(-1 - atom * 64 - e.denominator)
+            root = self.roots.get((atom, e.denominator))
             if root is None:
-                root = self.terms[-1 - atom * 64 - e.denominator] = self.real("root")
+                root = self.roots[atom, e.denominator] = self.real("root")
                 product = root
                 for _ in range(e.denominator - 1):
                     product = product * root
@@ -211,7 +215,7 @@ class _Query:
         model = self.solver.model()
         found: dict[Hashable, Fraction] = {}
         for number, term in list(self.terms.items()):
-            if number >= 0 and self.scalars.atoms[number].kind in ("symbol", "flag"):
+            if self.scalars.atoms[number].kind in ("symbol", "flag"):
                 found[self.scalars.atoms[number].args[0]] = _value(model.eval(term, model_completion=True))
         for choice, flags in self.groups.items():
             hits = [v for v, f in flags.items() if _value(model.eval(f, model_completion=True)) == 1]

@@ -25,6 +25,7 @@ Uses = frozenset[Place]
 _PLAIN: Final = Factor()
 MAX_CALLS: Final = 4000
 FACT: Final = -2
+VALUE: Final = -3
 MAX_WRITTEN: Final = 12
 TOO_LONG: Final = "an element of the stage is too long an expression"
 MAX_TOKENS: Final = 50_000  # of an element's expressions on both sides
@@ -78,6 +79,7 @@ class Stage:
     defined: dict[str, Part] = field(default_factory=dict)  # logical tensors that only the plan's side speaks of, written out
     divisions: list[Part] = field(default_factory=list)  # logical ops one of which may need what is to be shown
     nonzero: bool = False  # the goal is that it is not 0
+    value: bool = False  # or only that it has a value, whatever the inputs are
     compares: bool = False  # some leaves have elements that the plan compares
     gentler: bool = False  # some leaves are gradients, others are not
     tasks: tuple[tuple[Any, int], ...] = ()  # (key, an element of the goal): equal keys differ in names only
@@ -110,6 +112,11 @@ class Stage:
 def fact(i: int) -> Place:
     """The name of the relation "scalar i is not 0"."""
     return (FACT, i, "")
+
+
+def has_value(i: int) -> Place:
+    """The name of the relation "scalar i of the plan has a value"."""
+    return (VALUE, i, "")
 
 
 class Cutter:
@@ -225,11 +232,12 @@ class Cutter:
             facts = {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
             facts |= {int(ids[0]) for p, (ids, _) in plan.leaves.items() if self.graph.shape(p) == () and self.graph.kind(p) == "real"}
             held = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.dropped))
+        uses |= {has_value(i) for i in stops if i >= self.alignment.count and i not in extra}
         made = Stage(goal, plan, logical, extra, frozenset(uses | {fact(i) for i in held}), self.with_facts, held)
         every = {(LOGICAL, 0, o) for s in self.alignment.small.logical_steps for o in s.outputs} if held else set()
         for i in held:
             if i < self.alignment.count and i not in extra:
-                written = self._back([(LOGICAL, 0, self.alignment.owner[i])], every, set())
+                written = self._back([self.alignment.where(i)[0]], every, set())
                 if len(written.calls) <= MAX_WRITTEN:
                     made.written[i] = written
         made.defined = self._defined(made)
@@ -288,12 +296,21 @@ class Cutter:
         uses: set[Place] = set()
         plan = self._back([place], set(), uses) if i >= a.count else Part(leaves={place: (np.array([i]), _PLAIN)})
         goal = Goal(f"{place[2]} ≠ 0", (Term(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
-        made = Stage(goal, plan, Part(), {}, frozenset())
-        for p in a.divides_by(place):
-            made.divisions.append(self._back([p], set(), set()))
         if uses:
             raise NoStage("a scalar that is not a function of the inputs alone")
-        made.nonzero = True
+        divisions = [self._back([p], set(), uses) for p in a.divides_by(place)]  # that two logical elements are equal is to be shown
+        made = Stage(goal, plan, Part(), {}, frozenset(uses), divisions=divisions, nonzero=True)
+        self._number(made)
+        return made
+
+    def defined_anyway(self, i: int) -> Stage:
+        """That a scalar of the plan has a value for any inputs: a name says nothing of what it is divided by."""
+        place = self.alignment.extra[i]
+        uses: set[Place] = set()
+        plan = self._back([place], set(), uses)
+        known = {j for ids, f in plan.leaves.values() for j in (*ids.tolist(), f.element) if j is not None and j >= self.alignment.count}
+        goal = Goal(f"{place[2]} has a value", (Term(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
+        made = Stage(goal, plan, Part(), {}, frozenset(uses | {has_value(j) for j in known}), nonzero=True, value=True)
         self._number(made)
         return made
 
@@ -336,9 +353,10 @@ class Cutter:
         if is_goal or place in opened or place in self.dropped:
             return None
         if place in self._extra_at:
-            return np.array([self._extra_at[place]]), _PLAIN
+            i = self._extra_at[place]
+            return None if has_value(i) in self.dropped else (np.array([i]), _PLAIN)
         claim = a.claims.get(place)
-        if claim is None:
+        if claim is None or (claim.factor.element is not None and has_value(claim.factor.element) in self.dropped):
             return None
         uses.add(place)
         return claim.ids, claim.factor
@@ -492,15 +510,15 @@ class _Walk:
         for f in stage.facts:
             self.symbol(f)
             if f in stage.written:
-                self.place(stage.written[f], (LOGICAL, 0, self.cutter.alignment.owner[f]), 0)
+                self.place(stage.written[f], *self.cutter.alignment.where(f))
         for part in stage.divisions:
             last = part.calls[-1].outputs[0]
             for at in range(int(np.prod(self.cutter.graph.shape(last)))):
                 self.place(part, last, at)
-        kinds = tuple(self.cutter.alignment.symbol_kind(i) for i in self.numbers)
+        kinds = tuple((self.cutter.alignment.symbol_kind(i), self.cutter.alignment.state(i)) for i in self.numbers)
         kinds += self.cutter.alignment.vanishing(self.numbers)
         facts = tuple(f in stage.written for f in stage.facts)
-        return (stage.nonzero, stage.with_facts, tuple(self.tokens), len(goal.terms), facts, kinds)
+        return (stage.nonzero, stage.value, stage.with_facts, tuple(self.tokens), len(goal.terms), facts, kinds)
 
     def wanted(self, i: int) -> None:
         a = self.cutter.alignment

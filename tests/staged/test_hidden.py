@@ -1,0 +1,282 @@
+"""Wrong plans that no random point shows, and wrong claims: stages must not show them. What is hidden is multiplied by 0 on all points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+
+import pytest
+
+import trainverify as tv
+from trainverify.build.program import ProgramBuilder
+from trainverify.build.tape import Tensor
+from trainverify.campaign.agree import staged
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import Plan, units
+from trainverify.graph.program import Program
+from trainverify.ops import OPS
+from trainverify.prove.staged.engine import Engine, StagedProof, aligned
+from trainverify.prove.staged.execute import Limits
+from trainverify.verify import related, single, verify
+from verify.changes import Change, attrs, replaced
+
+Hidden = Callable[[ProgramBuilder, bool], Tensor]
+
+
+def shown(logical: Program, plan: Program) -> set[str]:
+    """What stages show of a plan on one device, without any evaluation beside them."""
+    return {str(o) for o in staged(logical, single(plan)).proved}
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+def floored(divides: bool) -> Program:
+    """The logical program divides by t, which is never 0; s is t on all points, and may be 0."""
+    b = tv.program("floored")
+    x, w, z = b.input("x", (4,)), b.input("w", (3,)), b.input("z", (3,))
+    s = b.sum(b.mul(x, x, name="xx"), name="s")
+    t = b.clamp(b.clamp(s, min=1e-9, name="u"), min=1e-10, name="t")
+    b.output(b.sum(b.div(z, t, name="y"), name="ys"), "metric", "ys")
+    b.loss(b.sum(b.div(b.mul(w, s, name="ws"), s, name="again") if divides else w, name="loss"))
+    return b.build()
+
+
+def test_what_is_not_0_rests_on_what_is_said_to_be_equal() -> None:
+    """Expected: w·s/s is not w where s may be 0, although the logical program divides by what looks like s."""
+    assert shown(floored(False), floored(False)) == {"loss", "metric ys"}
+    assert shown(floored(False), floored(True)) == {"metric ys"}
+    assert verify(floored(False), floored(True), engine="smt", points=1).verdict == "UNKNOWN"
+
+
+def elements(wanted: int, taken: int) -> Program:
+    """One element of v is divided by, and this or the other one is added where m is large; w and m never are."""
+    b = tv.program("elements")
+    x, y, z = (b.input(n, (2,)) for n in "xyz")
+    k, w, m = (b.input(n, (3,)) for n in "kwm")
+    v = b.mul(x, y, name="v")
+    b.output(b.sum(b.div(z, v, name="zv"), name="zvs"), "metric", "zvs")
+    p = b.select(v, dim=0, index=wanted, name="p")
+    q = p if taken == wanted else b.select(v, dim=0, index=taken, name="q")
+    large = [b.to(b.gt(t, value=1e6), dtype="f32") for t in (m, w)]
+    r = b.where(b.gt(m, value=0.0), b.div(k, p, name="kp"), b.add(w, b.mul(large[0], q), name="wq"), name="r")
+    b.loss(b.sum(b.add(r, b.mul(large[1], q), name="more"), name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_scalar_is_the_element_that_it_is(wanted: int) -> None:
+    """Expected: one element of a vector that is known not to be 0 is not the first one."""
+    assert shown(elements(wanted, wanted), elements(wanted, wanted)) == {"loss", "metric zvs"}
+    assert shown(elements(wanted, wanted), elements(wanted, 1 - wanted)) == {"metric zvs"}
+
+
+def scaled(by: str | None) -> Program:
+    """w, or w·p + w − w·p, with a scalar p that need not have a value."""
+    b = tv.program("scaled")
+    x, w = b.input("x", (3,)), b.input("w", (3,))
+    if by is not None:
+        s = b.sum(b.square(x, name="xx"), name="s")
+        if by == "infinite":
+            s = b.where(b.gt(s, value=1e6, name="c"), b.full(shape=(), value=math.inf, name="inf"), s, name="s.or.inf")
+        p = b.div(b.sum(x, name="xs"), s, name="p") if by == "divided" else b.add(s, value=1.0, name="p")
+        wp = b.mul(w, p, name="wp")
+        w = b.sub(b.add(wp, w, name="more"), wp, name="less")
+    b.loss(b.sum(w, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize(("by", "right"), [("plain", True), ("divided", False), ("infinite", False)])
+def test_scalars_of_the_plan_have_values(by: str, right: bool) -> None:
+    """Expected: a name of a scalar says nothing of what it is divided by."""
+    assert shown(scaled(None), scaled(by)) == ({"loss"} if right else set())
+    assert verify(scaled(None), scaled(by), engine="smt", points=1).verdict == ("PROVED(reduced)" if right else "UNKNOWN")
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def padded(b: ProgramBuilder, right: bool) -> Tensor:
+    """Whether e is positive: not where it is the exponential of −∞."""
+    e = b.exp(b.pad(b.input("x", (2,)), pads=(0, 1), value=-math.inf, name="pad"), name="e")
+    b.output(b.sum(e, name="es"), "metric", "es")
+    if right:
+        return b.to(b.gt(e, value=0.0, name="positive"), dtype="f32", name="one")
+    return b.add(b.sub(e, e, name="nothing"), b.full(shape=(3,), value=1.0, name="ones"), name="one")
+
+
+def infinite(b: ProgramBuilder, right: bool) -> Tensor:
+    """The same where the plan knows the elements that are numbers, and the logical program has −∞ beside them."""
+    bias = b.pad(b.full(shape=(2,), value=0.5, name="half"), pads=(0, 1), value=-math.inf, name="bias")
+    s = b.add(b.input("x", (3,)), bias, name="s")
+    q = b.slice(s, dim=0, start=0, stop=2, name="q")
+    b.output(b.sum(q, name="qs"), "metric", "qs")
+    if right:
+        return b.to(b.gt(b.exp(s, name="e"), value=0.0, name="positive"), dtype="f32", name="one")
+    return b.add(b.full(shape=(3,), value=1.0, name="ones"), b.sum(b.sub(q, q, name="nothing"), name="zero"), name="one")
+
+
+def cubed(b: ProgramBuilder, right: bool) -> Tensor:
+    """A cube, its exponent a fraction, is negative where the number is."""
+    y = b.pow(b.input("x", (3,)), exponent=Fraction(3), name="y")
+    b.output(b.sum(y, name="ys"), "metric", "ys")
+    return b.clamp(y, min=0.0, name="relu") if right else y
+
+
+def rooted(b: ProgramBuilder, right: bool) -> Tensor:
+    """The 64th root of one number, or the 128th of another."""
+    x, y = (b.input(n, (3,), domain="positive") for n in "xy")
+    return b.pow(y, exponent=1 / 64, name="root") if right else b.sqrt(b.pow(x, exponent=1 / 64, name="64"), name="root")
+
+
+def divided(b: ProgramBuilder, right: bool) -> Tensor:
+    """x, or x·y/y where y may be 0."""
+    x, y = b.input("x", (3,)), b.input("y", (3,))
+    return x if right else b.div(b.mul(x, y, name="xy"), y, name="x.again")
+
+
+def chosen(b: ProgramBuilder, right: bool) -> Tensor:
+    """x·y/y only where y is not negative: it may be 0 there."""
+    x, y = b.input("x", (3,)), b.input("y", (3,))
+    return x if right else b.where(b.ge(y, value=0.0, name="c"), b.div(b.mul(x, y, name="xy"), y, name="d"), x, name="x.again")
+
+
+def masked(b: ProgramBuilder, right: bool) -> Tensor:
+    """x² by its being positive, or by the sum of all squares but its own being so."""
+    x = b.square(b.input("x", (3,)), name="xx")
+    if right:
+        return b.mul(b.to(b.gt(x, value=0.0, name="c"), dtype="f32", name="mask"), x, name="masked")
+    others = b.sub(b.sum(x, name="all"), x, name="others")
+    return b.mul(b.to(b.gt(others, value=0.0, name="c"), dtype="f32", name="mask"), x, name="masked")
+
+
+def logarithm(b: ProgramBuilder, right: bool) -> Tensor:
+    """x², or the exponential of its logarithm, which has no value at 0."""
+    x = b.square(b.input("x", (3,)), name="xx")
+    return x if right else b.exp(b.log(x, name="log"), name="exp")
+
+
+def sorted_(b: ProgramBuilder, right: bool) -> Tensor:
+    """The position of the largest number, or of the smallest."""
+    x = b.input("x", (3,))
+    at = b.argmax(x, dim=0, name="at") if right else b.argmin(x, dim=0, name="at")
+    return b.to(b.one_hot(at, num_classes=3, name="hit"), dtype="f32", name="there")
+
+
+def dropped(b: ProgramBuilder, right: bool) -> Tensor:
+    return b.dropout(b.input("x", (3,)), p=0.5, key=7, offset=0 if right else 3, name="kept")
+
+
+def step(hidden: Hidden, right: bool) -> Program:
+    """m, and where that is large something else besides: on no point."""
+    b = tv.program("hidden")
+    m = b.input("m", (3,))
+    large = b.to(b.gt(m, value=1e6, name="large"), dtype="f32", name="gate")
+    r = b.add(m, b.mul(large, hidden(b, right), name="behind"), name="r")
+    b.update(b.state("old", (3,)), r)
+    b.loss(b.sum(r, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("hidden", [padded, infinite, cubed, rooted, divided, chosen, masked, logarithm, sorted_, dropped])
+def test_what_no_point_shows_is_not_shown(hidden: Hidden) -> None:
+    assert shown(step(hidden, True), step(hidden, True)) >= {"loss", "updated state old"}
+    assert set(step(hidden, True).sources) == set(step(hidden, False).sources)
+    assert shown(step(hidden, True), step(hidden, False)).isdisjoint(("loss", "updated state old"))
+
+
+# -- wrong claims ------------------------------------------------------------------------------------------------------
+
+IMAGES, CHANNELS, RANKS = 6, 2, 2
+QUICKLY = Limits(seconds=0.5, solver_seconds=0.1)
+
+
+def norm() -> Program:
+    b = tv.program("norm")
+    x, t = b.input("x", (IMAGES, CHANNELS)), b.input("t", (IMAGES, CHANNELS))
+    h = b.mul(x, b.parameter("k", (CHANNELS,)), name="h")
+    mean, var = b.state("rm", (CHANNELS,)), b.state("rv", (CHANNELS,), domain="nonnegative")
+    y, _, _, *new = b.batch_norm(h, None, None, mean, var, momentum=0.25, name=["y", "mean", "var", "rm.new", "rv.new"])
+    b.update(mean, new[0])
+    b.update(var, new[1])
+    b.loss(b.sum(b.mul(y, t, name="yt"), name="loss"))
+    return tv.complete(b.build())
+
+
+@cache
+def norm_plan() -> Plan:
+    p = tv.plan("norm", tv.Mesh(dp=RANKS))
+    with p.ranks() as r:
+        x, t = (r.input(n, (IMAGES // RANKS, CHANNELS), "(dp b) c") for n in "xt")
+        k = r.parameter("k", (CHANNELS,), "c")
+        h = r.mul(x, k, name="h")
+        mean = r.div(total(r, h, "sum"), value=IMAGES, name="mean")
+        centred = r.sub(h, mean, name="centred")
+        squares = total(r, r.square(centred, name="squares.own"), "squares")
+        root = r.rsqrt(r.add(r.div(squares, value=IMAGES, name="var"), value=1e-5, name="var.eps"), name="root")
+        part = r.sum(r.mul(r.mul(centred, root, name="y"), t, name="yt"), name="loss.part")
+        for name, new in (("rm", mean), ("rv", r.div(squares, value=IMAGES - 1, name="unbiased"))):
+            old = r.state(name, (CHANNELS,), "c", domain="nonnegative" if name == "rv" else None)
+            now = r.mul(r.detach(new, name=f"{name}.now"), value=0.25, name=f"{name}.share")
+            r.update(old, r.add(r.mul(old, value=0.75, name=f"{name}.kept"), now, name=f"{name}.new"))
+        r.backward(part)
+        r.output(r.all_reduce(r.gradient(k), group="dp", name="k.grad.dp"), "gradient", "k")
+        r.loss(r.all_reduce(part, group="dp", name="loss"))
+    return p.build()
+
+
+def total(r, x: Tensor, name: str) -> Tensor:  # type: ignore[no-untyped-def]
+    return r.all_reduce(r.sum(x, dim=0, name=f"{name}.part"), group="dp", backward="all_reduce", name=name)  # type: ignore[no-any-return]
+
+
+def own_only(output: str) -> Change:
+    return replaced("all", output, lambda op: replace(op, name="identity", attrs=()))
+
+
+GRADIENT = "gradient of k"
+NORMS: dict[str, tuple[Change, str]] = {
+    # mistake: (the change, an obligation that it breaks)
+    "mean of own images": (own_only("sum"), "updated state rm"),
+    "variance of own images": (own_only("squares"), "updated state rv"),
+    "divided by the number of own images": (attrs("all", "var", value=IMAGES // RANKS), "loss"),
+    "unbiased by the number of own images": (attrs("all", "unbiased", value=IMAGES // RANKS - 1), "updated state rv"),
+    "biased": (attrs("all", "unbiased", value=IMAGES), "updated state rv"),
+    "gradient of the mean of own images": (own_only("sum.part.grad"), GRADIENT),
+    "gradient of the variance of own images": (own_only("squares.part.grad"), GRADIENT),
+    "gradient of own images": (own_only("k.grad.dp"), GRADIENT),
+}
+
+
+def forced(logical: Program, right: Plan, wrong: Plan, names: Collection[str]) -> StagedProof:
+    """Stages of a wrong plan for some obligations, with the claims of the right one, as if all points agreed."""
+    found = []
+    for plan in (right, wrong):
+        parts = units(plan)
+        wanted, _ = obligations(logical, plan, parts)
+        found.append(aligned(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage))
+    (_, good), (small, a) = found
+    known = {p: good.claims.get(good.graph.first(p)) for p in a.graph.order}
+    a.claims = {p: replace(c, place=p) for p, c in known.items() if c is not None}
+    a.extra, a.same = good.extra, good.same
+    engine = Engine(small, a, [o for o in wanted if str(o) in names], limits=QUICKLY)
+    engine._agrees = lambda goal: True  # type: ignore[method-assign]
+    return engine.run()
+
+
+def test_the_norm_is_shown_with_claims_of_its_own() -> None:
+    names = {broken for _, broken in NORMS.values()}
+    assert {str(o) for o in forced(norm(), norm_plan(), norm_plan(), names).proved} == names
+
+
+@pytest.mark.parametrize("mistake", NORMS)
+def test_a_wrong_synchronised_batch_norm_is_refuted_and_never_shown(mistake: str) -> None:
+    change, broken = NORMS[mistake]
+    wrong = change(norm_plan())
+    assert wrong != norm_plan()
+    proof = forced(norm(), norm_plan(), wrong, {broken})
+    assert [str(o) for o in proof.failed] == [broken]
+    assert not proof.proved
+    assert verify(norm(), wrong, engine="smt", points=1).verdict == "REFUTED"
