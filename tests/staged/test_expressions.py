@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from staged.test_canonical import cut, llama, random_pair
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import check
-from trainverify.prove.staged.expressions import Expressions
+from trainverify.prove.staged.expressions import Expressions, Short
 from trainverify.prove.staged.graphs import Place
 from trainverify.prove.staged.signs import BELOW, FINITE, WILD, expression_sign, expression_state, tensor_signs
 from trainverify.prove.staged.stages import Cutter, NoStage, Part, Stage
@@ -165,3 +166,16 @@ def test_dividing_by_what_may_be_zero() -> None:
     assert verify(*masked(False, True), engine="smt").verdict == "PROVED(reduced)"
     assert verify(*masked(True, True), engine="smt").verdict == "REFUTED"
     assert verify(*masked(True), engine="smt").verdict == "PROVED(reduced)"
+
+
+@pytest.mark.parametrize(("nonzero", "reason"), [((), "a condition inside a choice"), ((1,), "a condition inside a choice"), ((2,), "")])
+def test_what_is_divided_by_in_a_branch_may_be_0(nonzero: tuple[int, ...], reason: str, of_llama: tuple[Engine, list[Stage]]) -> None:
+    """A gradient of labels that may be ignored, times the number of those that are not: shown if another stage shows that this is not 0."""
+    engine, (stage, *_) = of_llama
+    make = engine.alignment.graph.terms.make
+    flag, x, t, nothing = (*(make("leaf", k) for k in range(3)), make("real", Fraction(0)))
+    want = make("choose", None, [flag, make("map", ("div", None, "NoneType"), [x, t]), nothing])
+    goal = make("goal", None, [make("choose", None, [flag, x, nothing]), t, want])
+    kinds = (("bool", None), ("real", None), ("real", None))
+    result = check(replace(stage, short={0: Short(goal, kinds, (), nonzero, False)}), 0, engine.alignment)
+    assert (result.proved, result.reason) == (not reason, reason)

@@ -370,6 +370,11 @@ class Engine:
             open_.add(node)
             del self.stages[node]
             return
+        if self.stages[node].short and failure.reason.startswith("a condition") and node not in self.with_facts:
+            self.with_facts.add(node)
+            open_.add(node)
+            del self.stages[node]
+            return
         if self.stages[node].short:
             self.in_full.add((node, self.level.get(node, 0), self.gently[node]))
             open_.add(node)

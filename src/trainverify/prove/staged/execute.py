@@ -115,12 +115,15 @@ class _Check:
         times = domain.real(value(factor, symbols.__getitem__, domain))
         needed, s.needs = s.needs, {}
         theirs = s.mul(times, domain.real(value(want, symbols.__getitem__, domain)))
-        given = s.needs
-        if s.doubts:
+        facts: dict[Need, None] = {("nonzero", frozenset(domain.real(symbols[k]).items())): None for k in short.nonzero}
+        given = s.needs | facts
+        if not all(self.implied(doubt, facts, ask=False) for doubt in s.doubts):
             return Result(False, "a condition inside a choice")
         checked = equal(s, mine, theirs, given, None)
-        if checked.how is None or not all(self.implied(need, given, ask=False) for need in needed):
+        if checked.how is None:
             return Result(False, f"element {n}: not for any value of common parts")
+        if not all(self.implied(need, given, ask=False) for need in needed):
+            return Result(False, "a condition that only the plan needs, for any value of common parts")
         return Result(True, "", checked.how, bool(given))
 
     def facts(self) -> dict[Need, None]:

@@ -44,6 +44,7 @@ class Short:
     term: Term
     kinds: tuple[tuple[str, Any], ...]
     vanishing: tuple[tuple[int, int], ...]  # which of them are 0 wherever which others are
+    nonzero: tuple[int, ...]  # which of them other stages show not to be 0
     partial: bool  # whether it rests on what the logical program divides by, or takes a root or logarithm of
 
 
@@ -221,7 +222,7 @@ class Expressions:
     def short(self, elements: Sequence[int]) -> dict[int, Short]:
         """These elements with common parts as symbols; none of those whose two sides do not speak of the same."""
         stage = self.stage
-        if stage.nonzero or stage.extra or stage.facts:
+        if stage.nonzero or stage.extra:
             return {}
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
         if not pairs or len(self._keys) < FEW:
@@ -361,13 +362,15 @@ class Expressions:
         if len({form for form, _ in forms.values()}) > DIFFERENT:
             forms = {n: self.graph.terms.arranged(goal) for n, goal in goals.items()}
         made = {}
+        facts = set(self.stage.facts)
         for n, canonical in forms.items():
             leaves: tuple[Any, ...] = canonical[1]
             if any(self._states[number] != FINITE for number in leaves):
                 continue
             kinds = tuple([self._kind(number) for number in leaves])
             partial = assumed or any(self._partial[number] for number in leaves)
-            made[n] = Short(canonical[0], kinds, self._vanishing(leaves), partial)
+            nonzero = tuple([k for k, number in enumerate(leaves) if self._keys[number][0] == "symbol" and self._keys[number][1] in facts])
+            made[n] = Short(canonical[0], kinds, self._vanishing(leaves), nonzero, partial)
         return made
 
     def _vanishing(self, leaves: Sequence[int]) -> tuple[tuple[int, int], ...]:

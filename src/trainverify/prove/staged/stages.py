@@ -465,7 +465,7 @@ class Cutter:
         seen: dict[Any, int] = {}
         for n in left:
             if n in short:
-                key: Any = (short[n].term, short[n].kinds, short[n].vanishing)
+                key: Any = (short[n].term, short[n].kinds, short[n].vanishing, short[n].nonzero)
                 stage.partial |= short[n].partial
             else:
                 walk = _Walk(self, stage)
