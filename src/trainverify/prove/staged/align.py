@@ -23,8 +23,10 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
+from trainverify.prove.staged.divisors import Divisors
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
+from trainverify.prove.staged.needed import Needed
 from trainverify.prove.staged.points import FEW, LENIENT, LOUDLY, QUIETLY, Asleep, Run, defined, different, runs
 from trainverify.prove.staged.signs import tensor_signs
 from trainverify.prove.staged.structure import LARGE, Structure
@@ -229,6 +231,14 @@ class Alignment:
             known = [all(n.prim != "input" for n in topological((a,))) for a, _ in less]
             self._compares[call.signature] = any(k and moves_only((b,)) for k, (_, b) in zip(known, less, strict=True))
         return self._compares[call.signature]
+
+    @cached_property
+    def needed(self) -> Needed:
+        return Needed(self.graph)
+
+    @cached_property
+    def divisors(self) -> Divisors:
+        return Divisors(self.graph, self.needed)
 
     @cached_property
     def supported(self) -> frozenset[int]:

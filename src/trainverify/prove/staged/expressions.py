@@ -7,13 +7,11 @@ is multiplied by the number 0 is left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from trainverify.primitives.node import topological
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
@@ -28,7 +26,6 @@ Key = tuple[str, Any, tuple[int, ...]]  # op, info, numbers of arguments
 FEW: Final = 300  # expressions of a stage that are looked through as they are
 ROUNDS: Final = 12
 DIFFERENT: Final = 16  # elements of a stage that differ in more than names, before the order of sums is looked at
-MANY: Final = 10_000  # elements that an op makes, of which all are looked at
 VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
 REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
 ARITHMETIC: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs", "detach"))  # whose values are so if an argument is
@@ -228,7 +225,7 @@ class Expressions:
             return {}
         assumed = False
         if any(self._is_mask(key) for key in self._keys):
-            masks = Masks(self, self._always([*(want for _, want in pairs.values()), *self._divided()]))
+            masks = Masks(self, self._always([want for _, want in pairs.values()]), self._divided())
             pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
             assumed = masks.assumed
         factor = self._times(self._literal(1), stage.goal.factor)
@@ -270,12 +267,12 @@ class Expressions:
         """Parts of the logical side that have a value wherever the logical program is defined: not those in branches."""
         return self._parts(want, enter=lambda n: self._keys[n][2][:1] if self._keys[n][0] == "choose" else self._keys[n][2])
 
-    def _divided(self) -> list[int]:
-        """What ops of the logical side make that divide, or take roots or logarithms: all elements have values, not only the wanted."""
-        part, found = self.stage.logical, []
-        for call in part.calls:
-            if _may_fail(call) and sum(math.prod(self.graph.shape(o)) for o in call.outputs) <= MANY:
-                found += [self._element(part, o, at) for o in call.outputs for at in range(math.prod(self.graph.shape(o)))]
+    def _divided(self) -> set[tuple[Any, int]]:
+        """What ops of the logical side divide by, or take roots or logarithms of: all elements have values, not only the wanted."""
+        part, found = self.stage.logical, set()
+        for call, info, term in self.alignment.divisors.of(self.stage):
+            inside = self._inside.setdefault((id(part), call.at, call.row), {})
+            found.add((info, self._term(part, call, inside, term)))
         return found
 
     def _compared(self) -> list[int]:
@@ -394,10 +391,10 @@ class Masks:
     is taken out of it, and only what always has a value is left out where it is multiplied by 0.
     """
 
-    def __init__(self, expressions: Expressions, always: set[int]):
+    def __init__(self, expressions: Expressions, always: set[int], divided: set[tuple[Any, int]]):
         self.e = expressions
         partial = [self.e._keys[n] for n in always if self._may_fail(n)]
-        self._granted = {(info, args[-1]) for _, info, args in partial}  # what the logical program divides by, and takes roots of
+        self._granted = {(info, args[-1]) for _, info, args in partial} | divided  # what the logical program divides by, and takes roots of
         self.assumed = bool(self._granted)
         self._defined: list[bool] = []
         self._plain: list[bool] = []  # whether there is nothing to take out of it, nor to leave out
@@ -519,10 +516,6 @@ class Masks:
         if len(products) == 1 and len(products[0]) == 1:
             return products[0][0]
         return e._number(("dot", tuple(map(len, products)), tuple([f for p in products for f in p])))
-
-
-def _may_fail(call: Call) -> bool:
-    return any(n.prim == "map" and n.attrs[0] in MAY_FAIL for n in topological(call.nodes or ()))
 
 
 def _is_real(op: str, info: Any, args: Sequence[bool]) -> bool:
