@@ -27,7 +27,7 @@ from trainverify.prove.staged.divisors import Divisors
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
 from trainverify.prove.staged.needed import Needed
-from trainverify.prove.staged.points import FEW, LENIENT, LOUDLY, QUIETLY, Asleep, Run, defined, different, runs
+from trainverify.prove.staged.points import FEW, LENIENT, LOUDLY, QUIETLY, Asleep, Run, chooses, defined, different, runs, with_everything
 from trainverify.prove.staged.signs import tensor_signs
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
@@ -94,6 +94,7 @@ class Alignment:
         self.runs: list[Run] = []
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
         asleep = Asleep()
+        everything: list[Run] = []  # points on which everything is chosen: they say what may be what, not what differs
         tried = 0
         while not (len(self.runs) >= QUIET and self._told_apart() and asleep.settled) and tried < MOST:
             if tried == FEW and different(self.small, wanted, self.runs):
@@ -103,11 +104,18 @@ class Alignment:
             tried += FEW
             stand = [run for run in fresh if defined(self.small, run[0])]
             self.runs += stand or ([] if self.runs else fresh[:1])
+            if tried == QUIET and not asleep.settled and chooses(self.small):
+                everything = with_everything(self.small, wanted, lineage, range(seed + MOST + LOUD, seed + MOST + LOUD + FEW))
+                fresh = fresh + everything
             for logical, _ in fresh:
                 asleep.add({n: v for n, v in logical.items() if n in self.start and v.dtype.kind == "f"})
+        self.ordinary = list(self.runs)
+        self.runs += everything
         self.quiet = len(self.runs)
         loud = runs(self.small, lineage, range(seed + MOST, seed + MOST + LOUD), LOUDLY)
-        self.runs += [run for run in loud if defined(self.small, run[0])]
+        loud = [run for run in loud if defined(self.small, run[0])]
+        self.runs += loud
+        self.ordinary += loud
         self.points = len(self.runs)
         self._align()
 
