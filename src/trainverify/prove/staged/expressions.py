@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from trainverify.prove.staged.align import Alignment, Factor
@@ -64,6 +65,7 @@ class Expressions:
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
         self._zero = self._literal(0)
+        self.equal: dict[int, bool] = {}  # elements that are one expression once masks are outside, and whether that may be without a value
 
     # -- the same ----------------------------------------------------------------------------------------------------
 
@@ -230,6 +232,11 @@ class Expressions:
             assumed = masks.assumed
         factor = self._times(self._literal(1), stage.goal.factor)
         self._describe()
+        if stage.goal.factor.plain:
+            self.equal = {n: assumed or self._partial[got] for n, (got, want) in pairs.items() if got == want}
+            pairs = {n: pair for n, pair in pairs.items() if n not in self.equal}
+            if not pairs:
+                return {}
         stops = {c for c in self._common(pairs.values()) if self._may_stand(c)}
         left = VISITS
         for _ in range(ROUNDS):
@@ -400,6 +407,7 @@ class Masks:
         self._plain: list[bool] = []  # whether there is nothing to take out of it, nor to leave out
         self._known: dict[int, tuple[int, int | None, bool]] = {}
         self._outside: dict[int, int] = {}
+        self._zeros: dict[tuple[int, int], bool] = {}
 
     def outside(self, number: int) -> int:
         """The same, with masks as far outside as they can be."""
@@ -409,7 +417,7 @@ class Masks:
             if mask is None:
                 found = inner
             elif zero and self._total(number, inner):
-                found = self._make("map", ("mul", None, "NoneType"), [mask, inner])
+                found = inner if self._implied(mask, inner) else self._make("map", ("mul", None, "NoneType"), [mask, inner])
             else:
                 op, info, args = self.e._keys[number]
                 simpler = number if mask == number else self._make(op, info, [self._known_number(a) for a in args])
@@ -419,6 +427,52 @@ class Masks:
                     found = number if mask == number else self._make(op, info, [self.outside(a) for a in args])
             self._outside[number] = found
         return found
+
+    def _implied(self, mask: int, number: int) -> bool:
+        """Whether an expression is 0 anyway wherever a mask is: what is compared is not negative, so it is 0 there, and so is one of its
+        factors; each of them makes the expression 0, or is never 0 itself."""
+        self.e._describe()
+        (compared,) = self.e._keys[mask][2]
+        y = self.e._keys[compared][2][1]
+        if self.e._signs[y] not in ("nonnegative", "positive") or self.e._states[y] != FINITE:
+            return False
+        return all(self._vanishes(number, factor) for factor in self._factors(y))
+
+    def _factors(self, number: int) -> list[int]:
+        """Expressions one of which is 0 where this is; none that is always positive."""
+        op, info, args = self.e._keys[number]
+        if self.e._signs[number] == "positive" and self.e._states[number] == FINITE:
+            return []
+        if (op == "dot" and len(info) == 1) or (op == "map" and info[0] == "mul"):
+            return [f for a in args for f in self._factors(a)]
+        return self._factors(args[0]) if op == "map" and info[0] == "div" else [number]
+
+    def _vanishes(self, number: int, factor: int) -> bool:
+        """Whether an expression is 0 wherever another one is, by having it as a factor."""
+        key = (number, factor)
+        found = self._zeros.get(key)
+        if found is None:
+            found = self._zeros[key] = number == factor or self._vanishing(number, factor)
+        return found
+
+    def _vanishing(self, number: int, factor: int) -> bool:
+        op, info, args = self.e._keys[number]
+        match op:
+            case "real":
+                return bool(info == 0)
+            case _ if factor > number:  # parts have smaller numbers
+                return False
+            case "dot":
+                ends = list(accumulate(info))
+                products = [args[end - n : end] for n, end in zip(info, ends, strict=True)]
+                return all(factor in p or any(self._vanishes(a, factor) for a in p) for p in products)
+            case "map" if info[0] == "mul":
+                return any(self._vanishes(a, factor) for a in args)
+            case "map" if info[0] in ("add", "sub"):
+                return all(self._vanishes(a, factor) for a in args)
+            case "map" if info[0] in ("neg", "div"):
+                return self._vanishes(args[0], factor)
+        return False
 
     def _split(self, number: int) -> tuple[int, int | None, bool]:
         """What an expression is where the only mask in it is 1, that mask, and whether it is 0 where that is 0."""

@@ -105,7 +105,9 @@ def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run]) -
 
 
 def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...], points: Sequence[int]) -> list[Run]:
-    """Both programs as if everything were chosen; nothing if that tells them apart: one may rest on what a choice is."""
+    """Both programs as if everything were chosen; nothing if none chooses, or if it tells them apart: one may rest on what a choice is."""
+    if not _chooses(small):
+        return []
     try:
         made = runs(small, lineage, points, QUIETLY, EVERYTHING)
         fine = all(defined(small, at[0]) and not different(small, wanted, [at]) for at in made)
@@ -114,7 +116,7 @@ def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[L
     return made if fine else []
 
 
-def chooses(small: Small) -> bool:
+def _chooses(small: Small) -> bool:
     """Whether the logical program chooses by the order of numbers."""
     nodes = {id(s.nodes): s.nodes for s in small.logical_steps}
     return any(n.prim == "one_hot" and _sorted(n.args[0]) for made in nodes.values() for n in topological(made))

@@ -457,8 +457,12 @@ class Cutter:
                 stage.identical += 1
                 stage.partial |= same
         short = {} if in_full else expressions.short(left)
+        stage.identical += len(expressions.equal)
+        stage.partial |= any(expressions.equal.values())
         seen: dict[Any, int] = {}
         for n in left:
+            if n in expressions.equal:
+                continue
             if n in short:
                 key: Any = (short[n].term, short[n].kinds, short[n].vanishing)
                 stage.partial |= short[n].partial
