@@ -27,6 +27,8 @@ Key = tuple[str, Any, tuple[int, ...]]  # op, info, numbers of arguments
 FEW: Final = 300  # expressions of a stage that are looked through as they are
 ROUNDS: Final = 12
 DIFFERENT: Final = 16  # elements of a stage that differ in more than names, before the order of sums is looked at
+LARGE: Final = 3_000  # expressions of a stage whose elements are taken apart
+BITS: Final = 1_000_000_000  # expressions times symbols of a stage whose elements are taken apart
 VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
 REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
 ARITHMETIC: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs", "detach"))  # whose values are so if an argument is
@@ -65,6 +67,7 @@ class Expressions:
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
         self._zero = self._literal(0)
+        self.by_parts: dict[int, bool] = {}  # elements that are equal if parts of them are, which are numbered behind all elements
         self.equal: dict[int, bool] = {}  # elements that are one expression once masks are outside, and whether that may be without a value
 
     # -- the same ----------------------------------------------------------------------------------------------------
@@ -237,6 +240,55 @@ class Expressions:
             pairs = {n: pair for n, pair in pairs.items() if n not in self.equal}
             if not pairs:
                 return {}
+            apart = self._apart(pairs)
+            if apart:
+                found = self._with_symbols(apart, factor, assumed)
+                if found.keys() == apart.keys():
+                    self.by_parts = {n: assumed or self._partial[want] for n, (_, want) in pairs.items()}
+                    return found
+        return self._with_symbols(pairs, factor, assumed)
+
+    def _apart(self, pairs: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+        """Parts of large elements, numbered behind them, such that the elements are equal if these are: where both sides do the same to
+        real numbers that are made of the same symbols, those are compared. None if an element is not in parts."""
+        last = max(max(pair) for pair in pairs.values()) + 1
+        symbols = {n: at for at, n in enumerate(n for n in range(last) if self._keys[n][0] == "symbol")}
+        if last < LARGE or last * len(symbols) > BITS:
+            return {}
+        masks: list[int] = []
+        for n in range(last):
+            op, _, args = self._keys[n]
+            mask = 1 << symbols[n] if op == "symbol" else 0
+            for a in args:
+                mask |= masks[a]
+            masks.append(mask)
+        found: dict[tuple[int, int], None] = {}
+        seen: set[tuple[int, int]] = set()
+        stack = list(pairs.values())
+        whole = set(stack)
+        while stack:
+            pair = stack.pop()
+            if pair in seen:
+                continue
+            seen.add(pair)
+            (op, info, args), (other, same, theirs) = self._keys[pair[0]], self._keys[pair[1]]
+            inner = [(a, b) for a, b in zip(args, theirs, strict=False) if a != b]
+            alike = op == other and info == same and len(args) == len(theirs) and op in ("dot", "map", "reduce")
+            if alike and all(masks[a] == masks[b] and self._number_for_sure(a) and self._number_for_sure(b) for a, b in inner):
+                stack += inner
+            elif pair in whole:
+                return {}
+            else:
+                found[pair] = None
+        first = len(self.stage.goal.ids)
+        return {first + n: pair for n, pair in enumerate(found)}
+
+    def _number_for_sure(self, number: int) -> bool:
+        """Whether an expression is a real number wherever it and the logical program are defined."""
+        return self._real[number] and self._states[number] == FINITE
+
+    def _with_symbols(self, pairs: dict[int, tuple[int, int]], factor: int, assumed: bool) -> dict[int, Short]:
+        """With the largest common parts as symbols."""
         stops = {c for c in self._common(pairs.values()) if self._may_stand(c)}
         left = VISITS
         for _ in range(ROUNDS):

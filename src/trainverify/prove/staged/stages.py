@@ -433,15 +433,18 @@ class Cutter:
         known = self._numbered.get(form)
         if known is None:
             made = self._canonical.elements(stage)
+            if made is not None and (made, stage.with_facts, in_full) in self._too_long:
+                raise NoStage(TOO_LONG)
             known = None if made is None else self._by_elements.get((made, stage.with_facts, in_full))
             if known is None:
                 try:
                     self._look_through(stage, in_full)
                 except (NoStage, RecursionError) as error:
-                    self._too_long.add(form)
+                    self._too_long |= {form} if made is None else {form, (made, stage.with_facts, in_full)}
                     raise NoStage(TOO_LONG) from error
                 known = stage
-                self._by_elements[made, stage.with_facts, in_full] = stage
+                if made is not None:
+                    self._by_elements[made, stage.with_facts, in_full] = stage
             self._numbered[form] = known
         stage.tasks, stage.short = known.tasks, known.short
         stage.identical, stage.partial, stage.foreign = known.identical, known.partial, known.foreign
@@ -458,11 +461,10 @@ class Cutter:
                 stage.partial |= same
         short = {} if in_full else expressions.short(left)
         stage.identical += len(expressions.equal)
-        stage.partial |= any(expressions.equal.values())
+        stage.partial |= any(expressions.equal.values()) or any(expressions.by_parts.values())
         seen: dict[Any, int] = {}
-        for n in left:
-            if n in expressions.equal:
-                continue
+        settled = expressions.equal.keys() | expressions.by_parts.keys()
+        for n in [*(n for n in left if n not in settled), *(n for n in short if n >= len(stage.goal.ids))]:
             if n in short:
                 key: Any = (short[n].term, short[n].kinds, short[n].vanishing)
                 stage.partial |= short[n].partial
