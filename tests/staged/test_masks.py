@@ -304,3 +304,22 @@ def shows(engine: Engine, stage: Stage) -> bool:
     made = replace(stage, **BEFORE)
     Cutter(engine.alignment)._number(made)
     return all(check(made, n, engine.alignment, Limits(seconds=2.0)).proved for _, n in made.tasks)
+
+
+def counted(chosen: int | None) -> tv.Program:
+    """Weights of chosen experts times how many a token chooses, as a number or counted."""
+    b = tv.program("counted")
+    weights = b.moe_gate(b.input("logits", (4, 6)), top_k=2, scoring="sigmoid", name="weights")
+    total = b.sum(weights, dim=1, name="total")
+    count = b.sum(b.float(b.gt(weights, value=0)), dim=1, name="count")
+    b.loss(b.sum(b.mul(total, count) if chosen is None else b.mul(total, value=chosen)))
+    return b.build()
+
+
+def test_points_with_everything_chosen_tell_no_plan_wrong() -> None:
+    """Expected: two of six are chosen, which a plan may rest on: as if all were, it is off, and that is no difference."""
+    alignment = cut(counted(None), single(counted(2)))[0].alignment
+    assert not alignment.wrong
+    assert len(alignment.runs) == len(alignment.ordinary)
+    assert verify(counted(None), counted(2), engine="smt", points=1).verdict != "REFUTED"
+    assert verify(counted(None), counted(3), engine="smt", points=1).verdict == "REFUTED"
