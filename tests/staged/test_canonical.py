@@ -18,12 +18,20 @@ from trainverify.prove.staged.align import Factor
 from trainverify.prove.staged.engine import Engine, aligned
 from trainverify.prove.staged.stages import Cutter, Stage
 from trainverify.verify import related
-from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
+from trainverify.zoo.deepseek import Config, Gate
+from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step, llama_plan, llama_step
 
 
 def llama() -> tuple[Program, Plan]:
     config = replace(BASE, layers=1, batch=8)
     return llama_step(config), llama_plan(config, Degrees(dp=2, tp=2, microbatches=2, zero=1))
+
+
+def experts() -> tuple[Program, Plan]:
+    """Every rank sends tokens to both, in two micro-batches: its stages speak of the other's tensors."""
+    gate = Gate(4, 2, "softmax")
+    config = Config(1, 0, 6, 2, 6, 4, 1, gate, 10, sequence=3, q_rank=4, kv_rank=4, head=4, rotary=2, value=3, batch=4)
+    return deepseek_step(config), deepseek_plan(config, Degrees(dp=2, ep=2, microbatches=2, normalise="loss"))
 
 
 def random_pair(seed: int) -> Callable[[], tuple[Program, Plan]]:
@@ -46,7 +54,7 @@ def shown(stage: Stage) -> object:
     return stage.tasks, stage.short, stage.identical, stage.partial, stage.foreign
 
 
-@pytest.mark.parametrize("programs", [llama, *map(random_pair, (3, 9))])
+@pytest.mark.parametrize("programs", [llama, experts, *map(random_pair, (3, 9))])
 def test_forms_change_nothing(programs: Callable[[], tuple[Program, Plan]]) -> None:
     """Each stage numbered by itself, element by element, has what the first stage of its form has."""
     engine, stages = cut(*programs())
@@ -55,9 +63,21 @@ def test_forms_change_nothing(programs: Callable[[], tuple[Program, Plan]]) -> N
     alone = Cutter(engine.alignment)
     for stage in stages:
         alone._numbered.clear()
+        alone._by_elements.clear()
         again = replace(stage, tasks=(), short={}, identical=0, partial=False, foreign=False)
         alone._number(again)
         assert shown(again) == shown(stage), stage.text(engine.alignment)
+
+
+def test_ranks_and_microbatches_of_experts_have_one_form() -> None:
+    """Expected: one form by elements of what both ranks make of their tokens in either micro-batch, whoever computes it; several forms by
+    tensors, as the tensors of all ranks are in each stage."""
+    engine, stages = cut(*experts())
+    of = [s for s in stages if s.goal.terms[0].place[2].endswith("moe.combined") and s.plan.calls]
+    canonical = engine.cutter._canonical
+    assert len(of) == 4
+    assert len({canonical.form(s) for s in of}) > 1
+    assert len({canonical.elements(s) for s in of}) == 1
 
 
 def test_what_differs_in_more_than_names_has_another_form() -> None:
@@ -88,3 +108,8 @@ def test_what_differs_in_more_than_names_has_another_form() -> None:
     forms = {name: form(s) for name, s in changes.items()}
     assert form(stage) not in forms.values(), [n for n, f in forms.items() if f == form(stage)]
     assert len(set(forms.values())) == len(forms)
+    by_elements = engine.cutter._canonical.elements
+    fine = {name: by_elements(s) for name, s in changes.items() if name not in ("another op", "inputs exchanged")}
+    assert by_elements(stage) == by_elements(replace(stage))
+    assert by_elements(stage) not in fine.values(), [n for n, f in fine.items() if f == by_elements(stage)]
+    assert len(set(fine.values())) == len(fine)

@@ -209,6 +209,35 @@ def test_what_the_logical_program_divides_by_elsewhere_is_not_zero(by: str, verd
     assert ((0, 0, "own") in engine.cutter.dropped) == (verdict == "UNKNOWN")  # not only where both elements are wanted
 
 
+def weighed(mask: str | None, wide: bool = False, spread: bool = False) -> tv.Program:
+    """exp(weight · (t·u + t·v)) with a mask before the weight; weights are not negative, a wide one is a sum of two."""
+    b = tv.program("weighed")
+    x, g, h, z = (b.input(n, s) for n, s in (("x", (2, 3)), ("g", (3, 3)), ("h", (3, 3)), ("z", (2, 3))))
+    t, u, v = (b.input(n, (2, 3)) for n in "tuv")
+    a, other = b.abs(b.linear(x, g), name="a"), b.abs(b.linear(x, h), name="other")
+    weight = b.add(a, other, name="weight") if wide else a
+    rest = b.add(b.mul(t, u), b.mul(t, v)) if spread else b.mul(t, b.add(u, v))
+    made = b.mul(weight, rest, name="made")
+    if mask is not None:
+        by = {"own": a, "both": b.mul(a, other), "positive": b.mul(b.exp(z), a)}[mask]
+        made = b.mul(b.float(b.gt(by, value=0)), made, name="masked")
+    b.loss(b.sum(b.exp(made, name="out")))
+    return b.build()
+
+
+@pytest.mark.parametrize("large", [0, 3000])
+@pytest.mark.parametrize("few", [0, 300])
+def test_a_mask_is_left_out_only_of_what_vanishes_with_it(few: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: [a > 0] and [eᶻ·a > 0] are no matter to a·x; [a·b > 0] is where b is 0, and [a > 0] is to (a + b)·x where a is 0. No random
+    input tells these from each other. Taken apart or not."""
+    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "LARGE", large)
+    for mask, wide, verdict in (("own", False, "PROVED(reduced)"), ("both", False, "UNKNOWN"), ("own", True, "UNKNOWN")):
+        assert verify(weighed(None, wide), weighed(mask, wide, spread=True), engine="smt", points=1).verdict == verdict, (mask, wide)
+    if few == 0:
+        assert verify(weighed(None), weighed("positive", spread=True), engine="smt", points=1).verdict == "PROVED(reduced)"
+
+
 @pytest.mark.parametrize("few", [0, 300])
 def test_what_has_no_value_stays_when_it_is_multiplied_by_zero(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: 0·(|x₀|/y) + 1·|x₁| has no value where y is 0, so it is not proved to be |x₁|."""
@@ -275,3 +304,22 @@ def shows(engine: Engine, stage: Stage) -> bool:
     made = replace(stage, **BEFORE)
     Cutter(engine.alignment)._number(made)
     return all(check(made, n, engine.alignment, Limits(seconds=2.0)).proved for _, n in made.tasks)
+
+
+def counted(chosen: int | None) -> tv.Program:
+    """Weights of chosen experts times how many a token chooses, as a number or counted."""
+    b = tv.program("counted")
+    weights = b.moe_gate(b.input("logits", (4, 6)), top_k=2, scoring="sigmoid", name="weights")
+    total = b.sum(weights, dim=1, name="total")
+    count = b.sum(b.float(b.gt(weights, value=0)), dim=1, name="count")
+    b.loss(b.sum(b.mul(total, count) if chosen is None else b.mul(total, value=chosen)))
+    return b.build()
+
+
+def test_points_with_everything_chosen_tell_no_plan_wrong() -> None:
+    """Expected: two of six are chosen, which a plan may rest on: as if all were, it is off, and that is no difference."""
+    alignment = cut(counted(None), single(counted(2)))[0].alignment
+    assert not alignment.wrong
+    assert len(alignment.runs) == len(alignment.ordinary)
+    assert verify(counted(None), counted(2), engine="smt", points=1).verdict != "REFUTED"
+    assert verify(counted(None), counted(3), engine="smt", points=1).verdict == "REFUTED"

@@ -23,9 +23,11 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
+from trainverify.prove.staged.divisors import Divisors
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
-from trainverify.prove.staged.points import FEW, LENIENT, LOUDLY, QUIETLY, Asleep, Run, defined, different, runs
+from trainverify.prove.staged.needed import Needed
+from trainverify.prove.staged.points import FEW, LENIENT, LOUDLY, QUIETLY, Asleep, Run, defined, different, runs, with_everything
 from trainverify.prove.staged.signs import FINITE, described, term_state
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
@@ -93,28 +95,39 @@ class Alignment:
         self.runs: list[Run] = []
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
         asleep = Asleep()
+        everything: list[Run] = []  # points on which everything is chosen: they say what may be what, not what differs
         tried = 0
-        while not (len(self.runs) >= QUIET and self._told_apart() and asleep.settled) and tried < MOST:
+        while not (self._told_apart([*self.runs, *everything]) and asleep.settled) and tried < MOST:
             if tried == FEW and different(self.small, wanted, self.runs):
                 self.wrong = True
                 break
-            fresh = runs(self.small, lineage, range(seed + tried, seed + tried + FEW), QUIETLY)
+            at = range(seed + tried, seed + tried + FEW)
+            fresh = with_everything(self.small, wanted, lineage, at) if everything or tried == QUIET else []
+            everything += fresh
+            if not fresh:
+                fresh = runs(self.small, lineage, at, QUIETLY)
+                stand = [run for run in fresh if defined(self.small, run[0])]
+                self.runs += stand or ([] if self.runs else fresh[:1])
             tried += FEW
-            stand = [run for run in fresh if defined(self.small, run[0])]
-            self.runs += stand or ([] if self.runs else fresh[:1])
             for logical, _ in fresh:
                 asleep.add({n: v for n, v in logical.items() if n in self.start and v.dtype.kind == "f"})
+        self.ordinary = list(self.runs)
+        self.runs += everything
         self.quiet = len(self.runs)
         loud = runs(self.small, lineage, range(seed + MOST, seed + MOST + LOUD), LOUDLY)
-        self.runs += [run for run in loud if defined(self.small, run[0])]
+        loud = [run for run in loud if defined(self.small, run[0])]
+        self.runs += loud
+        self.ordinary += loud
         self.points = len(self.runs)
         self._align()
 
-    def _told_apart(self) -> bool:
-        """Whether no two elements of an integer input are equal on all points: what is made of them would be, too."""
+    def _told_apart(self, runs: Sequence[Run]) -> bool:
+        """Whether there are enough points, and no two elements of an integer input are equal on all: what is made of them would be, too."""
+        if len(runs) < QUIET:
+            return False
         for name in self.small.logical.sources:
             if self.small.logical.tensors[name].kind == "int":
-                columns = np.stack([logical[name].reshape(-1) for logical, _ in self.runs])
+                columns = np.stack([logical[name].reshape(-1) for logical, _ in runs])
                 if len(np.unique(columns, axis=1).T) < columns.shape[1]:
                     return False
         return True
@@ -249,6 +262,14 @@ class Alignment:
             known = [all(n.prim != "input" for n in topological((a,))) for a, _ in less]
             self._compares[call.signature] = any(k and moves_only((b,)) for k, (_, b) in zip(known, less, strict=True))
         return self._compares[call.signature]
+
+    @cached_property
+    def needed(self) -> Needed:
+        return Needed(self.graph)
+
+    @cached_property
+    def divisors(self) -> Divisors:
+        return Divisors(self.graph, self.needed)
 
     @cached_property
     def supported(self) -> frozenset[int]:

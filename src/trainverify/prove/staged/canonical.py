@@ -7,14 +7,16 @@ but for a renaming, and the keys of their elements, in which names do not occur,
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
+from trainverify.prove.staged.needed import Divisor
 
 if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part, Stage
@@ -36,8 +38,20 @@ class Canonical:
         self._beyond = numbers.setdefault(("real", None), len(numbers))  # scalars of the plan
         self._kinds = len(numbers)
 
+    @cached_property
+    def supported(self) -> Array:
+        """Elements with which others vanish."""
+        return np.array(sorted(self.alignment.supported), dtype=np.int64)
+
     def form(self, stage: Stage) -> Hashable:
         return _Form(self).of(stage)
+
+    def elements(self, stage: Stage) -> Hashable | None:
+        """A form by the elements that are looked at, in whatever tensors, ranks and order of execution: dearer to make, and the same for
+        more stages. None for stages that need more than both sides of a goal."""
+        if stage.nonzero or stage.extra or stage.facts or stage.divisions:
+            return None
+        return _Elements(self).of(stage)
 
     def kinds(self, ids: Array) -> Array:
         """What is known about symbols, as numbers."""
@@ -185,3 +199,70 @@ class _Form:
             self.arrays.append(ids)
             leaves.append((self.place(place), len(ids), self.factor(factor)))
         return calls, tuple(leaves)
+
+
+class _Elements(_Form):
+    """Tensors are named as they are met on the way back from the goal, and their elements are numbered among those that are needed."""
+
+    def of(self, stage: Stage) -> Hashable:
+        alignment, goal = self.canonical.alignment, stage.goal
+        compares = any(alignment.compares(c) for part in stage.parts() for c in part.calls)
+        self.arrays.append(goal.ids)
+        shape: list[Hashable] = [compares, len(goal.ids), self.factor(goal.factor)]
+        shape.append(self.side(stage.plan, goal.wanted(), [(t.number, t.place, t.elements) for t in goal.terms], []))
+        owners = [(p, self.canonical.within(goal.ids, n)) for n, p in self.canonical.places(goal.ids) if p in stage.logical]
+        wanted = {p: [at[at >= 0]] for p, at in owners}
+        shape.append(self.side(stage.logical, wanted, [(1, p, at) for p, at in owners], alignment.divisors.of(stage)))
+        if stage.defined:
+            every = np.unique(np.concatenate([ids for part in stage.parts() for ids, _ in part.leaves.values()]))
+            for name, part in stage.defined.items():
+                place, start = (LOGICAL, 0, name), alignment.start[name]
+                own = every[(every >= start) & (every < start + math.prod(alignment.small.shapes[name]))]
+                self.arrays.append(own)
+                shape.append(self.side(part, {place: [own - start]}, [(1, place, own - start)], []))
+        every = np.concatenate(self.arrays)
+        return (tuple(shape), np.isin(every, self.canonical.supported).tobytes(), *self._numbered())
+
+    def side(
+        self, part: Part, wanted: Mapping[Place, Sequence[Array]], goals: Sequence[tuple[Any, Place, Array]], divisors: Sequence[Divisor]
+    ) -> Hashable:
+        """What these elements of a piece are made of, and what its ops divide by; goals are positions in the wanted tensors, or −1."""
+        graph = self.canonical.alignment.graph
+        closure = self.canonical.alignment.needed.of(part, wanted, divisors)
+        numbers = closure.numbers
+        self.places = {}
+        shape: list[Hashable] = []
+        stack: list[Place] = []
+
+        def name(place: Place) -> int:
+            if place not in self.places:
+                stack.append(place)
+            return self.place(place)
+
+        def leaves_of(call: Call, leaves: Array) -> tuple[bytes, bytes]:
+            names, where = np.empty(len(leaves), dtype=np.int64), np.empty(len(leaves), dtype=np.int64)
+            for n in np.unique(leaves[:, 0]).tolist():
+                place, here = call.inputs[n], leaves[:, 0] == n
+                assert place is not None
+                names[here] = name(place)
+                where[here] = np.searchsorted(numbers[place], leaves[here, 1])
+            return names.tobytes(), where.tobytes()
+
+        def follow() -> None:
+            while stack:
+                p = stack.pop()
+                if p in part.leaves:
+                    ids, factor = part.leaves[p]
+                    self.arrays.append(ids[numbers[p]])
+                    shape.append((self.place(p), graph.kind(p), len(numbers[p]), self.factor(factor)))
+                else:
+                    terms, leaves = closure.made[p]
+                    shape.append((self.place(p), terms, *leaves_of(graph.makers[p], leaves)))
+
+        for number, place, positions in goals:
+            shape.append((number, name(place), np.where(positions < 0, -1, np.searchsorted(numbers[place], positions)).tobytes()))
+            follow()
+        for call, info, term_number, leaves in reversed(closure.below):
+            shape.append((info, term_number, *leaves_of(call, leaves)))
+            follow()
+        return tuple(shape)

@@ -243,7 +243,7 @@ class Engine:
 
     def _agrees(self, goal: Goal) -> bool:
         """Whether a goal holds on the points that alignment looked at."""
-        for logical, plan in self.alignment.runs:
+        for logical, plan in self.alignment.ordinary:
             want = np.zeros(len(goal.ids)) if goal.ids_in_tensor is None else logical[goal.name].reshape(-1)[goal.ids_in_tensor]
             got: Any = 0.0
             for t in goal.terms:

@@ -7,13 +7,12 @@ is multiplied by the number 0 is left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-from trainverify.primitives.node import topological
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
@@ -28,7 +27,8 @@ Key = tuple[str, Any, tuple[int, ...]]  # op, info, numbers of arguments
 FEW: Final = 300  # expressions of a stage that are looked through as they are
 ROUNDS: Final = 12
 DIFFERENT: Final = 16  # elements of a stage that differ in more than names, before the order of sums is looked at
-MANY: Final = 10_000  # elements that an op makes, of which all are looked at
+LARGE: Final = 3_000  # expressions of a stage whose elements are taken apart
+BITS: Final = 1_000_000_000  # expressions times symbols of a stage whose elements are taken apart
 VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
 REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
 ARITHMETIC: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs", "detach"))  # whose values are so if an argument is
@@ -68,6 +68,8 @@ class Expressions:
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
         self._zero = self._literal(0)
+        self.by_parts: dict[int, bool] = {}  # elements that are equal if parts of them are, which are numbered behind all elements
+        self.equal: dict[int, bool] = {}  # elements that are one expression once masks are outside, and whether that may be without a value
 
     # -- the same ----------------------------------------------------------------------------------------------------
 
@@ -229,11 +231,65 @@ class Expressions:
             return {}
         assumed = False
         if any(self._is_mask(key) for key in self._keys):
-            masks = Masks(self, self._always([*(want for _, want in pairs.values()), *self._divided()]))
+            masks = Masks(self, self._always([want for _, want in pairs.values()]), self._divided())
             pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
             assumed = masks.assumed
         factor = self._times(self._literal(1), stage.goal.factor)
         self._describe()
+        if stage.goal.factor.plain:
+            self.equal = {n: assumed or self._partial[got] for n, (got, want) in pairs.items() if got == want}
+            pairs = {n: pair for n, pair in pairs.items() if n not in self.equal}
+            if not pairs:
+                return {}
+            apart = self._apart(pairs)
+            if apart:
+                found = self._with_symbols(apart, factor, assumed)
+                if found.keys() == apart.keys():
+                    self.by_parts = {n: assumed or self._partial[want] for n, (_, want) in pairs.items()}
+                    return found
+        return self._with_symbols(pairs, factor, assumed)
+
+    def _apart(self, pairs: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+        """Parts of large elements, numbered behind them, such that the elements are equal if these are: where both sides do the same to
+        real numbers that are made of the same symbols, those are compared. None if an element is not in parts."""
+        last = max(max(pair) for pair in pairs.values()) + 1
+        symbols = {n: at for at, n in enumerate(n for n in range(last) if self._keys[n][0] == "symbol")}
+        if last < LARGE or last * len(symbols) > BITS:
+            return {}
+        masks: list[int] = []
+        for n in range(last):
+            op, _, args = self._keys[n]
+            mask = 1 << symbols[n] if op == "symbol" else 0
+            for a in args:
+                mask |= masks[a]
+            masks.append(mask)
+        found: dict[tuple[int, int], None] = {}
+        seen: set[tuple[int, int]] = set()
+        stack = list(pairs.values())
+        whole = set(stack)
+        while stack:
+            pair = stack.pop()
+            if pair in seen:
+                continue
+            seen.add(pair)
+            (op, info, args), (other, same, theirs) = self._keys[pair[0]], self._keys[pair[1]]
+            inner = [(a, b) for a, b in zip(args, theirs, strict=False) if a != b]
+            alike = op == other and info == same and len(args) == len(theirs) and op in ("dot", "map", "reduce")
+            if alike and all(masks[a] == masks[b] and self._number_for_sure(a) and self._number_for_sure(b) for a, b in inner):
+                stack += inner
+            elif pair in whole:
+                return {}
+            else:
+                found[pair] = None
+        first = len(self.stage.goal.ids)
+        return {first + n: pair for n, pair in enumerate(found)}
+
+    def _number_for_sure(self, number: int) -> bool:
+        """Whether an expression is a real number wherever it and the logical program are defined."""
+        return self._real[number] and self._states[number] == FINITE
+
+    def _with_symbols(self, pairs: dict[int, tuple[int, int]], factor: int, assumed: bool) -> dict[int, Short]:
+        """With the largest common parts as symbols."""
         stops = {c for c in self._common(pairs.values()) if self._may_stand(c)}
         left = VISITS
         for _ in range(ROUNDS):
@@ -271,12 +327,12 @@ class Expressions:
         """Parts of the logical side that have a value wherever the logical program is defined: not those in branches."""
         return self._parts(want, enter=lambda n: self._keys[n][2][:1] if self._keys[n][0] == "choose" else self._keys[n][2])
 
-    def _divided(self) -> list[int]:
-        """What ops of the logical side make that divide, or take roots or logarithms: all elements have values, not only the wanted."""
-        part, found = self.stage.logical, []
-        for call in part.calls:
-            if _may_fail(call) and sum(math.prod(self.graph.shape(o)) for o in call.outputs) <= MANY:
-                found += [self._element(part, o, at) for o in call.outputs for at in range(math.prod(self.graph.shape(o)))]
+    def _divided(self) -> set[tuple[Any, int]]:
+        """What ops of the logical side divide by, or take roots or logarithms of: all elements have values, not only the wanted."""
+        part, found = self.stage.logical, set()
+        for call, info, term in self.alignment.divisors.of(self.stage):
+            inside = self._inside.setdefault((id(part), call.at, call.row), {})
+            found.add((info, self._term(part, call, inside, term)))
         return found
 
     def _compared(self) -> list[int]:
@@ -399,15 +455,16 @@ class Masks:
     is taken out of it, and only what always has a value is left out where it is multiplied by 0.
     """
 
-    def __init__(self, expressions: Expressions, always: set[int]):
+    def __init__(self, expressions: Expressions, always: set[int], divided: set[tuple[Any, int]]):
         self.e = expressions
         partial = [self.e._keys[n] for n in always if self._may_fail(n)]
-        self._granted = {(info, args[-1]) for _, info, args in partial}  # what the logical program divides by, and takes roots of
+        self._granted = {(info, args[-1]) for _, info, args in partial} | divided  # what the logical program divides by, and takes roots of
         self.assumed = bool(self._granted)
         self._defined: list[bool] = []
         self._plain: list[bool] = []  # whether there is nothing to take out of it, nor to leave out
         self._known: dict[int, tuple[int, int | None, bool]] = {}
         self._outside: dict[int, int] = {}
+        self._zeros: dict[tuple[int, int], bool] = {}
 
     def outside(self, number: int) -> int:
         """The same, with masks as far outside as they can be."""
@@ -417,7 +474,7 @@ class Masks:
             if mask is None:
                 found = inner
             elif zero and self._total(number, inner):
-                found = self._make("map", ("mul", None, "NoneType"), [mask, inner])
+                found = inner if self._implied(mask, inner) else self._make("map", ("mul", None, "NoneType"), [mask, inner])
             else:
                 op, info, args = self.e._keys[number]
                 simpler = number if mask == number else self._make(op, info, [self._known_number(a) for a in args])
@@ -427,6 +484,52 @@ class Masks:
                     found = number if mask == number else self._make(op, info, [self.outside(a) for a in args])
             self._outside[number] = found
         return found
+
+    def _implied(self, mask: int, number: int) -> bool:
+        """Whether an expression is 0 anyway wherever a mask is: what is compared is not negative, so it is 0 there, and so is one of its
+        factors; each of them makes the expression 0, or is never 0 itself."""
+        self.e._describe()
+        (compared,) = self.e._keys[mask][2]
+        y = self.e._keys[compared][2][1]
+        if self.e._signs[y] not in ("nonnegative", "positive") or self.e._states[y] != FINITE:
+            return False
+        return all(self._vanishes(number, factor) for factor in self._factors(y))
+
+    def _factors(self, number: int) -> list[int]:
+        """Expressions one of which is 0 where this is; none that is always positive."""
+        op, info, args = self.e._keys[number]
+        if self.e._signs[number] == "positive" and self.e._states[number] == FINITE:
+            return []
+        if (op == "dot" and len(info) == 1) or (op == "map" and info[0] == "mul"):
+            return [f for a in args for f in self._factors(a)]
+        return self._factors(args[0]) if op == "map" and info[0] == "div" else [number]
+
+    def _vanishes(self, number: int, factor: int) -> bool:
+        """Whether an expression is 0 wherever another one is, by having it as a factor."""
+        key = (number, factor)
+        found = self._zeros.get(key)
+        if found is None:
+            found = self._zeros[key] = number == factor or self._vanishing(number, factor)
+        return found
+
+    def _vanishing(self, number: int, factor: int) -> bool:
+        op, info, args = self.e._keys[number]
+        match op:
+            case "real":
+                return bool(info == 0)
+            case _ if factor > number:  # parts have smaller numbers
+                return False
+            case "dot":
+                ends = list(accumulate(info))
+                products = [args[end - n : end] for n, end in zip(info, ends, strict=True)]
+                return all(factor in p or any(self._vanishes(a, factor) for a in p) for p in products)
+            case "map" if info[0] == "mul":
+                return any(self._vanishes(a, factor) for a in args)
+            case "map" if info[0] in ("add", "sub"):
+                return all(self._vanishes(a, factor) for a in args)
+            case "map" if info[0] in ("neg", "div"):
+                return self._vanishes(args[0], factor)
+        return False
 
     def _split(self, number: int) -> tuple[int, int | None, bool]:
         """What an expression is where the only mask in it is 1, that mask, and whether it is 0 where that is 0."""
@@ -524,10 +627,6 @@ class Masks:
         if len(products) == 1 and len(products[0]) == 1:
             return products[0][0]
         return e._number(("dot", tuple(map(len, products)), tuple([f for p in products for f in p])))
-
-
-def _may_fail(call: Call) -> bool:
-    return any(n.prim == "map" and n.attrs[0] in MAY_FAIL for n in topological(call.nodes or ()))
 
 
 def _is_real(op: str, info: Any, args: Sequence[bool]) -> bool:

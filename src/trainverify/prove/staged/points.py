@@ -8,12 +8,13 @@ from typing import Final
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.domains.numeric import NUMERIC
+from trainverify.domains.numeric import NUMERIC, Numeric
 from trainverify.evaluate.compare import Suspect, held, suspects
 from trainverify.evaluate.run import NotComputed, PlanValues, random_inputs, random_points, run_logical, run_logicals, run_plans
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
+from trainverify.primitives.node import Node, topological
 from trainverify.prove.staged.lookup import FAINT
 
 FEW: Final = 3  # points that are run together; so many are enough to say where a plan is wrong
@@ -26,19 +27,44 @@ CLEAR: Final = 1e-3  # off by so much is no rounding
 Run = tuple[dict[str, Array], PlanValues]
 
 
-def runs(small: Small, lineage: tuple[Layout, ...], points: Sequence[int], sizes: Sequence[Sequence[float]]) -> list[Run]:
+class Everything(Numeric):
+    """As if everything were chosen, by and by: whether a position is among the best is a number between 0 and 1 that depends on both.
+
+    With hundreds of experts most pairs of token and expert are never met on a few points. What is made alike from the same numbers has the
+    same value here too, whatever was chosen; these are no inputs on which programs could differ."""
+
+    def _node(self, node: Node, args: list[Array], inputs: Sequence[Array], lead: tuple[int, ...]) -> Array:
+        if node.prim == "one_hot" and _sorted(node.args[0]):
+            places = node.attrs[0] + np.arange(node.shape[-1])
+            return 0.1 + 0.9 * np.modf(np.abs(np.sin(12.9898 * args[0][..., None] + 78.233 * places + 1.0)) * 437.5853)[0]
+        return super()._node(node, args, inputs, lead)
+
+
+EVERYTHING: Final = Everything()
+
+
+def _sorted(node: Node) -> bool:
+    """Whether integers are positions in a sorted row."""
+    while node.prim in ("slice", "reshape", "transpose", "broadcast"):
+        node = node.args[0]
+    return node.prim == "rowwise" and node.attrs[0] == "argsort"
+
+
+def runs(
+    small: Small, lineage: tuple[Layout, ...], points: Sequence[int], sizes: Sequence[Sequence[float]], domain: Numeric = NUMERIC
+) -> list[Run]:
     """Both programs on random inputs, at each point of the first size that the logical program stands. Large ones reach what small ones do
     not, such as the clipping of gradients; but norms make large numbers of small ones, and what saturates drowns in rounding."""
     random_points(small, points, ())
     left = [list(sizes[p % 2]) for p in points]
     inputs = [_scaled(small, p, s.pop(0)) for p, s in zip(points, left, strict=True)]
     with np.errstate(all="ignore"):
-        logical = run_logicals(small, inputs, NUMERIC)
+        logical = run_logicals(small, inputs, domain)
         for n, point in enumerate(points):
             while left[n] and not defined(small, logical[n]):
                 inputs[n] = _scaled(small, point, left[n].pop(0))
-                logical[n] = run_logical(small, inputs[n], NUMERIC)
-        return list(zip(logical, run_plans(small, lineage, inputs, NUMERIC), strict=True))
+                logical[n] = run_logical(small, inputs[n], domain)
+        return list(zip(logical, run_plans(small, lineage, inputs, domain), strict=True))
 
 
 def defined(small: Small, logical: Mapping[str, Array]) -> bool:
@@ -76,6 +102,24 @@ def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run]) -
         if not left:
             break
     return {o for o, _ in left}
+
+
+def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...], points: Sequence[int]) -> list[Run]:
+    """Both programs as if everything were chosen; nothing if none chooses, or if it tells them apart: one may rest on what a choice is."""
+    if not _chooses(small):
+        return []
+    try:
+        made = runs(small, lineage, points, QUIETLY, EVERYTHING)
+        fine = all(defined(small, at[0]) and not different(small, wanted, [at]) for at in made)
+    except NotComputed:
+        return []
+    return made if fine else []
+
+
+def _chooses(small: Small) -> bool:
+    """Whether the logical program chooses by the order of numbers."""
+    nodes = {id(s.nodes): s.nodes for s in small.logical_steps}
+    return any(n.prim == "one_hot" and _sorted(n.args[0]) for made in nodes.values() for n in topological(made))
 
 
 class Asleep:

@@ -54,6 +54,13 @@ class Goal:
     factor: Factor = _PLAIN
     ids_in_tensor: Array | None = None  # positions in the tensor of that name, for goals of obligations
 
+    def wanted(self) -> dict[Place, list[Array]]:
+        """The positions of the plan's tensors that it speaks of."""
+        found: dict[Place, list[Array]] = {}
+        for t in self.terms:
+            found.setdefault(t.place, []).append(t.elements)
+        return found
+
 
 @dataclass
 class Part:
@@ -129,6 +136,7 @@ class Cutter:
         self.dropped: set[Place] = set()  # claims that turned out to be unprovable
         self._extra_at = {p: i for i, p in alignment.extra.items()}
         self._numbered: dict[Hashable, Stage] = {}  # by form
+        self._by_elements: dict[Hashable, Stage] = {}
         self._too_long: set[Hashable] = set()
 
     @cached_property
@@ -442,12 +450,20 @@ class Cutter:
             raise NoStage(TOO_LONG)
         known = self._numbered.get(form)
         if known is None:
-            try:
-                self._look_through(stage, in_full)
-            except (NoStage, RecursionError) as error:
-                self._too_long.add(form)
-                raise NoStage(TOO_LONG) from error
-            known = self._numbered[form] = stage
+            made = self._canonical.elements(stage)
+            if made is not None and (made, stage.with_facts, in_full) in self._too_long:
+                raise NoStage(TOO_LONG)
+            known = None if made is None else self._by_elements.get((made, stage.with_facts, in_full))
+            if known is None:
+                try:
+                    self._look_through(stage, in_full)
+                except (NoStage, RecursionError) as error:
+                    self._too_long |= {form} if made is None else {form, (made, stage.with_facts, in_full)}
+                    raise NoStage(TOO_LONG) from error
+                known = stage
+                if made is not None:
+                    self._by_elements[made, stage.with_facts, in_full] = stage
+            self._numbered[form] = known
         stage.tasks, stage.short = known.tasks, known.short
         stage.identical, stage.partial, stage.foreign = known.identical, known.partial, known.foreign
 
@@ -462,8 +478,11 @@ class Cutter:
                 stage.identical += 1
                 stage.partial |= same
         short = {} if in_full else expressions.short(left)
+        stage.identical += len(expressions.equal)
+        stage.partial |= any(expressions.equal.values()) or any(expressions.by_parts.values())
         seen: dict[Any, int] = {}
-        for n in left:
+        settled = expressions.equal.keys() | expressions.by_parts.keys()
+        for n in [*(n for n in left if n not in settled), *(n for n in short if n >= len(stage.goal.ids))]:
             if n in short:
                 key: Any = (short[n].term, short[n].kinds, short[n].vanishing, short[n].nonzero)
                 stage.partial |= short[n].partial

@@ -1,0 +1,119 @@
+"""What the logical program divides by, or takes roots or logarithms of, for any element: none of it is 0 where the program is defined.
+
+A stage may rest on that also for elements that it does not show. Only what both sides can speak of is of interest: other tokens' sums are
+not looked at, so that the stages of all tokens look alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from trainverify.domains.arrays import Array
+from trainverify.primitives.node import topological
+from trainverify.prove.staged.graphs import Call, Graph, Place
+from trainverify.prove.staged.needed import Divisor, Needed
+from trainverify.prove.staged.structure import LARGE
+from trainverify.prove.staged.terms import MAY_FAIL, Term
+
+if TYPE_CHECKING:
+    from trainverify.prove.staged.stages import Part, Stage
+
+MANY: Final = 10_000  # elements that an op makes, of which all are looked at
+Leaves = tuple[Array, Array]  # rows of input and position, and the number of the term that each is in
+
+
+class Divisors:
+    """Of the logical sides of stages."""
+
+    def __init__(self, graph: Graph, needed: Needed):
+        self.graph = graph
+        self.needed = needed
+        self._terms: dict[int, tuple[list[tuple[Any, Term]], Leaves]] = {}  # by signature
+        self._leaves: dict[tuple[int, int], Leaves] = {}  # of the elements of an output, by signature and output
+
+    def of(self, stage: Stage) -> list[Divisor]:
+        """Where something is compared, everything that the logical side divides by and that is made of what the plan's side is made of."""
+        if not any(self.graph.compares(c) for part in stage.parts() for c in part.calls):
+            return []
+        symbols = self.needed.of(stage.plan, stage.goal.wanted()).symbols(stage.plan)
+        symbols += [ids for part in stage.defined.values() for ids, _ in part.leaves.values()]
+        spoken = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *symbols]))
+        known: dict[Place, Array] = {}
+        found: list[Divisor] = []
+        for call in stage.logical.calls:
+            if may_fail(call) and sum(math.prod(self.graph.shape(o)) for o in call.outputs) <= MANY:
+                terms, leaves = self._divisors(call)
+                fine = self._all(stage.logical, call, leaves, len(terms), spoken, known)
+                found += [(call, *term) for term, f in zip(terms, fine.tolist(), strict=True) if f]
+        return found
+
+    def _known(self, part: Part, place: Place, spoken: Array, known: dict[Place, Array]) -> Array:
+        """Which elements of a tensor of a piece are made of these alone."""
+        found = known.get(place)
+        if found is None:
+            leaf, size = part.leaves.get(place), math.prod(self.graph.shape(place))
+            if leaf is not None:
+                found = (leaf[0] < 0) | np.isin(leaf[0], spoken)
+            elif self.graph.work(place) > LARGE:
+                found = np.zeros(size, dtype=bool)
+            else:
+                call = self.graph.makers[place]
+                found = self._all(part, call, self._made(call, call.outputs.index(place)), size, spoken, known)
+            known[place] = found
+        return found
+
+    def _all(self, part: Part, call: Call, leaves: Leaves, count: int, spoken: Array, known: dict[Place, Array]) -> Array:
+        """For each of these terms of a call whether all of its leaves are known."""
+        rows, terms = leaves
+        bad = np.zeros(len(rows), dtype=bool)
+        for n in np.unique(rows[:, 0]).tolist():
+            place = call.inputs[n]
+            assert place is not None
+            here = rows[:, 0] == n
+            bad[here] = ~self._known(part, place, spoken, known)[rows[here, 1]]
+        return np.asarray(np.bincount(terms[bad], minlength=count) == 0)
+
+    def _divisors(self, call: Call) -> tuple[list[tuple[Any, Term]], Leaves]:
+        found = self._terms.get(call.signature)
+        if found is None:
+            every = [self.graph.term(o, at) for o in call.outputs for at in range(math.prod(self.graph.shape(o)))]
+            terms = divisors(every)
+            found = self._terms[call.signature] = (terms, self._of_all([t for _, t in terms]))
+        return found
+
+    def _made(self, call: Call, output: int) -> Leaves:
+        found = self._leaves.get((call.signature, output))
+        if found is None:
+            place = call.outputs[output]
+            every = [self.graph.term(place, at) for at in range(math.prod(self.graph.shape(place)))]
+            found = self._leaves[call.signature, output] = self._of_all(every)
+        return found
+
+    def _of_all(self, terms: list[Term]) -> Leaves:
+        rows = [self.graph.terms.relative(t)[1] for t in terms]
+        made = np.concatenate([np.empty((0, 2), dtype=np.int64), *rows])
+        return made, np.repeat(np.arange(len(rows)), [len(r) for r in rows])
+
+
+def divisors(terms: list[Term]) -> list[tuple[Any, Term]]:
+    """What terms that have values divide by, or take roots or logarithms of: not in branches, which need not be taken."""
+    found: dict[tuple[Any, Term], None] = {}
+    seen = set(terms)
+    stack = list(reversed(terms))
+    while stack:
+        t = stack.pop()
+        if t.op == "map" and t.info[0] in MAY_FAIL:
+            found[t.info, t.args[-1]] = None
+        for a in t.args[:1] if t.op == "choose" else t.args:
+            if a not in seen:
+                seen.add(a)
+                stack.append(a)
+    return list(found)
+
+
+def may_fail(call: Call) -> bool:
+    """Whether an op divides, or takes roots or logarithms."""
+    return any(n.prim == "map" and n.attrs[0] in MAY_FAIL for n in topological(call.nodes or ()))
