@@ -21,6 +21,7 @@ FEW: Final = 3  # points that are run together; so many are enough to say where 
 QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
 LOUDLY: Final = ((1.0,), (3.0, 1.0))
 PATIENCE: Final = 4  # points in a row on which nothing was chosen for the first time, after which no more is expected
+BY_CHANCE: Final = 12  # where it depends on integers that have to be equal
 LENIENT: Final = 1e-6  # for elements that are made alike, and for what is off
 CLEAR: Final = 1e-3  # off by so much is no rounding
 
@@ -122,10 +123,24 @@ def _chooses(small: Small) -> bool:
     return any(n.prim == "one_hot" and _sorted(n.args[0]) for made in nodes.values() for n in topological(made))
 
 
+def patience(small: Small) -> int:
+    """How many points in vain are enough: tokens of a packed row see each other where two of its numbers are equal."""
+    nodes = {id(s.nodes): s.nodes for s in small.logical_steps}
+    compared = [
+        n for made in nodes.values() for n in topological(made) if n.prim == "map" and n.attrs[0] == "eq" and n.args[0].kind == "int"
+    ]
+    return BY_CHANCE if any(all(_given(a) for a in n.args) for n in compared) else PATIENCE
+
+
+def _given(node: Node) -> bool:
+    return any(n.prim == "input" for n in topological((node,)))
+
+
 class Asleep:
     """Elements that were 0 on all points so far, of tensors in which others are 0 on some: what was never chosen looks like nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: int = PATIENCE) -> None:
+        self._patience = patience
         self._ever: dict[str, Array] = {}  # where a tensor was not 0
         self._always: dict[str, Array] = {}
         self._count = -1
@@ -144,7 +159,7 @@ class Asleep:
 
     @property
     def settled(self) -> bool:
-        return self._count == 0 or self._since >= PATIENCE
+        return self._count == 0 or self._since >= self._patience
 
 
 def _rounding(small: Small, x: Suspect, at: Run) -> bool:
