@@ -20,7 +20,7 @@ from trainverify.prove.staged.signs import BELOW, FINITE, WILD, expression_sign,
 from trainverify.prove.staged.stages import Cutter, NoStage, Part, Stage
 from trainverify.verify import verify
 
-BEFORE = {"tasks": (), "short": {}, "identical": 0, "partial": False, "foreign": False}
+BEFORE = {"tasks": (), "short": {}, "identical": 0, "partial": False, "foreign": False, "in_parts": False}
 
 
 def both_ways(engine: Engine, stage: Stage, most: int = 3) -> Iterator[tuple[bool, bool]]:

@@ -30,7 +30,7 @@ from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.points import clearly_different
 from trainverify.prove.staged.reduce import reduced
-from trainverify.prove.staged.stages import FACT, VALUE, Cutter, Goal, NoStage, Stage, Term
+from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
 
 MAX_ELEMENTS: Final = 2_000_000
@@ -147,7 +147,7 @@ class Engine:
         self.used: dict[Node, set[Place]] = {}  # by any stage of it since its level was 0
         self.anew: Counter[Node] = Counter()
         self.with_facts: set[Node] = set()
-        self.in_full: set[tuple[Node, int, int]] = set()  # with their levels: to be shown without common parts as symbols
+        self.ways: dict[tuple[Node, int, int], int] = {}  # by node and levels: how elements are shown
         self.gently: Counter[Node] = Counter()  # how often they are cut behind gradients only
         self.spelled: set[Node] = set()  # with what is compared as it is defined
         self.retried: set[Node] = set()
@@ -376,7 +376,7 @@ class Engine:
             del self.stages[node]
             return
         if self.stages[node].short:
-            self.in_full.add((node, self.level.get(node, 0), self.gently[node]))
+            self.ways[node, self.level.get(node, 0), self.gently[node]] = SHORT if self.stages[node].in_parts else IN_FULL
             open_.add(node)
             del self.stages[node]
             return
@@ -475,12 +475,12 @@ class Engine:
             return self.cutter.defined_anyway(node[1])
         goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.alignment.claims[node])
         level, gently = self.level.get(node, 0), self.gently[node]
-        whole = (node, level, gently) in self.in_full
-        first = self.cutter.stage(goal, level, node in self.with_facts, whole, gently, node in self.spelled)
-        if first.foreign and level < LEVELS and not whole:  # nothing would come of it: further back, both sides may speak of the same
+        way = self.ways.get((node, level, gently), APART)
+        first = self.cutter.stage(goal, level, node in self.with_facts, way, gently, node in self.spelled)
+        if first.foreign and level < LEVELS and way != IN_FULL:  # nothing would come of it: further back, both sides may speak of the same
             try:
-                in_full = (node, level + 1, 0) in self.in_full
-                second = self.cutter.stage(goal, level + 1, node in self.with_facts, in_full, spelled=node in self.spelled)
+                way = self.ways.get((node, level + 1, 0), APART)
+                second = self.cutter.stage(goal, level + 1, node in self.with_facts, way, spelled=node in self.spelled)
             except NoStage:
                 return first
             if not second.foreign:

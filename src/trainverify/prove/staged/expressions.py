@@ -221,7 +221,7 @@ class Expressions:
 
     # -- common parts ------------------------------------------------------------------------------------------------
 
-    def short(self, elements: Sequence[int]) -> dict[int, Short]:
+    def short(self, elements: Sequence[int], in_parts: bool = True) -> dict[int, Short]:
         """These elements with common parts as symbols; none of those whose two sides do not speak of the same."""
         stage = self.stage
         if stage.nonzero or stage.extra:
@@ -241,7 +241,7 @@ class Expressions:
             pairs = {n: pair for n, pair in pairs.items() if n not in self.equal}
             if not pairs:
                 return {}
-            apart = self._apart(pairs)
+            apart = self._apart(pairs) if in_parts else {}
             if apart:
                 found = self._with_symbols(apart, factor, assumed)
                 if found.keys() == apart.keys():

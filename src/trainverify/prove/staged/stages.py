@@ -27,6 +27,7 @@ MAX_CALLS: Final = 4000
 FACT: Final = -2
 VALUE: Final = -3
 MAX_WRITTEN: Final = 12
+APART, SHORT, IN_FULL = range(3)  # with common parts as symbols and large elements in parts; not in parts; as they are
 TOO_LONG: Final = "an element of the stage is too long an expression"
 MAX_TOKENS: Final = 50_000  # of an element's expressions on both sides
 
@@ -91,6 +92,7 @@ class Stage:
     gentler: bool = False  # some leaves are gradients, others are not
     tasks: tuple[tuple[Any, int], ...] = ()  # (key, an element of the goal): equal keys differ in names only
     short: dict[int, Short] = field(default_factory=dict)  # elements of tasks that are shown for any value of common parts
+    in_parts: bool = False  # whether some of these are parts of elements, numbered behind all of them
     identical: int = 0  # elements that are the same expression on both sides
     partial: bool = False  # some of those divide, or take roots or logarithms
     foreign: bool = False  # the logical side speaks of elements that the plan's side does not know
@@ -153,10 +155,10 @@ class Cutter:
         return self.alignment.owner[named[0]] if named else otherwise
 
     def stage(
-        self, goal: Goal, level: int = 0, with_facts: bool = False, in_full: bool = False, gently: int = 0, spelled: bool = False
+        self, goal: Goal, level: int = 0, with_facts: bool = False, way: int = APART, gently: int = 0, spelled: bool = False
     ) -> Stage:
         """The stage of a goal; each level goes back behind the leaves of the level before, and then so many more behind gradients only.
-        In full: common parts are looked into. Spelled: no leaf has elements that are compared."""
+        Way: how elements are shown. Spelled: no leaf has elements that are compared."""
         self.with_facts = with_facts
         opened: set[Place] = set()
         made = self._cut(goal, opened, level > 0)
@@ -177,7 +179,7 @@ class Cutter:
             made = self._cut(goal, opened, level > 0)
         made.compares = bool(compared) and not at_hand
         made.gentler = bool(self._gradients(self._fresh(made)))
-        self._number(made, in_full)
+        self._number(made, way)
         return made
 
     def _symbols(self, stage: Stage) -> set[int]:
@@ -443,31 +445,31 @@ class Cutter:
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
-    def _number(self, stage: Stage, in_full: bool = False) -> None:
+    def _number(self, stage: Stage, way: int = APART) -> None:
         """What has to be shown, element by element, up to names; what is the same expression on both sides is nothing to show."""
-        form = (self._canonical.form(stage), stage.with_facts, in_full)
+        form = (self._canonical.form(stage), stage.with_facts, way)
         if form in self._too_long:
             raise NoStage(TOO_LONG)
         known = self._numbered.get(form)
         if known is None:
             made = self._canonical.elements(stage)
-            if made is not None and (made, stage.with_facts, in_full) in self._too_long:
+            if made is not None and (made, stage.with_facts, way) in self._too_long:
                 raise NoStage(TOO_LONG)
-            known = None if made is None else self._by_elements.get((made, stage.with_facts, in_full))
+            known = None if made is None else self._by_elements.get((made, stage.with_facts, way))
             if known is None:
                 try:
-                    self._look_through(stage, in_full)
+                    self._look_through(stage, way)
                 except (NoStage, RecursionError) as error:
-                    self._too_long |= {form} if made is None else {form, (made, stage.with_facts, in_full)}
+                    self._too_long |= {form} if made is None else {form, (made, stage.with_facts, way)}
                     raise NoStage(TOO_LONG) from error
                 known = stage
                 if made is not None:
-                    self._by_elements[made, stage.with_facts, in_full] = stage
+                    self._by_elements[made, stage.with_facts, way] = stage
             self._numbered[form] = known
         stage.tasks, stage.short = known.tasks, known.short
-        stage.identical, stage.partial, stage.foreign = known.identical, known.partial, known.foreign
+        stage.identical, stage.partial, stage.foreign, stage.in_parts = known.identical, known.partial, known.foreign, known.in_parts
 
-    def _look_through(self, stage: Stage, in_full: bool) -> None:
+    def _look_through(self, stage: Stage, way: int) -> None:
         expressions = Expressions(stage, self.alignment)
         left: list[int] = []
         for n in range(len(stage.goal.ids)):
@@ -477,9 +479,10 @@ class Cutter:
             else:
                 stage.identical += 1
                 stage.partial |= same
-        short = {} if in_full else expressions.short(left)
+        short = {} if way == IN_FULL else expressions.short(left, way == APART)
         stage.identical += len(expressions.equal)
         stage.partial |= any(expressions.equal.values()) or any(expressions.by_parts.values())
+        stage.in_parts = bool(expressions.by_parts)
         seen: dict[Any, int] = {}
         settled = expressions.equal.keys() | expressions.by_parts.keys()
         for n in [*(n for n in left if n not in settled), *(n for n in short if n >= len(stage.goal.ids))]:
