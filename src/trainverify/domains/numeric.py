@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.primitives.node import Literal
 from trainverify.primitives.scalars import SCALARS
 
+AT_ONCE: Final = 20_000  # products of one contraction that are added up in the order in which they come: a better one takes time to find
 _REDUCTIONS: dict[str, Any] = {"max": np.max, "min": np.min, "prod": np.prod}
 _DTYPES: dict[str, Any] = {"real": np.float64, "int": np.int64, "bool": np.bool_}
 
@@ -28,10 +30,14 @@ class Numeric(ArrayDomain):
     def contract(self, terms: Sequence[Sequence[int]], target: Sequence[int], args: Sequence[Array], lead: int) -> Array:
         shift = list(range(lead))
         operands: list[Any] = []
+        sizes: dict[int, int] = {}
         for x, term in zip(args, terms, strict=True):
-            operands += [x, [*shift, *(t + lead for t in term)]]
+            labels = [*shift, *(t + lead for t in term)]
+            operands += [x, labels]
+            sizes.update(zip(labels, x.shape, strict=True))
+        large = len(args) > 1 and math.prod(sizes.values()) > AT_ONCE
         with np.errstate(all="ignore"):
-            return np.asarray(np.einsum(*operands, [*shift, *(t + lead for t in target)], optimize=len(args) > 1))
+            return np.asarray(np.einsum(*operands, [*shift, *(t + lead for t in target)], optimize=large))
 
     def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
         return np.asarray(_REDUCTIONS[fn](x, axis=dims))
