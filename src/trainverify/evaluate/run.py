@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,8 @@ from trainverify.graph.program import Domain
 MAGNITUDES: Final = (1.0, 0.125, 0.015625)
 UNSEEN: Final = (0.125, 0.015625, 1.0)  # where noise is not looked for: at real widths 1.0 is noisy
 NOISE: Final = 1e-11  # relative, of a value that float64 computes well enough
+REMEMBERED: Final = 1000  # programs on points
+_NOISY: Final[dict[bytes, int]] = {}  # how many outputs of programs with these inputs and results lose digits
 LOOKED_AT: Final = 20_000_000  # elements up to which it is looked for
 _FILL: Any = {"real": 0.0, "int": 0, "bool": False}
 
@@ -68,13 +71,28 @@ def _noisy(small: Small, points: Sequence[Mapping[str, Array]], values: Sequence
     infinite = sum(not np.isfinite(v[n]).all() for v in values for n in made)
     if infinite or not _looked_at(small, len(points)):
         return infinite * len(made)
-    with np.errstate(all="ignore"):
-        better = run_logicals(small, points, EXTENDED, made)
-        return sum(
-            bool(np.abs(v[n] - b[n]).max(initial=0) > NOISE * np.abs(b[n]).max(initial=0))
-            for v, b in zip(values, better, strict=True)
-            for n in made
-        )
+    key = _digest([a for p in points for _, a in sorted(p.items())], [v[n] for v in values for n in made])
+    if key not in _NOISY:
+        if len(_NOISY) >= REMEMBERED:
+            _NOISY.clear()
+        with np.errstate(all="ignore"):
+            better = run_logicals(small, points, EXTENDED, made)
+            _NOISY[key] = sum(
+                bool(np.abs(v[n] - b[n]).max(initial=0) > NOISE * np.abs(b[n]).max(initial=0))
+                for v, b in zip(values, better, strict=True)
+                for n in made
+            )
+    return _NOISY[key]
+
+
+def _digest(*arrays: Sequence[Array]) -> bytes:
+    """Equal for equal inputs and results: many plans of one model are looked at in one process."""
+    made = blake2b(digest_size=16)
+    for group in arrays:
+        for a in group:
+            made.update(repr((a.dtype.str, a.shape)).encode())
+            made.update(np.ascontiguousarray(a).tobytes())
+    return made.digest()
 
 
 def _random_inputs(small: Small, seed: int, magnitude: float) -> dict[str, Array]:
