@@ -18,7 +18,7 @@ from trainverify.graph.program import Program
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
-from trainverify.prove.staged.stages import Cutter, Stage
+from trainverify.prove.staged.stages import IN_FULL, Cutter, Stage
 from trainverify.verify import verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
@@ -115,7 +115,7 @@ def test_what_was_kept_is_what_the_logical_program_says() -> None:
             if a.owner[int(ids[0])] in stage.defined and ids[0] != ids[1]:
                 assert place in stage.uses
                 other = replace(stage, plan=swapped(stage.plan, place), **BEFORE)
-                Cutter(a)._number(other, in_full=True)
+                Cutter(a)._number(other, IN_FULL)
                 wrong += not all(check(other, n, a, QUICK).proved for _, n in other.tasks[:1])
     assert wrong > 5
 
