@@ -10,11 +10,11 @@ import pytest
 
 import trainverify as tv
 from parallel.test_pipeline_plans import GPT2
-from trainverify.campaign.agree import compare
+from trainverify.campaign.agree import compare, staged
 from trainverify.campaign.run import make
 from trainverify.graph.lineage import layout
 from trainverify.prove.staged import workers
-from trainverify.verify import verify
+from trainverify.verify import single, verify
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step
 from verify.test_mlp import logical, plan
 
@@ -95,6 +95,28 @@ def test_engines_agree_on_random_programs(seed: int, mutant: bool) -> None:
         assert second in ("PROVED", "PROVED(reduced)", "UNKNOWN")
     if first in ("REFUTED", "INVALID"):
         assert second == first
+
+
+def faint(by: float) -> tv.Program:
+    """Of two outputs one is tiny beside the other; what it is multiplied by is no rounding."""
+    b = tv.program("faint")
+    x = b.input("x", (5,))
+    b.output(b.sum(b.mul(x, value=by * 1e-11, name="tiny"), name="small"), "metric", "small")
+    b.loss(b.sum(b.mul(x, value=1e4, name="huge"), name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(1, "PROVED(reduced)"), (1.5, "REFUTED")])
+def test_a_tiny_difference_is_no_rounding(by: float, verdict: str) -> None:
+    assert verify(faint(1), faint(by), engine="smt", points=1).verdict == verdict
+    differ = [str(o) for o, why in staged(faint(1), single(faint(by))).failed.items() if why.startswith("differs")]
+    assert differ == ([] if by == 1 else ["metric small"])
+
+
+def test_rounding_of_what_is_0_is_no_difference() -> None:
+    """Expected: proved. The gradient is 0, and in float64 something else in each program, on all points."""
+    case = make(6012, False)
+    assert "gradient of w1" in {str(o) for o in staged(case.logical, case.plan).proved}
 
 
 def single_number() -> tv.Program:

@@ -27,7 +27,20 @@ from trainverify.prove.staged.divisors import Divisors
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
 from trainverify.prove.staged.needed import Needed
-from trainverify.prove.staged.points import FEW, LENIENT, LOUDLY, QUIETLY, Asleep, Run, defined, different, patience, runs, with_everything
+from trainverify.prove.staged.points import (
+    FEW,
+    LENIENT,
+    LOUDLY,
+    QUIETLY,
+    Asleep,
+    Digits,
+    Run,
+    defined,
+    different,
+    patience,
+    runs,
+    with_everything,
+)
 from trainverify.prove.staged.signs import FINITE, described, term_state
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
@@ -93,12 +106,13 @@ class Alignment:
         self._read_lineage(lineage)
         graph.merge(self.sources)
         self.runs: list[Run] = []
+        self.digits = Digits(self.small, lineage)
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
         asleep = Asleep(patience(self.small))
         everything: list[Run] = []  # points on which everything is chosen: they say what may be what, not what differs
         tried = 0
         while not (self._told_apart([*self.runs, *everything]) and asleep.settled) and tried < MOST:
-            if tried == FEW and different(self.small, wanted, self.runs):
+            if tried == FEW and different(self.small, wanted, self.runs, self.digits):
                 self.wrong = True
                 break
             at = range(seed + tried, seed + tried + FEW)

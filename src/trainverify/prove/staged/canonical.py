@@ -127,29 +127,15 @@ class _Form:
     def needed(self, part: Part, wanted: dict[Place, Array]) -> Hashable:
         """What these elements of a piece are made of, element by element: those of each tensor are numbered in order."""
         graph = self.canonical.alignment.graph
-        places: dict[Place, list[Array]] = {p: [positions] for p, positions in wanted.items()}
-        numbers: dict[Place, Array] = {}
-        made: list[tuple[Place, Call, tuple[int, ...], Array]] = []
-        for call in reversed(part.calls):
-            for o in call.outputs:
-                if o not in places or o in part.leaves:
-                    continue
-                numbers[o] = np.unique(np.concatenate(places[o]))
-                rows = [graph.positions(o, at) for at in numbers[o].tolist()]
-                leaves = np.concatenate([r for _, r in rows])
-                made.append((o, call, tuple([number for number, _ in rows]), leaves))
-                for n in np.unique(leaves[:, 0]).tolist():
-                    place = call.inputs[n]
-                    assert place is not None
-                    places.setdefault(place, []).append(leaves[leaves[:, 0] == n, 1])
+        closure = self.canonical.alignment.needed.of(part, {p: [positions] for p, positions in wanted.items()})
+        numbers = closure.numbers
         shape: list[Hashable] = []
-        for p in part.leaves:
-            if p in places:
-                numbers[p] = np.unique(np.concatenate(places[p]))
-                ids, factor = part.leaves[p]
+        for p, (ids, factor) in part.leaves.items():
+            if p in numbers:
                 self.arrays.append(ids[numbers[p]])
                 shape.append((self.place(p), graph.kind(p), len(numbers[p]), self.factor(factor)))
-        for o, call, terms, leaves in made:
+        for o, (terms, leaves) in closure.made.items():
+            call = graph.makers[o]
             which, where = leaves[:, 0], np.empty_like(leaves[:, 1])
             for n in np.unique(which).tolist():
                 where[which == n] = np.searchsorted(numbers[call.inputs[n]], leaves[which == n, 1])

@@ -28,7 +28,7 @@ from trainverify.prove.staged.align import Alignment, Claim, Contradiction
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.points import clearly_different
+from trainverify.prove.staged.points import Run, clearly_different
 from trainverify.prove.staged.reduce import reduced
 from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
@@ -243,18 +243,15 @@ class Engine:
 
     def _agrees(self, goal: Goal) -> bool:
         """Whether a goal holds on the points that alignment looked at."""
-        for logical, plan in self.alignment.ordinary:
-            want = np.zeros(len(goal.ids)) if goal.ids_in_tensor is None else logical[goal.name].reshape(-1)[goal.ids_in_tensor]
-            got: Any = 0.0
-            for t in goal.terms:
-                c, row, name = t.place
-                value = plan.get(c, row, name)
-                if value is None:
-                    return False
-                got = got + float(t.number) * np.asarray(value, dtype=np.float64).reshape(-1)[t.elements]
+        for at in self.alignment.ordinary:
+            both = _sides(goal, at)
+            if both is None:
+                return False
+            got, want = both
             if not np.isfinite(want).all():
                 continue
-            if not (np.abs(got - want) <= DIFFERENT * np.abs(want).max(initial=1e-300) + 1e-12).all():
+            near = np.abs(got - want) <= DIFFERENT * np.abs(want).max(initial=1e-300) + 1e-12
+            if not near.all() and not self.alignment.digits.fade(at, lambda run: _gap(goal, run)):
                 return False
         return True
 
@@ -540,3 +537,22 @@ class Engine:
 
 def _region(part: Part, shape: tuple[int, ...]) -> Array:
     return region(part, np.arange(int(np.prod(shape))).reshape(shape)).reshape(-1)
+
+
+def _sides(goal: Goal, at: Run) -> tuple[Array, Array] | None:
+    """What both programs have on a point; None if the plan has nothing."""
+    logical, plan = at
+    want = np.zeros(len(goal.ids)) if goal.ids_in_tensor is None else logical[goal.name].reshape(-1)[goal.ids_in_tensor]
+    got: Array = 0.0
+    for t in goal.terms:
+        value = plan.get(*t.place)
+        if value is None:
+            return None
+        value = value if value.dtype.kind == "f" else value.astype(np.float64)
+        got = got + float(t.number) * value.reshape(-1)[t.elements]
+    return got, want
+
+
+def _gap(goal: Goal, at: Run) -> float:
+    both = _sides(goal, at)
+    return np.inf if both is None else float(np.abs(both[0] - both[1]).max(initial=0.0))

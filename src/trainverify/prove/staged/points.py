@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.domains.numeric import NUMERIC, Numeric
+from trainverify.domains.numeric import EXTENDED, NUMERIC, Numeric
 from trainverify.evaluate.compare import Suspect, held, suspects
-from trainverify.evaluate.run import NotComputed, PlanValues, random_inputs, random_points, run_logical, run_logicals, run_plans
+from trainverify.evaluate.run import NotComputed, PlanValues, random_inputs, random_points, run_logical, run_logicals, run_plan, run_plans
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
@@ -24,6 +24,8 @@ PATIENCE: Final = 4  # points in a row on which nothing was chosen for the first
 BY_CHANCE: Final = 12  # where it depends on integers that have to be equal
 LENIENT: Final = 1e-6  # for elements that are made alike, and for what is off
 CLEAR: Final = 1e-3  # off by so much is no rounding
+MAYBE: Final = 1e-7  # of the largest number of the logical program: less may be the rounding of something that is 0
+FADES: Final = 0.01  # what is left of rounding with more digits, at most
 
 Run = tuple[dict[str, Array], PlanValues]
 
@@ -79,30 +81,54 @@ def _scaled(small: Small, point: int, size: float) -> dict[str, Array]:
     return {n: v * size if n in real else v for n, v in random_inputs(small, point).items()}
 
 
+class Digits:
+    """Points once more with more digits, where a difference may be the rounding of what is 0 in both programs."""
+
+    def __init__(self, small: Small, lineage: tuple[Layout, ...]):
+        self._small = small
+        self._lineage = lineage
+        self._made: dict[int, tuple[Run, Run]] = {}
+
+    def fade(self, at: Run, gap: Callable[[Run], float]) -> bool:
+        """Whether a gap is small beside other numbers, and much smaller with more digits: a mistake stays as it is."""
+        here = gap(at)
+        if not here <= MAYBE * max((float(np.abs(v).max(initial=0.0)) for v in at[0].values() if v.dtype.kind == "f"), default=0.0):
+            return False
+        if id(at[0]) not in self._made:
+            inputs = {n: at[0][n] for n in self._small.logical.sources}
+            with np.errstate(all="ignore"):
+                more = run_logical(self._small, inputs, EXTENDED), run_plan(self._small, self._lineage, inputs, EXTENDED)
+            self._made[id(at[0])] = at, more
+        return gap(self._made[id(at[0])][1]) <= FADES * here
+
+
 def clearly_different(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> set[Obligation]:
     """Obligations that are off by much on one of a few points: a rank that chooses otherwise may do so on some only."""
     found: set[Obligation] = set()
+    digits = Digits(small, lineage)
     for point in range(FEW):
         (at,) = runs(small, lineage, [point], QUIETLY)
         off = [x for x in suspects(small, wanted, *at)[0] if x.distance > CLEAR]
-        found.update(x.obligation for x in off if not _rounding(small, x, at))
+        found.update(x.obligation for x in off if not _rounding(small, x, at, digits))
     return found
 
 
-def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run]) -> set[Obligation]:
-    """Obligations that are off on all of these. On some, what should be 0 is rounding in both programs."""
+def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run], digits: Digits | None = None) -> set[Obligation]:
+    """Obligations that are off on all of these that say something: on some, what should be 0 is rounding in both programs."""
     left: set[tuple[Obligation, int]] = set()
+    seen: set[tuple[Obligation, int]] = set()
     for n, at in enumerate(runs):
         try:
-            off = {(x.obligation, x.rank) for x in suspects(small, wanted, *at)[0] if x.distance > LENIENT and not _rounding(small, x, at)}
+            apart = [((x.obligation, x.rank), x) for x in suspects(small, wanted, *at)[0] if x.distance > LENIENT]
         except NotComputed:
             if n == 0:
                 raise
             continue
-        left = left & off if n else off
+        left = left & {key for key, _ in apart} if n else {key for key, _ in apart}
+        seen |= {key for key, x in apart if key in left - seen and not _rounding(small, x, at, digits)}
         if not left:
             break
-    return {o for o, _ in left}
+    return {obligation for obligation, _ in left & seen}
 
 
 def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...], points: Sequence[int]) -> list[Run]:
@@ -162,10 +188,17 @@ class Asleep:
         return self._count == 0 or self._since >= self._patience
 
 
-def _rounding(small: Small, x: Suspect, at: Run) -> bool:
-    """Whether a rank is off by nothing but rounding of the whole tensor: all that it holds may be elements that should be 0."""
-    whole = at[0][x.obligation.output.tensor]
+def _rounding(small: Small, x: Suspect, at: Run, digits: Digits | None = None) -> bool:
+    """Whether a rank is off by nothing but rounding: beside the whole tensor, as all that it holds may be elements that should be 0; or
+    with more digits, as the whole tensor may be."""
+
+    def gap(run: Run) -> float:
+        whole = run[0][x.obligation.output.tensor]
+        gaps = [np.abs(got - want).max(initial=0.0) for got, want, _ in held(small, x.obligation, x.layout, x.rank, whole, run[1])]
+        return float(max(gaps, default=0.0))
+
     if not np.isfinite(x.distance):
         return False
-    gaps = [np.abs(got - want).max(initial=0.0) for got, want, _ in held(small, x.obligation, x.layout, x.rank, whole, at[1])]
-    return bool(max(gaps, default=0.0) <= FAINT * np.abs(whole).max(initial=0.0))
+    if gap(at) <= FAINT * np.abs(at[0][x.obligation.output.tensor]).max(initial=0.0):
+        return True
+    return digits is not None and digits.fade(at, gap)
