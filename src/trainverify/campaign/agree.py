@@ -71,7 +71,12 @@ def compare(logical: Program, plan: Plan) -> Compared:
         return Compared("both: INVALID")
     if any(f.severity == "unsupported" for f in report.findings):
         return Compared("both: unsupported", report.reason)
-    proof = staged(logical, plan)
+    proved, refuted = report.verdict.startswith("PROVED"), report.verdict == "REFUTED"
+    said = "PROVED" if proved else "REFUTED" if refuted else "algebra open"
+    try:
+        proof = staged(logical, plan)
+    except OutOfTime:
+        return Compared(f"{said}, stages out of time", report.reason)
     shown = {str(o) for o in proof.proved}
     differ = {str(o): why for o, why in proof.failed.items() if why == DIFFERS}
     status = {o.name: o.status for o in report.obligations}
@@ -80,9 +85,9 @@ def compare(logical: Program, plan: Plan) -> Compared:
             return _contested(logical, plan, f"the algebra proves {name}, to stages it {differ[name]}")
         if s == "different" and name in shown:
             return Compared("contradiction", f"stages prove {name}, which differs: {report.reason}")
-    if report.verdict == "REFUTED":
+    if refuted:
         return Compared("both: REFUTED" if differ else "REFUTED, stages open", report.reason)
-    if report.verdict.startswith("PROVED"):
+    if proved:
         why = next(iter(proof.failed.values()), "")
         return Compared("PROVED, stages open" if proof.failed else "both: PROVED", why)
     if differ:

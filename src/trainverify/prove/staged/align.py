@@ -37,6 +37,7 @@ from trainverify.prove.staged.points import (
     Run,
     defined,
     different,
+    moving,
     patience,
     runs,
     with_everything,
@@ -49,6 +50,7 @@ from trainverify.prove.staged.zeros import Leaf, Made, Zeros
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
 MOST: Final = 32  # more of them where token ids happen to be equal on all, or what is chosen now and then never was
 LOUD: Final = 2  # points with large ones
+LOUDER: Final = 8  # points that are tried while a bound is never reached
 RANKS: Final = 2  # on which a tensor of a wrong plan was no multiple of anything, after which others are not looked at
 MISSES: Final = (3, 50)  # elements of a tensor that are not 0 after all, different ones and all, after which no more are looked at
 BEFORE: Final = 2  # gradients that are looked behind, for what is 0 by how they are made
@@ -130,6 +132,8 @@ class Alignment:
         self.quiet = len(self.runs)
         loud = runs(self.small, lineage, range(seed + MOST, seed + MOST + LOUD), LOUDLY)
         loud = [run for run in loud if defined(self.small, run[0])]
+        if self.runs and not self.wrong:
+            loud += moving(self.small, lineage, [*self.runs, *loud], range(seed + MOST + LOUD, seed + MOST + LOUD + LOUDER))
         self.runs += loud
         self.ordinary += loud
         self.points = len(self.runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,11 +39,37 @@ class Everything(Numeric):
     def _node(self, node: Node, args: list[Array], inputs: Sequence[Array], lead: tuple[int, ...]) -> Array:
         if node.prim == "one_hot" and _sorted(node.args[0]):
             places = node.attrs[0] + np.arange(node.shape[-1])
-            return 0.1 + 0.9 * np.modf(np.abs(np.sin(12.9898 * args[0][..., None] + 78.233 * places + 1.0)) * 437.5853)[0]
+            return _between(0.1, 1.0, 12.9898 * args[0][..., None] + 78.233 * places + 1.0)
         return super()._node(node, args, inputs, lead)
 
 
-EVERYTHING: Final = Everything()
+class Blurred(Everything):
+    """And whether a real number is less than another, or equal to it, is a number that depends on their difference: 1 or more where it is
+    so, less than 1 where it is not."""
+
+    def map(self, fn: str, args: Sequence[Array], param: Any) -> Array:
+        if fn in ("lt", "eq") and args[0].dtype.kind == "f":
+            exact = super().map(fn, args, param)
+            gap = args[0] - args[1]
+            return np.where(np.isfinite(gap), exact + _between(0.1, 0.9, 12.9898 * gap + 1.0), exact)
+        if fn in ("and", "or", "not"):
+            args = [a >= 1 if a.dtype.kind == "f" else a for a in args]
+        return super().map(fn, args, param)
+
+    def select(self, c: Array, a: Array, b: Array) -> Array:
+        if c.dtype.kind != "f":
+            return super().select(c, a, b)
+        if a.dtype.kind != "f":
+            return super().select(c >= 1, a, b)
+        return np.where(np.isfinite(a) & np.isfinite(b), c * a + (1 - c) * b, np.where(c >= 1, a, b))
+
+
+def _between(low: float, high: float, x: Array) -> Array:
+    """Some number between these, another one for every x."""
+    return low + (high - low) * np.modf(np.abs(np.sin(x)) * 437.5853)[0]
+
+
+EVERYTHING: Final = (Blurred(), Everything())
 
 
 def _sorted(node: Node) -> bool:
@@ -68,6 +94,35 @@ def runs(
                 inputs[n] = _scaled(small, point, left[n].pop(0))
                 logical[n] = run_logical(small, inputs[n], domain)
         return list(zip(logical, run_plans(small, lineage, inputs, domain), strict=True))
+
+
+def moving(small: Small, lineage: tuple[Layout, ...], known: Sequence[Run], points: Sequence[int]) -> list[Run]:
+    """Of these points with large inputs those on which a smaller or larger number is another than on all so far, such as the factor that
+    gradients are clipped by: while nothing is clipped, what is clipped looks like what is not."""
+    chosen = [o for s in small.logical_steps if _bounded(s.nodes) for o in s.outputs if known[0][0][o].size == 1]
+    still = {o: known[0][0][o] for o in chosen if all(logical[o] == known[0][0][o] for logical, _ in known)}
+    made: list[Run] = []
+    for point in points:
+        if not still:
+            break
+        for size in LOUDLY[1]:
+            inputs = _scaled(small, point, size)
+            with np.errstate(all="ignore"):
+                logical = run_logical(small, inputs, NUMERIC)
+            if defined(small, logical):
+                break
+        else:
+            continue
+        moved = {o for o, v in still.items() if logical[o] != v}
+        if moved:
+            made.append((logical, run_plan(small, lineage, inputs, NUMERIC)))
+            still = {o: v for o, v in still.items() if o not in moved}
+    return made
+
+
+def _bounded(nodes: Sequence[Node]) -> bool:
+    """Whether an op takes the smaller or the larger of two numbers."""
+    return any(n.prim == "map" and n.attrs[0] in ("min", "max") for n in topological(nodes))
 
 
 def defined(small: Small, logical: Mapping[str, Array]) -> bool:
@@ -133,20 +188,26 @@ def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run], d
 
 def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...], points: Sequence[int]) -> list[Run]:
     """Both programs as if everything were chosen; nothing if none chooses, or if it tells them apart: one may rest on what a choice is."""
-    if not _chooses(small):
-        return []
-    try:
-        made = runs(small, lineage, points, QUIETLY, EVERYTHING)
-        fine = all(defined(small, at[0]) and not different(small, wanted, [at]) for at in made)
-    except NotComputed:
-        return []
-    return made if fine else []
+    for domain in EVERYTHING if _chooses(small) else ():
+        try:
+            made = runs(small, lineage, points, QUIETLY, domain)
+            if all(defined(small, at[0]) and not different(small, wanted, [at]) for at in made):
+                return made
+        except NotComputed:
+            pass
+    return []
 
 
 def _chooses(small: Small) -> bool:
     """Whether the logical program chooses by the order of numbers."""
     nodes = {id(s.nodes): s.nodes for s in small.logical_steps}
-    return any(n.prim == "one_hot" and _sorted(n.args[0]) for made in nodes.values() for n in topological(made))
+    return any(_orders(n) for made in nodes.values() for n in topological(made))
+
+
+def _orders(node: Node) -> bool:
+    if node.prim == "map" and node.attrs[0] in ("lt", "eq"):
+        return node.args[0].kind == "real"
+    return node.prim == "one_hot" and _sorted(node.args[0])
 
 
 def patience(small: Small) -> int:
@@ -163,12 +224,14 @@ def _given(node: Node) -> bool:
 
 
 class Asleep:
-    """Elements that were 0 on all points so far, of tensors in which others are 0 on some: what was never chosen looks like nothing."""
+    """Elements that were 0 on all points so far, of tensors in which others are 0 on some: what was never chosen looks like nothing. And
+    tensors that are 0 as a whole or not at all, on each point: what is chosen looks like what does not depend on a choice."""
 
     def __init__(self, patience: int = PATIENCE) -> None:
         self._patience = patience
         self._ever: dict[str, Array] = {}  # where a tensor was not 0
         self._always: dict[str, Array] = {}
+        self._parted: set[str] = set()  # tensors that had both on some point
         self._count = -1
         self._since = 0  # points that woke nothing
 
@@ -178,8 +241,10 @@ class Asleep:
             there = v != 0
             self._ever[name] = self._ever.get(name, False) | there
             self._always[name] = self._always.get(name, True) & there
+            if there.any() and not there.all():
+                self._parted.add(name)
             if (self._ever[name] != self._always[name]).any():
-                count += int((~self._ever[name]).sum())
+                count += int((~self._ever[name]).sum()) + (v.size > 1 and name not in self._parted)
         self._since = self._since + 1 if count == self._count else 0
         self._count = count
 

@@ -1,0 +1,91 @@
+"""Points that alignment looks at: what is the same on all of them is taken for the same, and found out later at a cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import trainverify as tv
+from staged.test_names import aligned
+from trainverify.campaign import agree
+from trainverify.graph.program import Program
+from trainverify.limits import OutOfTime
+from trainverify.prove.staged import points
+from trainverify.prove.staged.align import Alignment
+from trainverify.prove.staged.graphs import LOGICAL
+from trainverify.verify import single, verify
+
+
+def clipped(most: float) -> Program:
+    """A gradient that is clipped if it is large."""
+    b = tv.program("clipped")
+    x, y = b.input("x", (5,)), b.input("y", (5,))
+    g = b.mul(x, y, name="g")
+    b.output(b.mul(g, b.clip_factor(b.grad_norm(g, name="norm"), max_norm=most, name="factor"), name="less"), "metric", "less")
+    b.loss(b.sum(g, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("most", [0.5, 3.0, 5.0])
+def test_a_point_is_looked_for_on_which_gradients_are_clipped(most: float) -> None:
+    found = aligned(clipped(most), single(clipped(most)))
+    factors = {float(logical["factor"]) for logical, _ in found.runs}
+    assert len(factors) > 1
+    assert (LOGICAL, 0, "less") not in found.claims  # it is not g
+
+
+def test_a_bound_that_no_point_reaches_ends_the_search() -> None:
+    """Expected: proved. What is clipped looks like what is not, on all points; a stage finds out."""
+    found = aligned(clipped(1e9), single(clipped(1e9)))
+    assert {float(logical["factor"]) for logical, _ in found.runs} == {1.0}
+    assert verify(clipped(1e9), clipped(1e9), engine="smt", points=1).verdict == "PROVED(reduced)"
+
+
+def layers(count: int, wrong: bool = False) -> Program:
+    """ReLUs behind each other: few numbers decide for all rows together. A wrong one asks the next row for the last."""
+    b = tv.program("layers")
+    x = b.input("x", (7, 2))
+    weights = [(b.parameter(f"w{n}", (2, 2)), b.parameter(f"b{n}", (2,))) for n in range(count)]
+    for n, (w, bias) in enumerate(weights):
+        y = b.linear(x, w, bias, name=f"y{n}")
+        x = b.relu(y, name=f"x{n}")
+    if wrong:
+        x = b.mul(y, b.float(b.gt(b.roll(y, shifts=(1,), dims=(0,), name="next"), value=0, name="open"), name="mask"), name="last")
+    loss = b.sum(x, name="loss")
+    b.loss(loss)
+    b.backward(loss)
+    for p in (p for pair in weights for p in pair):
+        b.output(b.gradient(p), "gradient", p.name)
+        b.update(p, b.gradient(p))
+    return b.build()
+
+
+def rows(found: Alignment, name: str) -> int:
+    """How many rows of a logical tensor are told apart, of two."""
+    values = np.stack([logical[name] for logical, _ in found.runs])
+    return len(np.unique(values, axis=1)[0])
+
+
+def test_rows_that_are_chosen_together_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: proved, and rows have another gradient each at the beginning; on ordinary points they have not."""
+    assert rows(aligned(layers(5), single(layers(5))), "y0.grad") == 2
+    assert verify(layers(5), layers(5), engine="smt", points=1).verdict == "PROVED(reduced)"
+    monkeypatch.setattr(points, "EVERYTHING", ())
+    assert rows(aligned(layers(5), single(layers(5))), "y0.grad") == 1
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(3, "REFUTED"), (5, "UNKNOWN")])
+def test_rows_that_are_mixed_up_are_not_shown(count: int, verdict: str) -> None:
+    """On most points all rows are open, or none is; of five layers behind each other on all that are looked at."""
+    wrong = layers(count, wrong=True)
+    assert "loss" not in {str(o) for o in agree.staged(layers(count), single(wrong)).proved}
+    assert verify(layers(count), wrong, engine="smt", points=16).verdict == verdict
+
+
+def test_stages_that_are_out_of_time_say_what_the_algebra_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> None:
+        raise OutOfTime("late")
+
+    monkeypatch.setattr(agree, "staged", late)
+    assert agree.compare(clipped(0.1), single(clipped(0.1))).what == "PROVED, stages out of time"
+    assert agree.compare(clipped(0.1), single(clipped(0.11))).what == "REFUTED, stages out of time"
