@@ -280,3 +280,24 @@ def test_a_wrong_synchronised_batch_norm_is_refuted_and_never_shown(mistake: str
     assert [str(o) for o in proof.failed] == [broken]
     assert not proof.proved
     assert verify(norm(), wrong, engine="smt", points=1).verdict == "REFUTED"
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+
+
+def counted(least: float, last: int | None) -> Program:
+    """How many of a row are large, beside the counts up to each of them; or what the counts say up to one of them."""
+    b = tv.program("counted")
+    x = b.exp(b.matmul(b.input("x", (3, 5)), b.input("w", (5, 5)), name="xw"), name="e")
+    chosen, again = (b.float(b.gt(x, value=least, name=f"large{n}"), name=f"chosen{n}") for n in range(2))
+    count = b.cumsum(again, dim=1, name="count")
+    b.output(b.sum(b.mul(count, x, name="weighed"), name="all"), "metric", "all")
+    load = b.sum(chosen, dim=1, name="load") if last is None else b.reshape(b.slice(count, dim=1, start=last, stop=last + 1), shape=(3,))
+    b.loss(b.sum(b.mul(load, value=0.2, name="part"), name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize(("least", "last", "proved"), [(1.0, 4, True), (1e30, 4, True), (1.0, 3, False), (1e30, 3, False)])
+def test_counts_up_to_the_last_are_the_sum(least: float, last: int, proved: bool) -> None:
+    """Expected: the last count is the sum over all, and no other one is, although none is ever large."""
+    assert ("loss" in shown(counted(least, None), counted(least, last))) == proved

@@ -236,31 +236,51 @@ class Cutter:
             for ids, factor in part.leaves.values():
                 stops.update(ids.tolist(), () if factor.element is None else (factor.element,))
         owners = {self.alignment.owner[i] for i in stops if 0 <= i < self.alignment.count}
-        logical = self._logical(goal, owners, uses, {p[2] for p in opened if p[0] == LOGICAL})
+        in_full = {p[2] for p in opened if p[0] == LOGICAL}
+        mine: set[Place] = set()
+        logical = self._logical(goal, owners, mine, in_full)
+        aside = set() if opened else self._aside(goal, owners, logical)
+        if aside:
+            mine = set()
+            logical = self._logical(goal, owners | aside, mine, in_full)
+        uses |= mine
         held: tuple[int, ...] = ()
         if self.with_facts:
             facts = {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
             facts |= {int(ids[0]) for p, (ids, _) in plan.leaves.items() if self.graph.shape(p) == () and self.graph.kind(p) == "real"}
             held = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.dropped))
         uses |= {has_value(i) for i in stops if i >= self.alignment.count and i not in extra}
-        made = Stage(goal, plan, logical, extra, frozenset(uses | {fact(i) for i in held}), self.with_facts, held)
+        made = Stage(goal, plan, logical, extra, frozenset(), self.with_facts, held)
         every = {(LOGICAL, 0, o) for s in self.alignment.small.logical_steps for o in s.outputs} if held else set()
         for i in held:
             if i < self.alignment.count and i not in extra:
                 written = self._back([self.alignment.where(i)[0]], every, set())
                 if len(written.calls) <= MAX_WRITTEN:
                     made.written[i] = written
-        made.defined = self._defined(made)
+        made.defined = self._defined(made, uses)
+        made.uses = frozenset(uses | {fact(i) for i in held})
         return made
 
-    def _defined(self, stage: Stage) -> dict[str, Part]:
+    def _aside(self, goal: Goal, owners: set[str], logical: Part) -> set[str]:
+        """What makes tensors that the plan's side speaks of and the logical side does not, such as counts up to a token beside the sum over
+        all, and is on the way of the logical side: there both meet."""
+        passed = {o[2] for c in logical.calls for o in c.outputs} - set(self._owners([goal.ids]))
+        if not passed:
+            return set()
+        foreign = owners - set(self._owners(ids for ids, _ in logical.leaves.values()))
+        calls = [self.graph.makers.get((LOGICAL, 0, name)) for name in sorted(foreign)]
+        inputs = {i for c in calls if c is not None for i in c.inputs if i is not None and self.graph.kind(i) == "real"}
+        return passed & set(self._owners(self._equals(self.alignment.ids[i[2]].reshape(-1), set()) for i in inputs))
+
+    def _defined(self, stage: Stage, uses: set[Place]) -> dict[str, Part]:
         """Logical tensors that the plan's side speaks of and the logical side does not, if one op makes them of what that speaks of.
 
         Such as the sums that a softmax divides by, kept for its gradient: they are what the logical program says they are."""
         a, leaves = self.alignment, stage.logical.leaves
         if not stage.logical.calls:
             return {}
-        spoken = set(self._owners(ids for ids, _ in leaves.values())) | set(self._owners([stage.goal.ids]))
+        known = set(self._owners(ids for ids, _ in leaves.values()))
+        spoken = known | set(self._owners([stage.goal.ids]))
         factors = [stage.goal.factor, *(f for part in stage.parts() for _, f in part.leaves.values())]
         spoken.update(a.owner[i] for i in (*stage.facts, *(f.element for f in factors)) if i is not None and i < a.count)
         found: dict[str, Part] = {}
@@ -269,10 +289,22 @@ class Cutter:
             call = self.graph.makers.get(place)
             if name in spoken or call is None or self.graph.kind(place) != "real":
                 continue
-            inputs = [i for i in call.inputs if i is not None]
-            if all(i in leaves or self._is_logical_source(i) for i in inputs):
-                known = {i: leaves[i] if i in leaves else (a.ids[i[2]].reshape(-1), _PLAIN) for i in inputs}
-                found[name] = Part([call], known)
+            part, mine = Part([call]), set[Place]()
+            for i in (i for i in call.inputs if i is not None):
+                if i in leaves:
+                    part.leaves[i] = leaves[i]
+                elif self._is_logical_source(i):
+                    part.leaves[i] = (a.ids[i[2]].reshape(-1), _PLAIN)
+                elif self.graph.kind(i) == "real":
+                    same = self._equals(a.ids[i[2]].reshape(-1), mine)
+                    if not known.issuperset(self._owners([same])):
+                        break
+                    part.leaves[i] = (same, _PLAIN)
+                else:
+                    break
+            else:
+                uses |= mine
+                found[name] = part
         return found
 
     def _owners(self, arrays: Iterable[Array]) -> list[str]:
