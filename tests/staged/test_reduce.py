@@ -13,8 +13,9 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
+from trainverify.prove.staged import engine
 from trainverify.prove.staged.reduce import direct, reduced, reference
-from trainverify.verify import related, single
+from trainverify.verify import related, single, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 from verify.test_mlp import logical, plan
@@ -70,3 +71,23 @@ def test_command_shows_the_shapes_of_a_plan(tmp_path: Path, capsys: pytest.Captu
     assert "x: [20, 6] → [8, 2]" in shown  # dp × micro-batch × 2 rows
     assert "w1 (rank 0): [7, 6] → [2, 2]" in shown
     assert cli.run(["reduce", str(tmp_path / "plan.json")]) == 2  # a plan needs its logical program
+
+
+def part_of_a_mask(origin: tuple[int, int]) -> Program:
+    """A dropout that starts in the middle of another tensor's: positions that no smaller sizes keep."""
+    b = tv.program("part")
+    x = b.input("x", (2, 3))
+    b.loss(b.sum(b.dropout(x, key=3, logical_shape=(5, 7000), offset=7, origin=origin, p=0.5, name="y")))
+    return b.build()
+
+
+@pytest.mark.parametrize(("origin", "verdict"), [((1, 2), "PROVED"), ((1, 3), "REFUTED"), ((2, 2), "REFUTED")])
+def test_what_cannot_be_smaller_is_taken_as_it_is(origin: tuple[int, int], verdict: str) -> None:
+    assert verify(part_of_a_mask((1, 2)), part_of_a_mask(origin), engine="smt").verdict == verdict
+
+
+def test_what_is_too_large_as_it_is_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "AS_IT_IS", 10)
+    report = verify(part_of_a_mask((1, 2)), part_of_a_mask((1, 2)), engine="smt")
+    assert report.verdict == "UNKNOWN"
+    assert any("no small sizes keep the structure" in note for note in report.notes), report.notes

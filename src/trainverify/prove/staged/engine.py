@@ -29,11 +29,12 @@ from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.points import Run, clearly_different
-from trainverify.prove.staged.reduce import reduced
+from trainverify.prove.staged.reduce import reduced, unreduced
 from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
 
 MAX_ELEMENTS: Final = 2_000_000
+AS_IT_IS: Final = 50_000  # elements of what is not reduced
 RUN: Final = 100_000_000  # elements up to which both programs are run, with some ranks of each sort, to say what differs
 DIFFERENT: Final = 1e-6
 DIFFERS: Final = "differs on random inputs at the sizes of the proof"
@@ -100,7 +101,7 @@ class NoStages(Exception):
 def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> tuple[Small, Alignment]:
     """Both programs at reduced sizes, and what of one is what of the other."""
     try:
-        small = reduced(system)
+        small = _small(system)
         if elements(small) > MAX_ELEMENTS:
             raise NoStages("too large, even at reduced sizes", too_large=True)
         alignment = Alignment(Graph(small), lineage, wanted)
@@ -111,6 +112,18 @@ def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout,
     except Contradiction as error:
         raise NoStages(f"the assumptions cannot all hold: {error}") from error
     return small, alignment
+
+
+def _small(system: System) -> Small:
+    """At reduced sizes; as it is if none keep the structure and it is small enough."""
+    try:
+        return reduced(system)
+    except NotABoundary:
+        try:
+            return unreduced(system, AS_IT_IS)
+        except TooMuch:
+            pass
+        raise
 
 
 def _different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Collection[Obligation]:

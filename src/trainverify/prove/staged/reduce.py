@@ -72,6 +72,12 @@ def reduced(system: System) -> Small:
     return shrink_system(system, LEAST, alternate=False)
 
 
+def unreduced(system: System, most: int) -> Small:
+    """At full size, if there are at most so many elements."""
+    largest = max((n for number, n, *_ in direct(system).atoms()), default=LEAST)
+    return shrink_system(system, max(largest, LEAST), alternate=False, most=most)
+
+
 def shapes(small: Small) -> Iterator[Shape]:
     """All tensors, the logical program's first."""
     for name, shape in small.shapes.items():
