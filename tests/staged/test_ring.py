@@ -123,10 +123,10 @@ def test_what_was_kept_is_what_the_logical_program_says() -> None:
 def test_definitions_speak_of_what_both_sides_speak_of() -> None:
     engine, stages = of_ring()
     for stage in stages:
-        known = set(engine.cutter._owners(ids for ids, _ in stage.logical.leaves.values()))
+        known = set(engine.alignment.owners(ids for ids, _ in stage.logical.leaves.values()))
         assert known.isdisjoint(stage.defined)
         for part in stage.defined.values():
-            assert set(engine.cutter._owners(ids for ids, _ in part.leaves.values())) <= known
+            assert set(engine.alignment.owners(ids for ids, _ in part.leaves.values())) <= known
 
 
 def test_forms_of_a_ring_change_nothing() -> None:

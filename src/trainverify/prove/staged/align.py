@@ -8,7 +8,7 @@ Lineage of sources is taken from the plan, as everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -197,6 +197,24 @@ class Alignment:
     def where(self, i: int) -> tuple[Place, int]:
         """The logical tensor that an element belongs to, and its position there."""
         return (LOGICAL, 0, self.owner[i]), i - self.start[self.owner[i]]
+
+    def owners(self, arrays: Iterable[Array]) -> list[str]:
+        """The logical tensors that elements belong to, in the order of the program; what is no logical element belongs to none."""
+        found: set[int] = set()
+        for ids in arrays:
+            inside = ids[(ids >= 0) & (ids < self.count)]
+            if len(inside):
+                found.update(np.unique(np.searchsorted(self._starts, inside, side="right")).tolist())
+        return [self._tensors[n - 1] for n in sorted(found)]
+
+    @cached_property
+    def _tensors(self) -> list[str]:
+        """Logical tensors that have elements, in the order of these."""
+        return list(dict.fromkeys(self.owner))
+
+    @cached_property
+    def _starts(self) -> Array:
+        return np.array([self.start[name] for name in self._tensors])
 
     def numbers_only(self, name: str) -> bool:
         """Whether all elements of a logical tensor are numbers wherever the program is defined."""

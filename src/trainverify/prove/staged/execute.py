@@ -90,17 +90,36 @@ class _Check:
         want = s.mul(factor, self.wanted(int(stage.goal.ids[n])))
         given = s.needs
         facts = self.facts()
-        given |= facts
+        if stage.written:  # to write them out takes time, and their names are enough as a rule
+            known = self.judged(n, got, want, mine, given, facts, None)
+            if known.proved:
+                return known
+            facts |= self.written()
+            if equal(s, got, want, given | facts, None).how is None:
+                got, want = self.spelled(got), self.spelled(want)
+        return self.judged(n, got, want, mine, given, facts, self.solver)
+
+    def judged(
+        self,
+        n: int,
+        got: Poly,
+        want: Poly,
+        mine: Mapping[Need, None],
+        given: dict[Need, None],
+        facts: dict[Need, None],
+        solver: Solver | None,
+    ) -> Result:
+        """Whether both are equal, and what the plan needs follows."""
+        s, ask = self.scalars, self.stage.with_facts and solver is not None
+        given = given | facts
         for doubt in s.doubts:
-            if not self.implied(doubt, facts, ask=stage.with_facts):
+            if not self.implied(doubt, facts, ask):
                 return Result(False, f"a condition inside a choice: {self.show(doubt)}")
-        checked = equal(s, got, want, given, None if self.defined else self.solver)
-        if checked.how is None and self.defined:
-            checked = equal(s, self.spelled(got), self.spelled(want), given, self.solver)
+        checked = equal(s, got, want, given, solver)
         if checked.how is None:
             return Result(False, f"element {n}: {checked.reason}", model=checked.model)
         for need in mine:
-            if not self.implied(need, given, ask=stage.with_facts):
+            if not self.implied(need, given, ask):
                 return Result(False, f"a condition that only the plan needs: {self.show(need)}")
         return Result(True, "", checked.how, bool(given))
 
@@ -127,15 +146,17 @@ class _Check:
         return Result(True, "", checked.how, bool(given))
 
     def facts(self) -> dict[Need, None]:
-        """What other stages show: some scalars are not 0, by name and written out."""
+        """What other stages show: some scalars are not 0, by name."""
+        return {("nonzero", frozenset(self.domain.real(self.symbol(i)).items())): None for i in self.stage.facts}
+
+    def written(self) -> dict[Need, None]:
+        """The same of their definitions."""
         found: dict[Need, None] = {}
-        for i in self.stage.facts:
-            found["nonzero", frozenset(self.domain.real(self.symbol(i)).items())] = None
-            if i in self.stage.written:
-                value = self.value(self.stage.written[i], *self.alignment.where(i))
-                found["nonzero", frozenset(self.domain.real(value).items())] = None
-                ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
-                self.defined[atom] = self.domain.real(value)
+        for i, part in self.stage.written.items():
+            value = self.domain.real(self.value(part, *self.alignment.where(i)))
+            found["nonzero", frozenset(value.items())] = None
+            ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
+            self.defined[atom] = value
         return found
 
     def spelled(self, p: Poly) -> Poly:

@@ -6,7 +6,7 @@ made by whoever checks it. Stages that differ in names only have equal keys.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -205,9 +205,9 @@ class Cutter:
 
     def _at_hand(self, stage: Stage, compared: set[Place]) -> bool:
         """Whether some of what is compared is made of other leaves: then its definition says more of it than its name."""
-        others = stage.plan.leaves.keys() - compared | self.alignment.sources.keys()
+        others = stage.plan.leaves.keys() - compared
         made = [p for p in compared | self._moved(compared) if p in self.graph.makers and not self.alignment.only_moves(p)]
-        return any(all(i is None or i in others for i in self.graph.makers[p].inputs) for p in made)
+        return any(all(i is None or i in others or i in self.alignment.sources for i in self.graph.makers[p].inputs) for p in made)
 
     def _moved(self, places: set[Place]) -> set[Place]:
         """Tensors that these are only moved from."""
@@ -231,11 +231,10 @@ class Cutter:
         plan = self._plan(goal, opened, uses)
         extra: dict[int, tuple[Place, Part]] = {}
         self._write_out(plan, goal, opened, uses, extra, write_out)
-        stops = set() if goal.factor.element is None else {goal.factor.element}
-        for part in (plan, *(part for _, part in extra.values())):
-            for ids, factor in part.leaves.values():
-                stops.update(ids.tolist(), () if factor.element is None else (factor.element,))
-        owners = {self.alignment.owner[i] for i in stops if 0 <= i < self.alignment.count}
+        leaves = [leaf for part in (plan, *(part for _, part in extra.values())) for leaf in part.leaves.values()]
+        factors = {f.element for f in (goal.factor, *(f for _, f in leaves)) if f.element is not None}
+        spoken = [np.array(sorted(factors), dtype=np.int64), *(ids for ids, _ in leaves)]
+        owners = set(self.alignment.owners(spoken))
         in_full = {p[2] for p in opened if p[0] == LOGICAL}
         mine: set[Place] = set()
         logical = self._logical(goal, owners, mine, in_full)
@@ -249,7 +248,8 @@ class Cutter:
             facts = {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
             facts |= {int(ids[0]) for p, (ids, _) in plan.leaves.items() if self.graph.shape(p) == () and self.graph.kind(p) == "real"}
             held = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.dropped))
-        uses |= {has_value(i) for i in stops if i >= self.alignment.count and i not in extra}
+        scalars = {i for ids in spoken for i in ids[ids >= self.alignment.count].tolist()}
+        uses |= {has_value(i) for i in scalars if i not in extra}
         made = Stage(goal, plan, logical, extra, frozenset(), self.with_facts, held)
         every = {(LOGICAL, 0, o) for s in self.alignment.small.logical_steps for o in s.outputs} if held else set()
         for i in held:
@@ -264,13 +264,13 @@ class Cutter:
     def _aside(self, goal: Goal, owners: set[str], logical: Part) -> set[str]:
         """What makes tensors that the plan's side speaks of and the logical side does not, such as counts up to a token beside the sum over
         all, and is on the way of the logical side: there both meet."""
-        passed = {o[2] for c in logical.calls for o in c.outputs} - set(self._owners([goal.ids]))
+        passed = {o[2] for c in logical.calls for o in c.outputs} - set(self.alignment.owners([goal.ids]))
         if not passed:
             return set()
-        foreign = owners - set(self._owners(ids for ids, _ in logical.leaves.values()))
+        foreign = owners - set(self.alignment.owners(ids for ids, _ in logical.leaves.values()))
         calls = [self.graph.makers.get((LOGICAL, 0, name)) for name in sorted(foreign)]
         inputs = {i for c in calls if c is not None for i in c.inputs if i is not None and self.graph.kind(i) == "real"}
-        return passed & set(self._owners(self._equals(self.alignment.ids[i[2]].reshape(-1), set()) for i in inputs))
+        return passed & set(self.alignment.owners(self._equals(self.alignment.ids[i[2]].reshape(-1), set()) for i in inputs))
 
     def _defined(self, stage: Stage, uses: set[Place]) -> dict[str, Part]:
         """Logical tensors that the plan's side speaks of and the logical side does not, if one op makes them of what that speaks of.
@@ -279,12 +279,12 @@ class Cutter:
         a, leaves = self.alignment, stage.logical.leaves
         if not stage.logical.calls:
             return {}
-        known = set(self._owners(ids for ids, _ in leaves.values()))
-        spoken = known | set(self._owners([stage.goal.ids]))
+        known = set(self.alignment.owners(ids for ids, _ in leaves.values()))
+        spoken = known | set(self.alignment.owners([stage.goal.ids]))
         factors = [stage.goal.factor, *(f for part in stage.parts() for _, f in part.leaves.values())]
         spoken.update(a.owner[i] for i in (*stage.facts, *(f.element for f in factors)) if i is not None and i < a.count)
         found: dict[str, Part] = {}
-        for name in self._owners(ids for ids, _ in stage.plan.leaves.values()):
+        for name in self.alignment.owners(ids for ids, _ in stage.plan.leaves.values()):
             place = (LOGICAL, 0, name)
             call = self.graph.makers.get(place)
             if name in spoken or call is None or self.graph.kind(place) != "real":
@@ -297,7 +297,7 @@ class Cutter:
                     part.leaves[i] = (a.ids[i[2]].reshape(-1), _PLAIN)
                 elif self.graph.kind(i) == "real":
                     same = self._equals(a.ids[i[2]].reshape(-1), mine)
-                    if not known.issuperset(self._owners([same])):
+                    if not known.issuperset(self.alignment.owners([same])):
                         break
                     part.leaves[i] = (same, _PLAIN)
                 else:
@@ -306,12 +306,6 @@ class Cutter:
                 uses |= mine
                 found[name] = part
         return found
-
-    def _owners(self, arrays: Iterable[Array]) -> list[str]:
-        """The logical tensors that elements belong to."""
-        a = self.alignment
-        every = dict.fromkeys(i for ids in arrays for i in ids.tolist())
-        return list(dict.fromkeys(a.owner[i] for i in every if 0 <= i < a.count))
 
     def _plan(self, goal: Goal, opened: set[Place], uses: set[Place]) -> Part:
         """The plan's side. What has some elements of the wanted tensor, but not all that are wanted, is no leaf: the others have to be
@@ -443,7 +437,7 @@ class Cutter:
     def _logical(self, goal: Goal, owners: set[str], uses: set[Place], opened: set[str]) -> Part:
         """Definitions of the wanted elements, back to tensors whose elements the plan's side speaks of."""
         a = self.alignment
-        wanted = {a.owner[i] for i in goal.ids.tolist() if 0 <= i < a.count}
+        wanted = a.owners([goal.ids])
         part = Part()
         calls: dict[tuple[int, int], Call] = {}
         stack = sorted(w for w in wanted if w not in owners)
@@ -463,7 +457,7 @@ class Cutter:
             if name not in goals and name not in opened and self.graph.kind(place) == "real":
                 mine: set[Place] = set()
                 same = self._equals(ids, mine)
-                if all(i == NOTHING or a.owner[i] in owners for i in same.tolist()):
+                if owners.issuperset(a.owners([same])):
                     uses |= mine
                     part.leaves[place] = (same, _PLAIN)
                     continue
