@@ -24,6 +24,7 @@ from trainverify.prove.algebra.masked import MaskedSums
 from trainverify.prove.algebra.memo import Memo
 from trainverify.prove.algebra.notation import show
 from trainverify.prove.algebra.ranks import Ranks
+from trainverify.prove.algebra.strict import Strict
 from trainverify.prove.algebra.terms import Need, Poly, TooLarge, Unsupported
 from trainverify.prove.algebra.values import Missing, Values, get
 
@@ -172,18 +173,21 @@ class Prover:
                 grid = self.forms.grid(system.scope.dims[n])
                 domain = system.logical.domains.get(n)
                 flags = {"positive": domain is not None and domain.kind == "positive"}
-                flags["nonnegative"] = domain is not None and domain.kind in ("positive", "nonnegative", "indicator")
                 flags["indicator"] = (domain is not None and domain.kind == "indicator") or system.logical.tensors[n].kind == "bool"
+                flags["nonnegative"] = flags["indicator"] or (domain is not None and domain.kind in ("positive", "nonnegative"))
                 self.logical[n] = {key: self._source(n, grid, key, flags) for key in grid.blocks()}
             except (Unsupported, TooLarge) as error:
                 self.logical[n] = error
         loose = _loose(system.logical)
+        strict = Strict(system.logical, [system.logical_ops[n][0].lowered for n in range(len(system.logical.ops))])
 
         def run(n: int, env: Values) -> None:
+            self.forms.strict = strict.nodes[n]
             self._apply(system.logical_ops[n][0], system.logical.ops[n], env, {}, loose, system.scope)
+            self.forms.strict, self.kernel.noting = None, True
 
         for block in system.logical_blocks:
-            self._block(block, self.logical, (), loose, run)
+            self._block(block, self.logical, tuple([strict.outputs[n] for n in block.ops]), loose, run)
 
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
         """A block of an input: a tensor of its own, over the leaves that it has."""

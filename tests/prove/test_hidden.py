@@ -1,0 +1,266 @@
+"""Wrong plans that no random point shows: the algebra, its lists too, must not show them, evaluation aside.
+
+What is wrong is behind a condition that random inputs do not meet, or has no value at points that are never drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+import trainverify as tv
+from prove.meaning import system_of
+from trainverify.build.program import ProgramBuilder
+from trainverify.build.tape import Tensor
+from trainverify.graph.program import Program
+from trainverify.prove.algebra.engine import prove, prove_again
+from trainverify.prove.listed import engine as listed
+from trainverify.verify import single, verify
+
+Body = Callable[[ProgramBuilder, bool], Tensor]
+
+
+def made(body: Body, right: bool) -> Program:
+    """Σ of what a body makes, right or wrong; it may have metrics of its own."""
+    b = tv.program("hidden")
+    b.loss(b.sum(body(b, right), name="loss"))
+    return b.build()
+
+
+def shown(logical: Program, plan: Program) -> set[str]:
+    """What the algebra shows in any of its ways, without evaluation."""
+    system, wanted = system_of(logical, single(plan))
+    found = prove_again(system, wanted, prove(system, wanted)).proved
+    return {str(o) for o in (*found, *listed.prove(system_of(logical, single(plan))[0], wanted).proved)}
+
+
+def again(b: ProgramBuilder, w: Tensor, x: Tensor) -> Tensor:
+    """w·x/x."""
+    return b.div(b.mul(w, x, name="wx"), x, name="again")
+
+
+def three(b: ProgramBuilder, *names: str) -> list[Tensor]:
+    return [b.input(n, (3,)) for n in names]
+
+
+def zeros(b: ProgramBuilder, n: int = 3) -> Tensor:
+    return b.full(shape=(n,), value=0.0, name="zeros")
+
+
+# -- what the logical program need not have is not assumed -------------------------------------------------------------
+
+
+def divided_in_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """The logical program divides by x where it is not 0."""
+    x, w = three(b, "x", "w")
+    b.output(b.sum(b.where(b.ne(x, value=0.0), b.div(w, x, name="wx0"), zeros(b), name="r"), name="rs"), "metric", "rs")
+    return w if right else again(b, w, x)
+
+
+def divided_and_masked(b: ProgramBuilder, right: bool) -> Tensor:
+    """w/x where x is not 0: chosen, or times a mask, which is 0·∞ where x is 0."""
+    x, w = three(b, "x", "w")
+    c, q = b.ne(x, value=0.0, name="c"), b.div(w, x, name="q")
+    return b.where(c, q, zeros(b), name="r") if right else b.mul(b.to(c, dtype="f32", name="m"), q, name="r")
+
+
+def divided_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
+    """The logical program divides by x, and nobody uses the result."""
+    x, w = three(b, "x", "w")
+    b.div(w, x, name="unused")
+    return w if right else again(b, w, x)
+
+
+def divided_elsewhere(b: ProgramBuilder, right: bool) -> Tensor:
+    """Of the quotients only the first row is used; the plan needs that the second has no 0."""
+    x, w = b.input("x", (2, 3)), b.input("w", (2, 3))
+    r = b.select(b.div(w, x, name="r"), dim=0, index=0, name="first")
+    return r if right else again(b, r, b.select(x, dim=0, index=1, name="second"))
+
+
+def divided_by_a_choice(b: ProgramBuilder, right: bool) -> Tensor:
+    """What is divided by is y or z: y alone may be 0 where z is taken."""
+    x, y, z, v, w = three(b, "x", "y", "z", "v", "w")
+    b.output(b.sum(b.div(v, b.where(b.gt(x, value=0.0), y, z, name="yz"), name="r"), name="rs"), "metric", "rs")
+    return w if right else again(b, w, y)
+
+
+def divided_by_a_floor(b: ProgramBuilder, right: bool) -> Tensor:
+    """The logical program divides by no less than 1e-9, the plan by a sum of squares."""
+    x, v, w = three(b, "x", "v", "w")
+    s = b.sum(b.square(x, name="xx"), name="s")
+    b.output(b.sum(b.div(v, b.clamp(s, min=1e-9, name="floor"), name="r"), name="rs"), "metric", "rs")
+    return w if right else again(b, w, s)
+
+
+def logarithm_of_a_square(b: ProgramBuilder, right: bool) -> Tensor:
+    """log x² has a value where x is negative, log x has none; random x + 1e6 is positive."""
+    x = b.add(b.input("x", (3,)), value=1e6, name="large")
+    b.output(b.sum(b.log(b.mul(x, x, name="xx"), name="log"), name="logs"), "metric", "logs")
+    return x if right else b.exp(b.log(x, name="log.x"), name="again")
+
+
+def root_of_a_square(b: ProgramBuilder, right: bool) -> Tensor:
+    """The same for √x·√x."""
+    x = b.add(b.input("x", (3,)), value=1e6, name="large")
+    b.output(b.sum(b.log(b.mul(x, x, name="xx"), name="log"), name="logs"), "metric", "logs")
+    return x if right else b.mul(b.sqrt(x, name="root"), b.sqrt(x, name="root.too"), name="again")
+
+
+def root_of_nothing(b: ProgramBuilder, right: bool) -> Tensor:
+    """√0 is 0, log 0 is no number."""
+    x = b.maximum(b.add(b.input("x", (3,)), value=100.0, name="more"), zeros(b), name="floor")
+    b.output(b.sum(b.sqrt(x, name="root"), name="roots"), "metric", "roots")
+    return x if right else b.exp(b.log(x, name="log"), name="again")
+
+
+def root_in_a_divisor(b: ProgramBuilder, right: bool) -> Tensor:
+    """√0 is 0, 1/√0 is no number."""
+    x = b.maximum(b.add(b.input("x", (3,)), value=100.0, name="more"), zeros(b), name="floor")
+    b.output(b.sum(b.sqrt(x, name="root"), name="roots"), "metric", "roots")
+    return x if right else b.add(x, b.sub(b.rsqrt(x, name="over"), b.rsqrt(x, name="over.too"), name="nothing"), name="again")
+
+
+def logarithm_in_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """exp of a logarithm that may not be taken says nothing of its sign elsewhere."""
+    x, y, w = three(b, "x", "y", "w")
+    log = b.where(b.gt(y, value=0.0), b.log(x, name="log"), zeros(b), name="taken")
+    b.output(b.sum(b.exp(b.mul(log, value=0.5, name="half"), name="e"), name="es"), "metric", "es")
+    return w if right else b.add(w, b.sub(b.log(x, name="l"), b.log(x, name="l.too"), name="nothing"), name="again")
+
+
+def name_of_a_quotient(b: ProgramBuilder, right: bool) -> Tensor:
+    """x + y is divided by d in a branch: it is not 0 where d is."""
+    x, y, w = three(b, "x", "y", "w")
+    d, s = b.input("d", (3,), domain="nonnegative"), b.add(x, y, name="s")
+    b.output(b.sum(b.where(b.gt(w, value=1e6), b.div(s, d, name="sd"), w, name="r"), name="rs"), "metric", "rs")
+    return s if right else b.where(b.gt(d, value=0.0), s, zeros(b), name="chosen")
+
+
+# -- infinities ----------------------------------------------------------------------------------------------------------
+
+
+def masked(b: ProgramBuilder) -> Tensor:
+    """Rows of which everything may be masked."""
+    return b.masked_fill(b.input("s", (2, 3)), b.input("m", (2, 3), dtype="bool"), value=-math.inf, name="masked")
+
+
+def sum_of_masked(b: ProgramBuilder) -> tuple[Tensor, Tensor]:
+    """The sum of two rows, each −∞ where masked, and its exponential, which may be 0."""
+    rows = masked(b)
+    total = b.add(b.select(rows, dim=0, index=0), b.select(rows, dim=0, index=1), name="total")
+    e = b.exp(total, name="e")
+    b.output(b.sum(e, name="es"), "metric", "es")
+    return total, e
+
+
+def infinity_from_a_sum_of_rows(b: ProgramBuilder, right: bool) -> Tensor:
+    w, (total, _) = b.input("w", (3,)), sum_of_masked(b)
+    return w if right else b.add(w, b.sub(total, total, name="nothing"), name="again")
+
+
+def exponential_of_a_sum_of_rows(b: ProgramBuilder, right: bool) -> Tensor:
+    w, (_, e) = b.input("w", (3,)), sum_of_masked(b)
+    return w if right else again(b, w, e)
+
+
+PEAKS: dict[str, Callable[[ProgramBuilder, Tensor], Tensor]] = {
+    # has a value where all of a row is masked
+    "exp": lambda b, x: b.exp(x),
+    "gt": lambda b, x: b.to(b.gt(x, value=-1e6), dtype="f32"),
+    "eq": lambda b, x: b.to(b.eq(x, value=0.0), dtype="f32"),
+    "maximum": lambda b, x: b.maximum(x, zeros(b, 2)),
+    "relu": lambda b, x: b.relu(x),
+    "clamp": lambda b, x: b.clamp(x, min=-1.0),
+    "where": lambda b, x: b.where(b.gt(b.input("q", (2,)), value=1e6), x, zeros(b, 2)),
+    "tanh": lambda b, x: b.tanh(x),
+    "sort": lambda b, x: b.exp(b.sort(x, dim=0)[0]),
+    "argmax": lambda b, x: b.to(b.argmax(x, dim=0), dtype="f32"),
+    "amax": lambda b, x: b.exp(b.amax(x, dim=0)),
+}
+
+
+@pytest.mark.parametrize("use", PEAKS)
+@pytest.mark.parametrize("wrong", ["difference", "quotient", "logarithm"])
+def test_a_maximum_of_masked_values_may_be_infinite(use: str, wrong: str) -> None:
+    """Expected: not shown. Where a row is masked the logical program has a value, and the plan has −∞ + ∞, 0/0 or log 0."""
+
+    def body(b: ProgramBuilder, right: bool) -> Tensor:
+        w, peak = b.input("w", (2,)), b.amax(masked(b), dim=1, name="peak")
+        b.output(b.sum(PEAKS[use](b, peak), name="us"), "metric", "us")
+        if right:
+            return w
+        if wrong == "difference":
+            return b.add(w, b.sub(peak, peak, name="nothing"), name="again")
+        e = b.exp(peak, name="e")
+        return again(b, w, e) if wrong == "quotient" else b.add(w, b.sub(b.log(e), b.log(e), name="nothing"), name="again")
+
+    assert "loss" in shown(made(body, True), made(body, True))
+    assert "loss" not in shown(made(body, True), made(body, False))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+HIDDEN: list[Body] = [
+    divided_in_a_branch,
+    divided_and_masked,
+    divided_in_vain,
+    divided_elsewhere,
+    divided_by_a_choice,
+    divided_by_a_floor,
+    logarithm_of_a_square,
+    root_of_a_square,
+    root_of_nothing,
+    root_in_a_divisor,
+    logarithm_in_a_branch,
+    name_of_a_quotient,
+    infinity_from_a_sum_of_rows,
+    exponential_of_a_sum_of_rows,
+]
+
+
+@pytest.mark.parametrize("body", HIDDEN)
+def test_what_no_point_shows_is_not_shown(body: Body) -> None:
+    """Expected: the wrong plan's loss is not shown, and it is no PROVED."""
+    logical, wrong = made(body, True), made(body, False)
+    assert set(logical.sources) == set(wrong.sources)
+    assert "loss" not in shown(logical, wrong)
+    assert verify(logical, wrong, points=1).verdict != "PROVED"
+
+
+# -- what stays shown ----------------------------------------------------------------------------------------------------
+
+
+def by_a_choice(b: ProgramBuilder) -> Tensor:
+    x, y, z, v = three(b, "x", "y", "z", "v")
+    return b.div(v, b.where(b.gt(x, value=0.0), y, z, name="yz"), name="r")
+
+
+def by_a_floor(b: ProgramBuilder) -> Tensor:
+    x, v = three(b, "x", "v")
+    return b.div(v, b.sqrt(b.clamp(b.sum(x, name="s"), min=1e-9, name="floor"), name="root"), name="r")
+
+
+def by_halves(b: ProgramBuilder) -> Tensor:
+    """All of the quotients are used, piece by piece."""
+    x, w = b.input("x", (4, 3)), b.input("w", (4, 3))
+    r = b.div(w, x, name="r")
+    return b.mul(b.slice(r, dim=0, start=0, stop=2), b.slice(r, dim=0, start=2, stop=4), name="r2")
+
+
+def of_a_square(b: ProgramBuilder) -> Tensor:
+    (x,) = three(b, "x")
+    return b.log(b.mul(x, x, name="xx"), name="log")
+
+
+def of_a_peak(b: ProgramBuilder) -> Tensor:
+    return b.exp(b.amax(masked(b), dim=1, name="peak"), name="e")
+
+
+@pytest.mark.parametrize("body", [by_a_choice, by_a_floor, by_halves, of_a_square, of_a_peak])
+def test_the_same_is_shown(body: Callable[[ProgramBuilder], Tensor]) -> None:
+    """Expected: shown, as both programs need the same."""
+    program = made(lambda b, _: body(b), True)
+    assert shown(program, program) == {"loss"}
