@@ -139,6 +139,38 @@ def name_of_a_quotient(b: ProgramBuilder, right: bool) -> Tensor:
     return s if right else b.where(b.gt(d, value=0.0), s, zeros(b), name="chosen")
 
 
+def sign_of_a_quotient(b: ProgramBuilder, right: bool) -> Tensor:
+    """Whether y/x or z is positive, chosen by m, is not whether y or z·x is: x may be 0 where z is taken."""
+    x, (y, z, m, w) = b.input("x", (3,), domain="nonnegative"), three(b, "y", "z", "m", "w")
+    c = b.gt(m, value=1e6, name="c")
+    t = b.where(c, b.div(y, x, name="yx"), z, name="t") if right else b.where(c, y, b.mul(z, x, name="zx"), name="t")
+    return b.mul(w, b.to(b.gt(t, value=0.0), dtype="f32"), name="r")
+
+
+def divided_by_a_quotient(b: ProgramBuilder, right: bool) -> Tensor:
+    """v over y/x or z, or v·x over y or z·x, which is 0/0 where x is 0 and z is taken."""
+    x, y, z, m, v = three(b, "x", "y", "z", "m", "v")
+    c = b.gt(m, value=1e6, name="c")
+    if right:
+        return b.div(v, b.where(c, b.div(y, x, name="yx"), z, name="t"), name="r")
+    return b.div(b.mul(v, x, name="vx"), b.where(c, y, b.mul(z, x, name="zx"), name="t"), name="r")
+
+
+def root_of_zero_as_a_divisor(b: ProgramBuilder, right: bool) -> Tensor:
+    """0, or 1/√0 where m is large, which it never is."""
+    x, m, w = three(b, "x", "m", "w")
+    hidden = zeros(b) if right else b.rsqrt(b.sub(x, x, name="zero"), name="none")
+    return b.where(b.gt(m, value=1e6), hidden, w, name="r")
+
+
+def no_integer(b: ProgramBuilder, right: bool) -> Tensor:
+    """Whether the largest is the first, or at position 1/2."""
+    x, y, m = b.input("x", (3, 4)), b.input("y", (3,)), b.input("m", (3,))
+    at = b.argmax(x, dim=1, name="at")
+    c = b.eq(at, value=0, name="c") if right else b.eq(b.to(at, dtype="f32"), value=0.5, name="c")
+    return b.where(b.gt(m, value=1e6), b.where(c, y, zeros(b), name="first"), m, name="r")
+
+
 # -- infinities ----------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +248,10 @@ HIDDEN: list[Body] = [
     root_in_a_divisor,
     logarithm_in_a_branch,
     name_of_a_quotient,
+    sign_of_a_quotient,
+    divided_by_a_quotient,
+    root_of_zero_as_a_divisor,
+    no_integer,
     infinity_from_a_sum_of_rows,
     exponential_of_a_sum_of_rows,
 ]

@@ -106,7 +106,7 @@ class Prover:
         for n, d in system.logical.domains.items():
             if d.kind == "ids" and d.size is not None and (d.ignore is None or 0 <= d.ignore < d.size):
                 self.kernel.always_valid.add(n)
-        self.memo = Memo(self.kernel, self.forms) if blocks else None
+        self.memo = Memo(self.kernel, self.forms) if blocks and not any(n.startswith("@") for n in system.logical.domains) else None
         self._outputs: dict[int, tuple[int, ...]] = {}  # of a kind of block: which of the tensors made are used elsewhere
         self._contexts: dict[Hashable, int] = {}
         self._context_of: list[int] = [self._context(i) for i in self.instances]

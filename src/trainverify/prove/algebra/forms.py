@@ -189,6 +189,8 @@ class Forms:
                 return args[0] if node.args[0].kind == "bool" else k.add(constant(1), scale(k.indicator_of("eq0", args[0]), -1))
         if len(args) == 1:
             return k.fn(fn, k.number(args[0]), node.attrs[1] if len(node.attrs) > 1 else None)
+        if fn in ("floordiv", "mod"):
+            k.power(args[1], -1)  # what that needs
         if fn == "pi":
             return k.fn("pi", {}, positive=True, nonnegative=True)
         return self._opaque(fn, args)
@@ -238,6 +240,8 @@ class Forms:
             c = as_constant(q)
             if name is not None and c is not None:
                 domain = self.domains.get(name[0])
+                if c != int(c):
+                    return {}  # no integer
                 if domain is not None and c == domain.ignore and not _in_range(domain):
                     return k.add(constant(1), scale(k.valid(*name), -1))
                 line = axes.lines[id(node.args[side])]

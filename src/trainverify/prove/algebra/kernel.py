@@ -929,7 +929,13 @@ class Kernel:
             self.need("defined", made[0], made[1])
         return self.times(root, self.times(self.monomial(outside), wrapped))
 
+    def _settled(self, f: Factor) -> bool:
+        """Whether a factor that divides is not zero. In a branch of the logical program it may be, where that is not taken."""
+        return f[2] >= 0 or self.atoms[f[0]].positive or self._noted("nonzero", f[0], f[1])
+
     def _nonzero(self, m: Mono) -> None:
+        if not self.named and not all(self._settled(f) for f in m):
+            return  # b + y/x, of which y/x may not be taken, is (b·x + y)/x: that is zero where x is, b need not be
         for u, idx, w in m:
             a = self.atoms[u]
             if a.indicator:
@@ -944,6 +950,8 @@ class Kernel:
             return constant(Fraction(c) ** e)
         if c < 0:
             raise Unsupported("a fractional power of a negative number")
+        if c == 0 and e < 0:
+            raise Unsupported("division by zero")
         if c in (0, 1):
             return constant(c)
         rational, parts = roots(Fraction(c), e)
@@ -961,8 +969,7 @@ class Kernel:
         if c is not None:
             return constant(int({"gt0": c > 0, "ge0": c >= 0, "eq0": c == 0}[name]))
         lead, factors, prim = self.content(p)
-        # what is divided by is not zero
-        keep = [f for f in factors if not (self.atoms[f[0]].positive or (f[2] < 0 and self.atoms[f[0]].nonnegative))]
+        keep = [f for f in factors if not (self.atoms[f[0]].positive or (f[2] < 0 and self.atoms[f[0]].nonnegative and self._settled(f)))]
         sign = 1 if lead > 0 else -1
         argument = self.times(self.monomial(keep, sign if name != "eq0" else 1), prim)
         return self.fn(name, argument, indicator=True, nonnegative=True)
