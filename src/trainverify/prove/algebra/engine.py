@@ -24,9 +24,9 @@ from trainverify.prove.algebra.masked import MaskedSums
 from trainverify.prove.algebra.memo import Memo
 from trainverify.prove.algebra.notation import show
 from trainverify.prove.algebra.ranks import Ranks
-from trainverify.prove.algebra.strict import Strict
 from trainverify.prove.algebra.terms import Need, Poly, TooLarge, Unsupported
 from trainverify.prove.algebra.values import Missing, Values, get
+from trainverify.prove.strict import Step, Strict
 
 WRITTEN_OUT = 10_000  # ops of a plan up to which a failed proof is tried again without blocks
 ENUMERATED = 16  # ranks of a plan up to which a failed proof is tried again without folding
@@ -179,7 +179,9 @@ class Prover:
             except (Unsupported, TooLarge) as error:
                 self.logical[n] = error
         loose = _loose(system.logical)
-        strict = Strict(system.logical, [system.logical_ops[n][0].lowered for n in range(len(system.logical.ops))])
+        lowered = [system.logical_ops[n][0].lowered for n in range(len(system.logical.ops))]
+        ops = [Step(op.inputs, op.outputs, x.outputs) for op, x in zip(system.logical.ops, lowered, strict=True)]
+        strict = Strict([o.tensor for o in system.logical.outputs], ops)
 
         def run(n: int, env: Values) -> None:
             self.forms.strict = strict.nodes[n]

@@ -6,12 +6,19 @@ outputs have one: the conditions of such ops are not assumed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from trainverify.graph.program import Program
-from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
+
+
+class Step(NamedTuple):
+    """An op: what its outputs are, over its inputs."""
+
+    inputs: Sequence[str | None]
+    outputs: Sequence[str]
+    nodes: tuple[Node, ...]
 
 
 @dataclass
@@ -31,29 +38,34 @@ class Use:
 
 
 class Strict:
-    """Of every op, the nodes that must have a value, and which of its outputs must."""
+    """Of every op of a program, the nodes that must have a value, and which of its outputs must."""
 
-    def __init__(self, program: Program, lowered: Sequence[Lowered]):
-        self.nodes: list[frozenset[int]] = [frozenset()] * len(lowered)
-        self.outputs: list[tuple[bool, ...]] = [()] * len(lowered)
+    def __init__(self, wanted: Iterable[str], ops: Sequence[Step]):
+        self.nodes: list[frozenset[int]] = [frozenset()] * len(ops)
+        self.outputs: list[tuple[bool, ...]] = [()] * len(ops)
+        self.tensors: set[str] = set()
         self._known: dict[tuple[int, tuple[bool, ...]], tuple[frozenset[int], dict[int, Use]]] = {}
-        uses: dict[str, Use] = {o.tensor: Use(whole=True) for o in program.outputs}
-        for n in range(len(lowered) - 1, -1, -1):
-            op = program.ops[n]
-            asked = tuple(t in uses and uses[t].everything(program.tensors[t].shape) for t in op.outputs)
+        uses: dict[str, Use] = {t: Use(whole=True) for t in wanted}
+        for n in range(len(ops) - 1, -1, -1):
+            op = ops[n]
+            asked = tuple(t in uses and uses[t].everything(x.shape) for t, x in zip(op.outputs, op.nodes, strict=True))
             self.outputs[n] = asked
-            self.nodes[n], given = self._within(lowered[n], asked)
+            self.tensors |= {t for t, a in zip(op.outputs, asked, strict=True) if a}
+            self.nodes[n], given = self._within(op.nodes, asked)
             for i, use in given.items():
                 uses.setdefault(str(op.inputs[i]), Use()).join(use)
 
-    def _within(self, lowered: Lowered, asked: tuple[bool, ...]) -> tuple[frozenset[int], dict[int, Use]]:
+    def _within(self, outputs: tuple[Node, ...], asked: tuple[bool, ...]) -> tuple[frozenset[int], dict[int, Use]]:
         """The nodes of an op that must have a value if these outputs must, and what of its inputs must."""
-        key = (id(lowered), asked)  # the system keeps it
+        key = (id(outputs), asked)  # whoever asks keeps them
         if key not in self._known:
-            uses: dict[int, Use] = {id(o): Use(whole=True) for o, a in zip(lowered.outputs, asked, strict=True) if a}
+            uses: dict[int, Use] = {}
+            for o, a in zip(outputs, asked, strict=True):
+                if a:
+                    uses[id(o)] = Use(whole=True)
             found: set[int] = set()
             given: dict[int, Use] = {}
-            for node in reversed(topological(lowered.outputs)):
+            for node in reversed(topological(outputs)):
                 if id(node) not in uses:
                     continue
                 if node.prim == "input":
