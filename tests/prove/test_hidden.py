@@ -14,10 +14,18 @@ import trainverify as tv
 from prove.meaning import system_of
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import units
 from trainverify.graph.program import Program
+from trainverify.ops import OPS
+from trainverify.ops.table import op
+from trainverify.primitives import node as F
+from trainverify.primitives.node import Node
 from trainverify.prove.algebra.engine import prove, prove_again
+from trainverify.prove.algebra.kernel import Kernel
+from trainverify.prove.algebra.terms import scale
 from trainverify.prove.listed import engine as listed
-from trainverify.verify import single, verify
+from trainverify.verify import related, single, verify
 
 Body = Callable[[ProgramBuilder, bool], Tensor]
 
@@ -87,6 +95,21 @@ def divided_by_a_choice(b: ProgramBuilder, right: bool) -> Tensor:
     return w if right else again(b, w, y)
 
 
+def divided_by_a_choice_alone(b: ProgramBuilder, right: bool) -> Tensor:
+    """w, or w·t/t, where t is y or z."""
+    x, y, z, w = three(b, "x", "y", "z", "w")
+    t = b.where(b.gt(x, value=0.0), y, z, name="t")
+    return w if right else again(b, w, t)
+
+
+def divided_and_looked_up(b: ProgramBuilder, right: bool) -> Tensor:
+    """Of the quotients some are looked up: others may be without a value."""
+    x, w = three(b, "x", "w")
+    at = b.input("at", (3,), dtype="i64", ids=3)
+    found = b.take_along_dim(b.div(w, x, name="q"), at, dim=0, name="found")
+    return found if right else again(b, found, x)
+
+
 def divided_by_a_floor(b: ProgramBuilder, right: bool) -> Tensor:
     """The logical program divides by no less than 1e-9, the plan by a sum of squares."""
     x, v, w = three(b, "x", "v", "w")
@@ -132,10 +155,12 @@ def logarithm_in_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
 
 
 def name_of_a_quotient(b: ProgramBuilder, right: bool) -> Tensor:
-    """x + y is divided by d in a branch: it is not 0 where d is."""
-    x, y, w = three(b, "x", "y", "w")
-    d, s = b.input("d", (3,), domain="nonnegative"), b.add(x, y, name="s")
-    b.output(b.sum(b.where(b.gt(w, value=1e6), b.div(s, d, name="sd"), w, name="r"), name="rs"), "metric", "rs")
+    """Nobody uses x/d + y/d: x + y is not 0 where d is."""
+    x, y = three(b, "x", "y")
+    d = b.input("d", (3,), domain="nonnegative")
+    if right:
+        b.add(b.div(x, d, name="xd"), b.div(y, d, name="yd"), name="unused")
+    s = b.add(x, y, name="s")
     return s if right else b.where(b.gt(d, value=0.0), s, zeros(b), name="chosen")
 
 
@@ -215,7 +240,7 @@ PEAKS: dict[str, Callable[[ProgramBuilder, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("use", PEAKS)
-@pytest.mark.parametrize("wrong", ["difference", "quotient", "logarithm"])
+@pytest.mark.parametrize("wrong", ["difference", "quotient", "logarithm", "inverse"])
 def test_a_maximum_of_masked_values_may_be_infinite(use: str, wrong: str) -> None:
     """Expected: not shown. Where a row is masked the logical program has a value, and the plan has −∞ + ∞, 0/0 or log 0."""
 
@@ -227,10 +252,76 @@ def test_a_maximum_of_masked_values_may_be_infinite(use: str, wrong: str) -> Non
         if wrong == "difference":
             return b.add(w, b.sub(peak, peak, name="nothing"), name="again")
         e = b.exp(peak, name="e")
+        if wrong == "inverse":
+            return b.add(w, b.sub(e, b.exp(b.log(e), name="e.again"), name="nothing"), name="again")
         return again(b, w, e) if wrong == "quotient" else b.add(w, b.sub(b.log(e), b.log(e), name="nothing"), name="again")
 
     assert "loss" in shown(made(body, True), made(body, True))
     assert "loss" not in shown(made(body, True), made(body, False))
+
+
+def test_one_over_the_exponential_of_minus_infinity_is_a_need() -> None:
+    """Expected: exp(max) needs nothing, exp(−max) and a logarithm of exp(max) need that the maximum is finite."""
+    k = Kernel()
+    v = k.bound()
+    peak = k.maximum(
+        k.add(k.input("x", (3,), [v]), k.fn("log_indicator", k.input("m", (3,), [v], indicator=True, nonnegative=True))), {v: 3}
+    )
+    e = k.exp(peak)
+    assert not k.needs
+    k.exp(scale(peak, -1))
+    assert {what for what, _, _ in k.needs} == {"finite"}
+    k.needs.clear()
+    k.log(e)
+    (need,) = k.needs
+    assert need[0] == "positive"
+    assert not k.certain(need)
+    assert k.certain(need, [("finite", next(iter(peak))[0][0], ())])
+
+
+def test_integers_divide_by_what_is_not_0() -> None:
+    """Expected: not shown. q − q is 0 only where q has a value."""
+
+    @op("quotient", "hidden")
+    def quotient(x: Node, y: Node) -> Node:
+        """x // y."""
+        return F.call("floordiv", x, y)
+
+    ops = OPS.extended([quotient])
+
+    def body(right: bool) -> Program:
+        b = tv.program("hidden", ops)
+        x, y, w = b.input("x", (3,), dtype="i64"), b.input("y", (3,), dtype="i64"), b.input("w", (3,))
+        q = b.to(b.quotient(x, y), dtype="f32", name="q")
+        b.loss(b.sum(w if right else b.add(w, b.sub(q, q, name="nothing"), name="again"), name="loss"))
+        return b.build()
+
+    plan = single(body(False))
+    wanted, _ = obligations(body(True), plan, units(plan))
+    assert not prove(related(body(True), plan, ops, units(plan), wanted), wanted).proved
+
+
+def layers(divided: int | None, right: bool) -> Program:
+    """Layers that are alike but for what is done with their quotients: they are in branches, but for one."""
+    b = tv.program("layers")
+    total, m = b.input("w", (3,)), b.input("m", (3,))
+    made = []
+    for n in range(6):
+        x, y = b.input(f"x{n}", (3,)), b.input(f"y{n}", (3,))
+        q = b.div(y, x)
+        for _ in range(5):
+            q = b.tanh(b.mul(b.add(q, y), y))
+        made.append((x, y, q))
+    for n, (_, y, q) in enumerate(made):
+        total = b.add(total, q if n == divided else b.where(b.gt(m, value=1e6), q, y))
+    b.loss(b.sum(total if right else again(b, total, made[-1][0]), name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("divided", [None, 0, 1])
+def test_layers_that_need_their_quotients_say_nothing_of_others(divided: int | None) -> None:
+    """Expected: not shown, as the last layer may have a 0 where its quotient is not taken."""
+    assert shown(layers(divided, True), layers(divided, False)) == set()
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -241,6 +332,8 @@ HIDDEN: list[Body] = [
     divided_in_vain,
     divided_elsewhere,
     divided_by_a_choice,
+    divided_by_a_choice_alone,
+    divided_and_looked_up,
     divided_by_a_floor,
     logarithm_of_a_square,
     root_of_a_square,
