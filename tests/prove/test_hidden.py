@@ -6,7 +6,7 @@ What is wrong is behind a condition that random inputs do not meet, or has no va
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -279,6 +279,19 @@ def test_one_over_the_exponential_of_minus_infinity_is_a_need() -> None:
     assert k.certain(need, [("finite", next(iter(peak))[0][0], ())])
 
 
+def test_a_choice_is_not_0_as_a_whole() -> None:
+    """Expected: 1/t for t = y or z needs t, neither y nor z, and nothing if both are positive."""
+    k = Kernel()
+    x, y, z = (k.input(n, (3,), [-1]) for n in "xyz")
+    p, q = (k.input(n, (3,), [-1], positive=True, nonnegative=True) for n in "pq")
+    c = k.indicator_of("gt0", x)
+    k.power(k.add(k.times(c, p), q, scale(k.times(c, q), -1)), -1)
+    assert not k.needs
+    k.power(k.add(k.times(c, y), z, scale(k.times(c, z), -1)), -1)
+    ((what, uid, _),) = k.needs
+    assert (what, k.atoms[uid].kind) == ("nonzero", "cut")
+
+
 def test_integers_divide_by_what_is_not_0() -> None:
     """Expected: not shown. q − q is 0 only where q has a value."""
 
@@ -301,8 +314,8 @@ def test_integers_divide_by_what_is_not_0() -> None:
     assert not prove(related(body(True), plan, ops, units(plan), wanted), wanted).proved
 
 
-def layers(divided: int | None, right: bool) -> Program:
-    """Layers that are alike but for what is done with their quotients: they are in branches, but for one."""
+def layers(divided: Collection[int], right: bool) -> Program:
+    """Layers that are alike but for what is done with their quotients: they are in branches, but for some."""
     b = tv.program("layers")
     total, m = b.input("w", (3,)), b.input("m", (3,))
     made = []
@@ -313,15 +326,15 @@ def layers(divided: int | None, right: bool) -> Program:
             q = b.tanh(b.mul(b.add(q, y), y))
         made.append((x, y, q))
     for n, (_, y, q) in enumerate(made):
-        total = b.add(total, q if n == divided else b.where(b.gt(m, value=1e6), q, y))
-    b.loss(b.sum(total if right else again(b, total, made[-1][0]), name="loss"))
+        total = b.add(total, b.mul(q, y) if n in divided else b.where(b.gt(m, value=1e6), q, y))
+    b.loss(b.sum(total if right else again(b, total, made[3][0]), name="loss"))
     return b.build()
 
 
-@pytest.mark.parametrize("divided", [None, 0, 1])
-def test_layers_that_need_their_quotients_say_nothing_of_others(divided: int | None) -> None:
-    """Expected: not shown, as the last layer may have a 0 where its quotient is not taken."""
-    assert shown(layers(divided, True), layers(divided, False)) == set()
+@pytest.mark.parametrize("divided", [(0, 5), (1, 5), range(6)])
+def test_layers_that_need_their_quotients_say_nothing_of_others(divided: Collection[int]) -> None:
+    """Expected: shown only if all layers need their quotients: another may have a 0 where its own is not taken."""
+    assert shown(layers(divided, True), layers(divided, False)) == ({"loss"} if 3 in divided else set())
 
 
 # ------------------------------------------------------------------------------------------------------------------------

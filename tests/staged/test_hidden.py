@@ -96,6 +96,25 @@ def test_scalars_of_the_plan_have_values(by: str, right: bool) -> None:
     assert verify(scaled(None), scaled(by), engine="smt", points=1).verdict == ("PROVED(reduced)" if right else "UNKNOWN")
 
 
+def below(right: bool) -> Program:
+    """w, and where m is large s − s: of s the last element is −∞, the others are numbers."""
+    b = tv.program("below")
+    bias = b.pad(b.full(shape=(2,), value=0.5, name="half"), pads=(0, 1), value=-math.inf, name="bias")
+    w, m, s = b.input("w", (3,)), b.input("m", (3,)), b.add(b.input("x", (3,)), bias, name="s")
+    b.output(b.sum(b.exp(s, name="e"), name="es"), "metric", "es")
+    if not right:
+        zeros = b.full(shape=(3,), value=0.0, name="zeros")
+        w = b.add(w, b.where(b.gt(m, value=1e6), b.sub(s, s, name="nothing"), zeros, name="chosen"), name="again")
+    b.loss(b.sum(b.mul(w, w, name="ww"), name="loss"))
+    return b.build()
+
+
+def test_one_element_may_be_infinite() -> None:
+    """Expected: what is shown of elements that are numbers is not said of one that is not."""
+    assert shown(below(True), below(True)) == {"loss", "metric es"}
+    assert "loss" not in shown(below(True), below(False))
+
+
 Alone = Callable[[ProgramBuilder, bool], Tensor]
 
 
