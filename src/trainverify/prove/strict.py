@@ -87,5 +87,7 @@ def _arguments(node: Node) -> list[tuple[Node, Use]]:
             return [(node.args[1], Use(whole=True))]
         case "slice":
             d, start, step = node.attrs
-            return [(node.args[0], Use(along={d: sum(1 << (start + step * i) for i in range(node.shape[d]))}))]
+            n, apart = node.shape[d], abs(step)
+            bits = ((1 << (n * apart)) - 1) // ((1 << apart) - 1)  # one in every `apart`, n times
+            return [(node.args[0], Use(along={d: bits << min(start, start + step * (n - 1)) if n else 0}))]
     return [(a, Use(whole=True)) for a in node.args]
