@@ -96,6 +96,76 @@ def test_scalars_of_the_plan_have_values(by: str, right: bool) -> None:
     assert verify(scaled(None), scaled(by), engine="smt", points=1).verdict == ("PROVED(reduced)" if right else "UNKNOWN")
 
 
+def below(right: bool) -> Program:
+    """w, and where m is large s − s: of s the last element is −∞, the others are numbers."""
+    b = tv.program("below")
+    bias = b.pad(b.full(shape=(2,), value=0.5, name="half"), pads=(0, 1), value=-math.inf, name="bias")
+    w, m, s = b.input("w", (3,)), b.input("m", (3,)), b.add(b.input("x", (3,)), bias, name="s")
+    b.output(b.sum(b.exp(s, name="e"), name="es"), "metric", "es")
+    if not right:
+        zeros = b.full(shape=(3,), value=0.0, name="zeros")
+        w = b.add(w, b.where(b.gt(m, value=1e6), b.sub(s, s, name="nothing"), zeros, name="chosen"), name="again")
+    b.loss(b.sum(b.mul(w, w, name="ww"), name="loss"))
+    return b.build()
+
+
+def test_one_element_may_be_infinite() -> None:
+    """Expected: what is shown of elements that are numbers is not said of one that is not."""
+    assert shown(below(True), below(True)) == {"loss", "metric es"}
+    assert "loss" not in shown(below(True), below(False))
+
+
+Alone = Callable[[ProgramBuilder, bool], Tensor]
+
+
+def again(b: ProgramBuilder, w: Tensor, x: Tensor) -> Tensor:
+    return b.div(b.mul(w, x, name="w.x"), x, name="again")
+
+
+def masked_quotient(b: ProgramBuilder, right: bool) -> Tensor:
+    """w/x where x is not 0: chosen, or times a mask, which is 0·∞ where x is 0."""
+    x, w = b.input("x", (3,)), b.input("w", (3,))
+    c, q = b.ne(x, value=0.0, name="c"), b.div(w, x, name="q")
+    return b.where(c, q, b.full(shape=(3,), value=0.0), name="r") if right else b.mul(b.to(c, dtype="f32", name="m"), q, name="r")
+
+
+def quotient_in_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """x cancels in a branch that may not be taken; the plan needs that it is not 0 elsewhere."""
+    x, w, m, v = (b.input(n, (3,)) for n in "xwmv")
+    if not right:
+        return b.add(w, again(b, v, x), name="r")
+    return b.add(b.where(b.gt(m, value=1e6), again(b, w, x), w, name="w.again"), v, name="r")
+
+
+def scalar_in_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """Nothing says that a sum is not 0 that is divided by in a branch."""
+    x, w, m, v = (b.input(n, (3,)) for n in "xwmv")
+    s = b.sum(x, name="s")
+    y = b.where(b.gt(m, value=1e6), b.div(w, s, name="q"), v, name="y")
+    return b.add(y, w if right else again(b, w, s), name="r")
+
+
+def scalar_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
+    """Nor one that is divided by for nobody."""
+    x, w = b.input("x", (3,)), b.input("w", (3,))
+    s = b.sum(x, name="s")
+    b.div(w, s, name="unused")
+    return w if right else again(b, w, s)
+
+
+@pytest.mark.parametrize("alone", [masked_quotient, quotient_in_a_branch, scalar_in_a_branch, scalar_in_vain])
+def test_what_need_not_have_a_value_says_nothing(alone: Alone) -> None:
+    """Expected: the program against itself is shown, the wrong plan is not."""
+
+    def made(right: bool) -> Program:
+        b = tv.program("alone")
+        b.loss(b.sum(alone(b, right), name="loss"))
+        return b.build()
+
+    assert shown(made(True), made(True)) == {"loss"}
+    assert shown(made(True), made(False)) == set()
+
+
 # -- values ------------------------------------------------------------------------------------------------------------
 
 

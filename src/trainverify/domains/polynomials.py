@@ -106,6 +106,8 @@ class Scalars:
         self.atoms: list[Atom] = []
         self.needs: dict[Need, None] = {}
         self.doubts: dict[Need, None] = {}  # conditions of a branch of a choice with a symbolic condition
+        self.branches = 0  # such branches that are being looked at
+        self.guarded: dict[Need, None] = {}  # what is needed in them
         self.max_terms = max_terms
         self.deadline = deadline
         self._number: dict[Hashable, int] = {}
@@ -676,4 +678,4 @@ class Scalars:
         c = self.constant(p)
         if have == "positive" or (have is not None and kind == "nonnegative") or (kind == "nonzero" and c is not None and c):
             return
-        self.needs[kind, frozenset(p.items())] = None
+        (self.guarded if self.branches else self.needs)[kind, frozenset(p.items())] = None

@@ -26,6 +26,7 @@ from trainverify.prove.algebra.notation import show
 from trainverify.prove.algebra.ranks import Ranks
 from trainverify.prove.algebra.terms import Need, Poly, TooLarge, Unsupported
 from trainverify.prove.algebra.values import Missing, Values, get
+from trainverify.prove.strict import Step, Strict
 
 WRITTEN_OUT = 10_000  # ops of a plan up to which a failed proof is tried again without blocks
 ENUMERATED = 16  # ranks of a plan up to which a failed proof is tried again without folding
@@ -105,7 +106,7 @@ class Prover:
         for n, d in system.logical.domains.items():
             if d.kind == "ids" and d.size is not None and (d.ignore is None or 0 <= d.ignore < d.size):
                 self.kernel.always_valid.add(n)
-        self.memo = Memo(self.kernel, self.forms) if blocks else None
+        self.memo = Memo(self.kernel, self.forms) if blocks and not any(n.startswith("@") for n in system.logical.domains) else None
         self._outputs: dict[int, tuple[int, ...]] = {}  # of a kind of block: which of the tensors made are used elsewhere
         self._contexts: dict[Hashable, int] = {}
         self._context_of: list[int] = [self._context(i) for i in self.instances]
@@ -172,18 +173,23 @@ class Prover:
                 grid = self.forms.grid(system.scope.dims[n])
                 domain = system.logical.domains.get(n)
                 flags = {"positive": domain is not None and domain.kind == "positive"}
-                flags["nonnegative"] = domain is not None and domain.kind in ("positive", "nonnegative", "indicator")
                 flags["indicator"] = (domain is not None and domain.kind == "indicator") or system.logical.tensors[n].kind == "bool"
+                flags["nonnegative"] = flags["indicator"] or (domain is not None and domain.kind in ("positive", "nonnegative"))
                 self.logical[n] = {key: self._source(n, grid, key, flags) for key in grid.blocks()}
             except (Unsupported, TooLarge) as error:
                 self.logical[n] = error
         loose = _loose(system.logical)
+        lowered = [system.logical_ops[n][0].lowered for n in range(len(system.logical.ops))]
+        ops = [Step(op.inputs, op.outputs, x.outputs) for op, x in zip(system.logical.ops, lowered, strict=True)]
+        strict = Strict([o.tensor for o in system.logical.outputs], ops)
 
         def run(n: int, env: Values) -> None:
+            self.forms.strict = strict.nodes[n]
             self._apply(system.logical_ops[n][0], system.logical.ops[n], env, {}, loose, system.scope)
+            self.forms.strict, self.kernel.noting = None, True
 
         for block in system.logical_blocks:
-            self._block(block, self.logical, (), loose, run)
+            self._block(block, self.logical, tuple([strict.outputs[n] for n in block.ops]), loose, run)
 
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
         """A block of an input: a tensor of its own, over the leaves that it has."""

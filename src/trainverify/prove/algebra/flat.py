@@ -129,7 +129,16 @@ class Flat:
         if not self.used:
             return function(list(polys))
         lifted, frames = self.lift(polys)
-        return self.lower(function(lifted), frames) if frames else function(list(polys))
+        if not frames:
+            return function(list(polys))
+        k = self.kernel
+        noting = k.noting
+        if not k.named and not all(f.whole for f in frames.values()):
+            k.noting = False  # the logical program needs something of a piece: that is not of the whole
+        try:
+            return self.lower(function(lifted), frames)
+        finally:
+            k.noting = noting
 
     # -- sums --------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -36,6 +36,7 @@ class Forms:
     domains: dict[str, Domain] = field(default_factory=dict)
     mesh_sizes: dict[Index, int] = field(default_factory=dict)  # of mesh leaf variables
     where: str = ""  # the op at hand
+    strict: Collection[int] | None = None  # nodes of the op at hand whose conditions are noted; all of them, if None
     exps: dict[object, list[tuple[str, bool]]] = field(default_factory=dict)  # argument without maxima → (op, maximum subtracted)
 
     def __post_init__(self) -> None:
@@ -56,6 +57,7 @@ class Forms:
                 assert value is not None
                 found[id(node)] = value
             else:
+                self.kernel.noting = self.strict is None or id(node) in self.strict
                 found[id(node)] = self._node(node, [found[id(a)] for a in node.args], axes, offsets)
         return [found[id(o)] for o in lowered.outputs]
 
@@ -175,9 +177,9 @@ class Forms:
             case "not":
                 return k.add(constant(1), scale(args[0], -1))
             case "lt":
-                return self._positive(node, k.add(k.finite(args[1]), scale(k.finite(args[0]), -1)))
+                return self._positive(node, k.add(k.number(args[1]), scale(k.number(args[0]), -1)))
             case "le":
-                return k.add(constant(1), scale(self._positive(node, k.add(k.finite(args[0]), scale(k.finite(args[1]), -1))), -1))
+                return k.add(constant(1), scale(self._positive(node, k.add(k.number(args[0]), scale(k.number(args[1]), -1))), -1))
             case "eq":
                 return self._equal(args, axes, node)
             case "max" | "min":
@@ -186,7 +188,9 @@ class Forms:
             case "as_bool":
                 return args[0] if node.args[0].kind == "bool" else k.add(constant(1), scale(k.indicator_of("eq0", args[0]), -1))
         if len(args) == 1:
-            return k.fn(fn, k.finite(args[0]), node.attrs[1] if len(node.attrs) > 1 else None)
+            return k.fn(fn, k.number(args[0]), node.attrs[1] if len(node.attrs) > 1 else None)
+        if fn in ("floordiv", "mod"):
+            k.power(args[1], -1)  # what that needs
         if fn == "pi":
             return k.fn("pi", {}, positive=True, nonnegative=True)
         return self._opaque(fn, args)
@@ -212,7 +216,7 @@ class Forms:
         joined: Poly = {}
         for i, a in enumerate(args):
             marker: Poly = {((k.atom("marker", i, ()), (), 1),): 1}
-            joined = k.add(joined, k.times(marker, k.single(k.finite(a))) if a else {})
+            joined = k.add(joined, k.times(marker, k.single(k.number(a))) if a else {})
         return k.fn(fn, joined, len(args))
 
     def _positive(self, node: Node, difference: Poly) -> Poly:
@@ -236,6 +240,8 @@ class Forms:
             c = as_constant(q)
             if name is not None and c is not None:
                 domain = self.domains.get(name[0])
+                if c != int(c):
+                    return {}  # no integer
                 if domain is not None and c == domain.ignore and not _in_range(domain):
                     return k.add(constant(1), scale(k.valid(*name), -1))
                 line = axes.lines[id(node.args[side])]
@@ -246,7 +252,7 @@ class Forms:
                     self._range(name[0], root.axis)
                     leaves = self._plain(root.axis)
                     return self._digits_of(name, leaves, mixed_radix(int(c), [a.size for a in leaves]))
-        return k.indicator_of("eq0", k.add(k.finite(args[0]), scale(k.finite(args[1]), -1)))
+        return k.indicator_of("eq0", k.add(k.number(args[0]), scale(k.number(args[1]), -1)))
 
     def _select(self, c: Poly, a: Poly, b: Poly) -> Poly:
         """c·a + (1−c)·b; against −∞ it is a + log(c), which exp turns back into a mask."""
@@ -255,12 +261,12 @@ class Forms:
             return a if as_constant(c) == 1 else b
         rest = k.add(constant(1), scale(c, -1))
         if self._infinite(b) < 0:
-            return k.add(k.finite(a), self._log_indicator(c))
+            return k.add(k.number(a), self._log_indicator(c))
         if self._infinite(a) < 0:
-            return k.add(k.finite(b), self._log_indicator(rest))
+            return k.add(k.number(b), self._log_indicator(rest))
         if self._infinite(a) or self._infinite(b):
             raise Unsupported("selecting +infinity")
-        first, second = k.finite(a), k.finite(b)
+        first, second = k.number(a), k.number(b)
         return k.add(
             k.multiply(k.single(c, indicator=True), first) if first else {},
             k.multiply(k.single(rest, indicator=True), second) if second else {},
@@ -448,7 +454,7 @@ class Forms:
             tags = dict(zip(new.tags, key, strict=True))
             source = value[tuple(tags[-1 - names[-1 - o]] for o in old.tags)]
             # positions of the largest are defined among −∞ too
-            p = k.substitute(source if fn.startswith("arg") else k.finite(source), names)
+            p = k.substitute(source if fn.startswith("arg") else k.number(source), names)
             if fn == "cumsum":
                 below = k.add(
                     self._number([(names[-1 - o], old.leaves[o].axis.size) for o in old.spans[d]]),
@@ -608,7 +614,7 @@ class Forms:
                     fresh[-1 - (len(new.leaves) + i)] = b
             else:
                 names.update({-1 - o: -1 - n for o, n in zip(span, new.spans[e], strict=True)})
-        x = k.substitute(k.finite(args[0][()]), names)
+        x = k.substitute(k.number(args[0][()]), names)
         return {(): k.sum(k.times(k.substitute(hot, fresh), k.single(x)), over)}
 
 

@@ -71,6 +71,9 @@ class Kernel:
     _fresh: int = BOUND
     _depth: int = 0
     trace: Trace | None = None
+    noting: bool = True  # conditions are noted; not those of what need not have a value
+    uncertain: bool = False  # whether some case of the last distinction needs something that it does not have by its form
+    _cases: list[Need] | None = None  # what the case at hand needs
     _opening: bool = False
 
     # -- atoms -------------------------------------------------------------------------------------------------------
@@ -188,11 +191,16 @@ class Kernel:
         return min(self._conditions(p), default=None)
 
     def _by_cases(self, condition: tuple[int, tuple[Index, ...]], p: Poly, function: Callable[[Poly], Poly]) -> Poly:
-        """f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0); what either needs must hold everywhere."""
+        """f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0). What a case needs, it needs where it holds: nothing is noted."""
         holds = self.add(*[self.monomial([f for f in m if f[:2] != condition], c) for m, c in p.items()])
         fails = {m: c for m, c in p.items() if not any(f[:2] == condition for f in m)}
         mask = self.monomial([(*condition, 1)])
-        yes, no = function(holds), function(fails)
+        noted, self._cases = self._cases, []
+        try:
+            yes, no = function(holds), function(fails)
+            self.uncertain = any(not self.certain(n) for n in self._cases)
+        finally:
+            self._cases = noted
         return self.add(self.times(mask, yes), no, scale(self.times(mask, no), -1))
 
     def add(self, *polys: Poly) -> Poly:
@@ -364,7 +372,9 @@ class Kernel:
     def cut(self, p: Poly, indicator: bool = False, content: tuple[Coef, Mono] = (1, ())) -> Factor:
         """A polynomial (times some of its content, see `_whole`) as one factor."""
         form, idx = self.encode(p)
-        factor = self.shared("cut", (form, indicator), idx, self.slot_sizes(p), lambda: {"indicator": indicator, **self._signs(p)})
+        factor = self.shared(
+            "cut", (form, indicator), idx, self.slot_sizes(p), lambda: {"indicator": indicator, **self._signs(p, indicator)}
+        )
         atom = self.atoms[factor[0]]
         if atom.definition is None:
             self._lengths.add(len(p))
@@ -388,12 +398,11 @@ class Kernel:
         return self.monomial([*factors, *inverse, factor], tidy(Fraction(lead) / c))
 
     def _divisor(self, f: Factor) -> bool:
-        """Whether a factor divides by something that cannot be negative; that it is not zero is a condition already."""
+        """Whether a factor divides by something that cannot be negative, and that it is not zero is a condition already."""
         a = self.atoms[f[0]]
         if f[2] >= 0 or not a.nonnegative or (a.kind == "sum" and all(self.atoms[u].indicator for u, _, _ in a.data[0][0])):
             return False  # a count divides all of a loss alike: it stays outside
-        self.need("nonzero", f[0], f[1])
-        return True
+        return self._noted("nonzero", f[0], f[1])
 
     def forms_of(self, kind: str, form: Any) -> Sequence[int]:
         """Atoms of a form, of different patterns, oldest first."""
@@ -409,11 +418,11 @@ class Kernel:
         slots = iter([-1 - k for k in pattern])  # slot k is variable -1 - k; a constant c, stored as -1 - c, is itself
         return self.add(*[self.monomial([(u, tuple(next(slots) for _ in idx), w) for u, idx, w in m], c) for m, c in ordered])
 
-    def _signs(self, p: Poly) -> dict[str, bool]:
+    def _signs(self, p: Poly, indicator: bool) -> dict[str, bool]:
         """What is certain about the sign of a sum: all terms nonnegative, at least one positive."""
         kinds = [(c > 0 and self._nonnegative(m), c > 0 and self._positive(m)) for m, c in p.items()]
         nonneg = all(n for n, _ in kinds)
-        return {"nonnegative": nonneg, "positive": nonneg and any(q for _, q in kinds)}
+        return {"nonnegative": nonneg or indicator, "positive": nonneg and any(q for _, q in kinds)}
 
     def _nonnegative(self, m: Mono) -> bool:
         return all(self.atoms[u].nonnegative or self.atoms[u].positive or (isinstance(w, int) and w % 2 == 0) for u, _, w in m)
@@ -732,12 +741,14 @@ class Kernel:
                 if name == "log":
                     result = self.times(result, self.power(inner, c))
                     continue
-            self.finite({m: 1})
+            peak = len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "max" and self.infinite(m[0][0])
+            if not peak or c < 0:  # the exponential of −∞ is 0
+                self.finite({m: 1})
             condition = self._condition({m: 1})
             if condition is not None:
                 result = self.times(result, self._by_cases(condition, {m: c}, self.exp))
                 continue
-            unit = self.fn("exp", {m: 1}, positive=True, nonnegative=True)
+            unit = self.fn("exp", {m: 1}, positive=not peak, nonnegative=True)
             ((factor,),) = unit
             result = self.times(result, self.monomial([(factor[0], factor[1], tidy(c))]))
         return result
@@ -750,6 +761,18 @@ class Kernel:
                     self._finite_atom(u, idx)
         return p
 
+    def number(self, p: Poly) -> Poly:
+        """p, finite as something else needs that; an op that has a value also if it is not does not say so."""
+        for m in p:
+            for u, idx, _ in m:
+                if not self.infinite(u):
+                    continue
+                if self.atoms[u].kind == "cut":
+                    self.number(self.open((u, idx, 1)))
+                elif not self._noted("finite", u, idx):
+                    raise Unsupported("what may be infinite")
+        return p
+
     def infinite(self, uid: int) -> bool:
         """Whether an atom may be infinite: log of a mask, or what is made of it."""
         known = self._infinite.get(uid)
@@ -759,6 +782,10 @@ class Kernel:
                 known = self.name(uid) in ("log_indicator", "infinity")
             elif a.kind == "cut":
                 known = any(self.infinite(u) for _, factors in a.data[0][0] for u, _ in factors)
+            elif a.kind == "sum":  # of maxima that are finite, which is a need then
+                known = any(self.infinite(u) and self.atoms[u].kind != "max" for u, _, _ in a.data[0][0])
+            elif a.kind == "at":
+                known = self.infinite(a.data[0])
             elif a.kind.startswith("row arg"):
                 known = False  # positions
             elif a.kind == "max" or a.kind.startswith("row"):
@@ -770,7 +797,7 @@ class Kernel:
 
     def _finite_atom(self, uid: int, idx: tuple[Index, ...]) -> None:
         a = self.atoms[uid]
-        if a.kind == "fn":
+        if a.kind in ("fn", "sum", "at"):
             raise Unsupported("a product with log of a mask, which may be infinite")
         if a.kind == "cut":
             self.finite(self.open((uid, idx, 1)))
@@ -779,18 +806,44 @@ class Kernel:
 
     def need(self, what: str, uid: int, idx: Sequence[Index]) -> None:
         """Note a condition."""
-        if self.trace is not None:
-            self.trace.needs.append((what, uid, tuple(idx)))
+        if not self.noting:
             return
-        names: dict[Index, Index] = {}
-        self.needs.add((what, uid, tuple(i if i >= 0 else names.setdefault(i, -1 - len(names)) for i in idx)))
+        if self._cases is not None:
+            self._cases.append(named_need(what, uid, idx))
+        elif self.trace is not None:
+            self.trace.needs.append((what, uid, tuple(idx)))
+        else:
+            self.needs.add(named_need(what, uid, idx))
+
+    def _noted(self, what: str, uid: int, idx: Sequence[Index]) -> bool:
+        """Whether a condition is among those that were noted."""
+        need = named_need(what, uid, idx)
+        if self.trace is None:
+            return self.certain(need, self.needs)
+        if self.certain(need, [named_need(*n) for n in self.trace.needs]):
+            return True
+        if not self.certain(need, self.needs):
+            return False
+        self.trace.given.append((what, uid, tuple(idx)))  # a block like this one may rest on it only if it is noted there too
+        return True
 
     def certain(self, need: Need, known: Iterable[Need] = ()) -> bool:
-        """Whether a condition holds by itself, or is an instance of one that is known."""
+        """Whether a condition holds by itself, or is an instance of one that is known; what is positive is not zero, nor negative."""
         what, uid, idx = need
-        if what in ("nonzero", "positive") and self.atoms[uid].positive:
+        a = self.atoms[uid]
+        if (what in ("nonzero", "positive", "nonnegative") and a.positive) or (what == "nonnegative" and a.nonnegative):
             return True
-        return any(w == what and u == uid and instance(idx, general) for w, u, general in known)
+        enough = [what]
+        if what in ("nonzero", "nonnegative"):
+            enough.append("positive")
+        elif what == "positive" and a.nonnegative:
+            enough.append("nonzero")
+        if any(w in enough and u == uid and instance(idx, general) for w, u, general in known):
+            return True
+        if what in ("nonzero", "positive") and self.name(uid) == "exp":  # of a maximum, if that is a number
+            ((m,),) = [self.argument(uid, idx)]
+            return self.certain(named_need("finite", m[0][0], m[0][1]), known)
+        return False
 
     def log(self, p: Poly) -> Poly:
         """log(exp(m)^p·X) = p·m + log X; log of a product of positive factors is the sum of logs."""
@@ -809,6 +862,8 @@ class Kernel:
         for u, idx, w in (*factors, *inside):
             a = self.atoms[u]
             if self.name(u) == "exp":
+                if not a.positive:
+                    self.need("positive", u, idx)
                 result = self.add(result, scale(self.argument(u, idx), w))
             elif a.positive:
                 result = self.add(result, scale(self.fn("log", {((u, idx, 1),): 1}), w))
@@ -818,7 +873,7 @@ class Kernel:
             unit = self.fn("log", self.monomial(rest))
             ((wrapped,),) = unit
             if len(rest) == 1:
-                self.need("positive", rest[0][0], rest[0][1])
+                self.need("nonzero" if _even(rest[0][2]) else "positive", rest[0][0], rest[0][1])
             else:  # the product must be positive, not each factor
                 self.need("defined", wrapped[0], wrapped[1])
             result = self.add(result, unit)
@@ -836,9 +891,15 @@ class Kernel:
         if c is not None:
             return self._number_power(c, e)
         condition = self._condition(p) if len(p) > 1 else None
-        if condition is not None and any(all(f[:2] != condition for f in m) for m in p):
-            return self._by_cases(condition, p, lambda q: self.power(q, e))
-        one = self.single(p)
+        if condition is None or all(any(f[:2] == condition for f in m) for m in p):
+            return self._power_of_one(self.single(p), e)
+        made = self._by_cases(condition, p, lambda q: self.power(q, e))
+        if self.uncertain:
+            self._power_of_one(self.single(p), e)  # what it needs is what both cases need, each where it holds
+        return made
+
+    def _power_of_one(self, one: Poly, e: Power) -> Poly:
+        """The power of a single term, and what that needs."""
         ((m, coef),) = one.items()
         if isinstance(e, int):
             if e < 0:
@@ -861,15 +922,20 @@ class Kernel:
         wrapped = self.fn("pow", product, e, nonnegative=True)
         if sign > 0 and (self._nonnegative(tuple(inside)) or len(inside) == 1):
             for u, idx, w in inside:
-                even = isinstance(w, int) and w % 2 == 0
-                if e < 0 or not (self.atoms[u].nonnegative or even):
-                    self.need("nonzero" if even else "positive", u, idx)
+                if e < 0 or not (self.atoms[u].nonnegative or _even(w)):
+                    self.need("nonzero" if _even(w) else "positive" if e < 0 or w < 0 else "nonnegative", u, idx)
         else:  # the product must be positive, not each factor
             ((made,),) = wrapped
             self.need("defined", made[0], made[1])
         return self.times(root, self.times(self.monomial(outside), wrapped))
 
+    def _settled(self, f: Factor) -> bool:
+        """Whether a factor that divides is not zero. In a branch of the logical program it may be, where that is not taken."""
+        return f[2] >= 0 or self.atoms[f[0]].positive or self._noted("nonzero", f[0], f[1])
+
     def _nonzero(self, m: Mono) -> None:
+        if not self.named and not all(self._settled(f) for f in m):
+            return  # b + y/x, of which y/x may not be taken, is (b·x + y)/x: that is zero where x is, b need not be
         for u, idx, w in m:
             a = self.atoms[u]
             if a.indicator:
@@ -884,6 +950,8 @@ class Kernel:
             return constant(Fraction(c) ** e)
         if c < 0:
             raise Unsupported("a fractional power of a negative number")
+        if c == 0 and e < 0:
+            raise Unsupported("division by zero")
         if c in (0, 1):
             return constant(c)
         rational, parts = roots(Fraction(c), e)
@@ -901,8 +969,7 @@ class Kernel:
         if c is not None:
             return constant(int({"gt0": c > 0, "ge0": c >= 0, "eq0": c == 0}[name]))
         lead, factors, prim = self.content(p)
-        # what is divided by is not zero
-        keep = [f for f in factors if not (self.atoms[f[0]].positive or (f[2] < 0 and self.atoms[f[0]].nonnegative))]
+        keep = [f for f in factors if not (self.atoms[f[0]].positive or (f[2] < 0 and self.atoms[f[0]].nonnegative and self._settled(f)))]
         sign = 1 if lead > 0 else -1
         argument = self.times(self.monomial(keep, sign if name != "eq0" else 1), prim)
         return self.fn(name, argument, indicator=True, nonnegative=True)
@@ -984,16 +1051,30 @@ class Kernel:
             found = family(self.atoms, p, same)
             if found is not None:
                 members, base, differ, n, coef = found
-                rest = {m: c for m, c in p.items() if m not in members}
-                return self.collapse(self.add(rest, self._collapsed(base, differ, n, coef)))
+                made = self._collapsed(base, differ, n, coef)
+                if made is not None:
+                    rest = {m: c for m, c in p.items() if m not in members}
+                    return self.collapse(self.add(rest, made))
         return p
 
-    def _collapsed(self, base: Mono, differ: list[tuple[int, int]], n: int, coef: Coef) -> Poly:
+    def _collapsed(self, base: Mono, differ: list[tuple[int, int]], n: int, coef: Coef) -> Poly | None:
         for k, j in differ:  # Σ_c δ(v,c)·f(c) = f(v)
             u, idx, _ = base[k]
             if self.atoms[u].kind == "delta" and idx[1 - j] < 0:
                 v = idx[1 - j]
                 rest = [f for i, f in enumerate(with_constant(base, differ, v)) if i != k]
                 return self.monomial(rest, coef)
+        if any(self.infinite(u) for u, _, _ in base):
+            return None  # a Σ is of numbers
         v = self.bound()
         return scale(self.sum(self.monomial(with_constant(base, differ, v)), {v: n}), coef)
+
+
+def named_need(what: str, uid: int, idx: Sequence[Index]) -> Need:
+    """A condition with its variables numbered as they appear."""
+    names: dict[Index, Index] = {}
+    return what, uid, tuple(i if i >= 0 else names.setdefault(i, -1 - len(names)) for i in idx)
+
+
+def _even(power: Power) -> bool:
+    return isinstance(power, int) and power % 2 == 0

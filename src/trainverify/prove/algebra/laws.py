@@ -437,7 +437,9 @@ def _implied(w: World) -> Instance:
 
 
 @law(
-    "cases", "f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0) for exp and powers", "what either of the two needs is needed everywhere"
+    "cases",
+    "f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0) for exp and powers",
+    "what f(p) needs is a need of p, not of the two cases",
 )
 def _cases(w: World) -> Instance:
     k = w.kernel

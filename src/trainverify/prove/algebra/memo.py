@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainverify.prove.algebra.forms import Forms, Value
-from trainverify.prove.algebra.kernel import Kernel
-from trainverify.prove.algebra.terms import Atom, Index, Mono, Poly, Trace
+from trainverify.prove.algebra.kernel import Kernel, named_need
+from trainverify.prove.algebra.terms import Atom, Index, Mono, Need, Poly, Trace
 
 _PARAMETER: Final = -(2 * 10**6)  # constant indices of inputs, as variables, count down from here
 _LAST: Final = -(3 * 10**6)  # and stay above this
@@ -33,7 +33,8 @@ class _Renamed:
 
     names: Names
     made: list[Value | None]  # filled when asked for
-    needs: list[tuple[str, int, tuple[Index, ...]]]
+    needs: list[Need]
+    given: list[Need]
     pieces: dict[int, _Piece | None] = field(default_factory=dict)  # of tensors made, with parameters; None if that cannot be said
 
 
@@ -47,7 +48,8 @@ class _Entry:
     looked: list[int]  # atoms of the inputs, or in those before, whose making was used
     new: list[int]  # atoms of the outcome that are made of those, in order of their making
     made: list[Value]
-    needs: list[tuple[str, int, tuple[Index, ...]]]
+    needs: list[Need]
+    given: list[Need]  # that had been noted before
     exps: list[tuple[object, str, bool]]
     renamed: dict[tuple[int, ...], _Renamed | None] = field(default_factory=dict)
 
@@ -137,9 +139,13 @@ class Memo:
         at, renamed = _parameters(made, constants), self._fitted(made, atoms, outputs)
         return None if at is None or renamed is None else self._said(made, renamed, at)
 
-    def _said(self, entry: _Entry, renamed: _Renamed, at: dict[Index, Index]) -> Outcome:
+    def _said(self, entry: _Entry, renamed: _Renamed, at: dict[Index, Index]) -> Outcome | None:
+        kernel = self.kernel
+        for what, uid, idx in renamed.given:
+            if not kernel.certain(named_need(what, uid, [at.get(i, i) for i in idx]), kernel.needs):
+                return None
         for what, uid, idx in renamed.needs:
-            self.kernel.need(what, uid, [at.get(i, i) for i in idx])
+            kernel.need(what, uid, [at.get(i, i) for i in idx])
         return Outcome(self, renamed, entry, at)
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -286,8 +292,8 @@ class Memo:
                     queue.append(c)
         given = set(atoms).union(*(self._skeleton(u)[1] for u in looked))
         wanted = [u for n in outputs for p in made[n].values() for m in p for u, _, _ in m]
-        new = self._new([*wanted, *(u for _, u, _ in trace.needs)], given)
-        return _Entry(atoms, constants, variable, looked, new, made, trace.needs, trace.exps)
+        new = self._new([*wanted, *(u for _, u, _ in (*trace.needs, *trace.given))], given)
+        return _Entry(atoms, constants, variable, looked, new, made, trace.needs, trace.given, trace.exps)
 
     def _new(self, wanted: list[int], given: set[int]) -> list[int]:
         """Atoms and all that they are made of, down to what is given."""
@@ -326,17 +332,18 @@ class Memo:
             made[n] = self.rename_value(entry.made[n], names)
             if made[n] is None:
                 return None
-        needs = []
-        for what, uid, idx in entry.needs:
+        needs: list[Need] = []
+        for what, uid, idx in (*entry.needs, *entry.given):
             renamed = self._renamed(uid, names)
             if renamed is None:
                 return None
             needs.append((what, renamed, idx))
+        needs, noted = needs[: len(entry.needs)], needs[len(entry.needs) :]
         for rest, where, safe in entry.exps:
             said = self._renamed_rest(rest, names)
             if said is not None:
                 self.forms.exps.setdefault(said, []).append((where, safe))
-        return _Renamed(names, made, needs) if _ordered(names) else None
+        return _Renamed(names, made, needs, noted) if _ordered(names) else None
 
     def rename_value(self, value: Value, names: Names) -> Value | None:
         out: Value = {}

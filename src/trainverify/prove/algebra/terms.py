@@ -15,7 +15,7 @@ Mono = tuple[Factor, ...]
 Coef = int | Fraction
 Poly = dict[Mono, Coef]
 
-# ("nonzero" | "positive" | "finite" | "defined", atom, indices): for all values of the variables, numbered from -1 down
+# ("nonzero" | "positive" | "nonnegative" | "finite" | "defined", atom, indices): for all values of the variables, numbered from -1 down
 Need = tuple[str, int, tuple[Index, ...]]
 
 ONE: Final[Mono] = ()
@@ -61,6 +61,7 @@ class Trace:
 
     looked: set[int] = field(default_factory=set)  # atoms that were opened, or found by what they are made of
     needs: list[Need] = field(default_factory=list)
+    given: list[Need] = field(default_factory=list)  # conditions that had been noted before, and were used
     exps: list[tuple[object, str, bool]] = field(default_factory=list)
     spoiled: bool = False  # something was used that holds for these constants and atoms only
 

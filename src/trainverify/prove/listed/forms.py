@@ -201,6 +201,7 @@ class ListedForms(Forms):
                 value = inputs[node.attrs[0]]
                 assert value is not None
             else:
+                self.kernel.noting = self.strict is None or id(node) in self.strict
                 value = self._node(node, [found[id(a)] for a in node.args], axes, offsets)
                 if node.kind == "real" and id(node) not in ends and not _open_ended(users[id(node)]):
                     value = {key: self._settled(p) for key, p in value.items()}
@@ -273,7 +274,7 @@ class ListedForms(Forms):
     def _infinity(self, fn: str, args: list[Poly], signs: list[int]) -> Poly:
         """A mask that is decided leaves a plain −∞."""
         k = self.kernel
-        finite = [k.finite(a) for a, s in zip(args, signs, strict=True) if not s]
+        finite = [k.number(a) for a, s in zip(args, signs, strict=True) if not s]
         match fn:
             case "detach":
                 return args[0]
@@ -305,8 +306,8 @@ class ListedForms(Forms):
         return constant(1) if low > 0 else {} if high <= 0 else super()._positive(node, difference)
 
     def _extremum(self, a: Poly, b: Poly, sign: int) -> Poly:
-        self.kernel.finite(a)
-        self.kernel.finite(b)
+        self.kernel.number(a)
+        self.kernel.number(b)
         return scale(self._largest([a, b]), sign)
 
     def _largest(self, values: Sequence[Poly]) -> Poly:
@@ -479,7 +480,7 @@ class ListedForms(Forms):
                 for e in range(len(id_dims)):
                     tags = [n for n in new.spans[e] if new.leaves[n].tag]
                     source += pick if e == d else [key[at[n]] for n in tags]
-                moved = k.substitute(k.finite(x[tuple(source)]), names)
+                moved = k.substitute(k.number(x[tuple(source)]), names)
                 here = k.substitute(hot[(*key, *pick)], fresh)
                 total = k.add(total, k.sum(k.times(here, k.single(moved)), over))
             out[key] = total

@@ -42,10 +42,11 @@ from trainverify.prove.staged.points import (
     runs,
     with_everything,
 )
-from trainverify.prove.staged.signs import FINITE, described, term_state
+from trainverify.prove.staged.signs import FINITE, WILD, described, term_state
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
 from trainverify.prove.staged.zeros import Leaf, Made, Zeros
+from trainverify.prove.strict import Step, Strict
 
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
 MOST: Final = 32  # more of them where token ids happen to be equal on all, or what is chosen now and then never was
@@ -91,7 +92,9 @@ class Alignment:
         self.ids: dict[str, Array] = {}  # logical tensor → ids of its elements; a moved element keeps its id
         self.owner: list[str] = []  # id → the logical tensor that it is an element of
         self.start: dict[str, int] = {}  # first id of a tensor that owns its ids
-        self.signs, self._tensor_states = described(self.small)
+        steps = [Step(s.inputs, s.outputs, s.nodes) for s in self.small.logical_steps]
+        self.strict = Strict([o.tensor for o in self.small.logical.outputs], steps)
+        self.signs, self._tensor_states, self.doubtful = described(self.small, self.strict)
         self._states: dict[int, int] = {}  # of elements of tensors that are not all numbers
         self._kinds: dict[str, Any] = {}
         self._factors_in: dict[Place, frozenset[Factor]] = {}  # unnamed tensor → factors that are in what it is made of
@@ -218,12 +221,14 @@ class Alignment:
 
     def numbers_only(self, name: str) -> bool:
         """Whether all elements of a logical tensor are numbers wherever the program is defined."""
-        return self._tensor_states[name] == FINITE
+        return self._tensor_states[name] == FINITE and name not in self.doubtful
 
     def state(self, i: int) -> int:
         """Whether an element is a number wherever the logical program is defined; the −∞ of a mask is not, and no symbol stands for it."""
         if i >= self.count or self.numbers_only(self.owner[i]):
             return FINITE
+        if self.owner[i] in self.doubtful:
+            return WILD
         found = self._states.get(i)
         if found is None:
             term, leaves = self.graph.definition(*self.where(i))
@@ -305,7 +310,7 @@ class Alignment:
 
     @cached_property
     def divisors(self) -> Divisors:
-        return Divisors(self.graph, self.needed)
+        return Divisors(self.graph, self.needed, self.strict.tensors)
 
     @cached_property
     def supported(self) -> frozenset[int]:
@@ -436,11 +441,14 @@ class Alignment:
         if v is None:
             return found
         logical = self.runs[0][0]
-        for step in self.small.logical_steps:
-            divisors = [n.args[-1] for n in topological(step.nodes) if n.prim == "map" and n.attrs[0] in ("div", "log", "pow")]
-            if divisors:
+        for step, strict in zip(self.small.logical_steps, self.strict.nodes, strict=True):
+            nodes = [n for n in topological(step.nodes) if id(n) in strict]
+            divisors = [n.args[-1] for n in nodes if n.prim == "map" and n.attrs[0] in ("div", "log", "pow")]
+            if divisors and step.outputs[0] in self.strict.tensors:
                 values = NUMERIC.run(divisors, [None if i is None else logical[i] for i in step.inputs])
-                if any(_near(np.unique(x.reshape(-1)), v[0]) for x in values):
+                wanted = np.unique(v[0].reshape(-1))
+                unique = [np.unique(x.reshape(-1)) for x in values]
+                if any(wanted.size in (1, x.size) and _near(x, wanted) for x in unique):
                     found.append((LOGICAL, 0, step.outputs[0]))
         return found
 

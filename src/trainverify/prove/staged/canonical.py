@@ -169,6 +169,7 @@ class _Form:
         return self.places.setdefault(place, len(self.places))
 
     def part(self, part: Part) -> Hashable:
+        strict = self.canonical.alignment.strict.tensors
         calls = tuple(
             [
                 (
@@ -176,6 +177,7 @@ class _Form:
                     c.collective,
                     tuple([-1 if i is None else self.place(i) for i in c.inputs]),
                     tuple([self.place(o) for o in c.outputs]),
+                    tuple([o[0] == LOGICAL and o[2] in strict for o in c.outputs]),
                 )
                 for c in part.calls
             ]

@@ -7,6 +7,7 @@ not looked at, so that the stages of all tokens look alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,10 +29,11 @@ Leaves = tuple[Array, Array]  # rows of input and position, and the number of th
 class Divisors:
     """Of the logical sides of stages."""
 
-    def __init__(self, graph: Graph, needed: Needed):
+    def __init__(self, graph: Graph, needed: Needed, strict: Collection[str]):
         self.graph = graph
         self.needed = needed
-        self._terms: dict[int, tuple[list[tuple[Any, Term]], Leaves]] = {}  # by signature
+        self.strict = strict  # logical tensors that have values wherever the logical program has
+        self._terms: dict[tuple[int, tuple[bool, ...]], tuple[list[tuple[Any, Term]], Leaves]] = {}  # by signature and what has values
         self._leaves: dict[tuple[int, int], Leaves] = {}  # of the elements of an output, by signature and output
 
     def of(self, stage: Stage) -> list[Divisor]:
@@ -77,11 +79,12 @@ class Divisors:
         return np.asarray(np.bincount(terms[bad], minlength=count) == 0)
 
     def _divisors(self, call: Call) -> tuple[list[tuple[Any, Term]], Leaves]:
-        found = self._terms.get(call.signature)
+        asked = tuple([o[2] in self.strict for o in call.outputs])
+        found = self._terms.get((call.signature, asked))
         if found is None:
-            every = [self.graph.term(o, at) for o in call.outputs for at in range(math.prod(self.graph.shape(o)))]
-            terms = divisors(every)
-            found = self._terms[call.signature] = (terms, self._of_all([t for _, t in terms]))
+            outputs = [o for o, a in zip(call.outputs, asked, strict=True) if a]
+            terms = divisors([self.graph.term(o, at) for o in outputs for at in range(math.prod(self.graph.shape(o)))])
+            found = self._terms[call.signature, asked] = (terms, self._of_all([t for _, t in terms]))
         return found
 
     def _made(self, call: Call, output: int) -> Leaves:

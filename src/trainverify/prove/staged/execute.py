@@ -68,7 +68,7 @@ class _Check:
         self.solver = solver
         self.domain = Element(scalars)
         self.symbols: dict[int, Any] = {}
-        self.values: dict[tuple[int, Place, int], Any] = {}
+        self.values: dict[tuple[int, Place, int, bool], Any] = {}
         self.defined: dict[int, Poly] = {}  # atoms of scalars whose definition is at hand
 
     def run(self, n: int) -> Result:
@@ -78,7 +78,8 @@ class _Check:
         for i, (place, part) in stage.extra.items():
             self.symbols[i] = self.value(part, place, 0)
         got = self.got(n)
-        mine, s.needs = s.needs, {}
+        mine = self.noted() | s.guarded
+        s.guarded = {}
         if stage.value:
             return Result(not (mine or s.doubts), "a condition that only the plan needs: a scalar may have no value", "normal form")
         if stage.nonzero:
@@ -88,7 +89,7 @@ class _Check:
             mine |= s.needs
         s.needs = {}
         want = s.mul(factor, self.wanted(int(stage.goal.ids[n])))
-        given = s.needs
+        given = self.noted()  # not what only a branch needs that may not be taken
         facts = self.facts()
         if stage.written:  # to write them out takes time, and their names are enough as a rule
             known = self.judged(n, got, want, mine, given, facts, None)
@@ -123,6 +124,11 @@ class _Check:
                 return Result(False, f"a condition that only the plan needs: {self.show(need)}")
         return Result(True, "", checked.how, bool(given))
 
+    def noted(self) -> dict[Need, None]:
+        """What was needed since the last time."""
+        found, self.scalars.needs = self.scalars.needs, {}
+        return found
+
     def short(self, n: int, short: Short) -> Result:
         """For any value of the parts that both sides have in common, by normal forms alone."""
         s, domain = self.scalars, self.domain
@@ -132,7 +138,7 @@ class _Check:
         got, factor, want = short.term.args
         mine = domain.real(value(got, symbols.__getitem__, domain))
         times = domain.real(value(factor, symbols.__getitem__, domain))
-        needed, s.needs = s.needs, {}
+        needed = self.noted() | s.guarded
         theirs = s.mul(times, domain.real(value(want, symbols.__getitem__, domain)))
         facts: dict[Need, None] = {("nonzero", frozenset(domain.real(symbols[k]).items())): None for k in short.nonzero}
         given = s.needs | facts
@@ -222,7 +228,9 @@ class _Check:
 
     def value(self, part: Part, place: Place, at: int) -> Any:
         """One element of a tensor, from the leaves of the piece of graph that it is in."""
-        where = (id(part), place, at)
+        where = (id(part), place, at, False)
+        if where not in self.values and self.scalars.branches:
+            where = (id(part), place, at, True)  # its conditions are noted again if it is needed elsewhere
         if where not in self.values:
             self.values[where] = self._value(part, place, at)
         return self.values[where]

@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainverify.evaluate.small import Small
+from trainverify.evaluate.small import Small, Step
 from trainverify.primitives.node import Node, topological
+from trainverify.primitives.scalars import conditions
 from trainverify.prove.staged.terms import Term
+from trainverify.prove.strict import Strict
 
 Sign = str | None
 FINITE, BELOW, WILD = range(3)  # an expression is a number, a number or −∞, or perhaps neither, wherever the logical program is defined
@@ -22,10 +24,14 @@ def tensor_signs(small: Small) -> dict[str, Sign]:
     return described(small)[0]
 
 
-def described(small: Small) -> tuple[dict[str, Sign], dict[str, int]]:
-    """Signs of all logical tensors, and whether all elements of them are numbers."""
+def described(small: Small, strict: Strict | None = None) -> tuple[dict[str, Sign], dict[str, int], set[str]]:
+    """Signs of all logical tensors, whether all elements of them are numbers, and which may have no value where the program has one.
+
+    Those divide by what may be 0, or take roots or logarithms, which nobody needs to have values: what somebody needs is `strict`."""
     found: dict[str, Sign] = {}
     infinite: dict[str, int] = {}
+    lacking: set[str] = set()
+    assumed = set() if strict is None else _conditions(small, strict)
     for n in small.logical.sources:
         domain = small.domains.get(n)
         infinite[n] = FINITE
@@ -37,12 +43,37 @@ def described(small: Small) -> tuple[dict[str, Sign], dict[str, int]]:
         signs: dict[int, Sign] = {}
         states: dict[int, int] = {}
         inputs = [(None, FINITE) if i is None else (found[i], infinite[i]) for i in step.inputs]
+        fails = any(i in lacking for i in step.inputs)
         for node in topological(step.nodes):
             states[id(node)] = _state(node, states, inputs)
             signs[id(node)] = _sign(node, signs, states, inputs)
+            if node.prim == "map":
+                for k, what in conditions(*node.attrs):
+                    sign = signs[id(node.args[k])]
+                    known = sign == "positive" or (what == "nonneg" and sign == "nonnegative")
+                    fails |= not known and (what, _moved(node.args[k], step)) not in assumed
         for o, node in zip(step.outputs, step.nodes, strict=True):
             found[o], infinite[o] = signs[id(node)], states[id(node)]
-    return found, infinite
+        if fails and strict is not None:
+            lacking |= {o for o in step.outputs if o not in strict.tensors}
+    return found, infinite, lacking
+
+
+def _conditions(small: Small, strict: Strict) -> set[tuple[str, str | None]]:
+    """What the logical program needs of whole tensors to have a value."""
+    found: set[tuple[str, str | None]] = set()
+    for step, nodes in zip(small.logical_steps, strict.nodes, strict=True):
+        for node in topological(step.nodes):
+            if id(node) in nodes and node.prim == "map":
+                found |= {(what, _moved(node.args[k], step)) for k, what in conditions(*node.attrs)}
+    return {(what, tensor) for what, tensor in found if tensor is not None}
+
+
+def _moved(node: Node, step: Step) -> str | None:
+    """The input that a node has all elements of, however they are arranged."""
+    while node.prim in ("reshape", "transpose", "broadcast") or (node.prim == "map" and node.attrs[0] == "as_real"):
+        (node,) = node.args
+    return step.inputs[node.attrs[0]] if node.prim == "input" else None
 
 
 def _state(node: Node, known: Mapping[int, int], inputs: Sequence[tuple[Sign, int]]) -> int:

@@ -331,12 +331,15 @@ def symbol(scalars: Scalars, number: int, kind: str, domain: Any) -> Any:
 def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
     """What a term is in the element domain, given its leaves."""
     s = domain.scalars
-    known: dict[int, Any] = {}
+    known: dict[tuple[int, bool], Any] = {}
 
     def walk(t: Term) -> Any:
-        if id(t) not in known:
-            known[id(t)] = make(t)
-        return known[id(t)]
+        if (id(t), False) in known:
+            return known[id(t), False]
+        inside = bool(s.branches)  # what is needed in a branch is noted apart
+        if (id(t), inside) not in known:
+            known[id(t), inside] = make(t)
+        return known[id(t), inside]
 
     def make(t: Term) -> Any:
         match t.op:
@@ -352,12 +355,12 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
                 return domain.map(t.info, [], None)[()]
             case "dot":
                 return dot(t)
+            case "choose":
+                return choose(t)
         args = [walk(a) for a in t.args]
         match t.op:
             case "map":
                 return domain._apply(t.info[0], tuple(args), t.info[1])
-            case "choose":
-                return domain._choose(*args)
             case "reduce":
                 return domain._reduced(t.info, args)
             case "row":
@@ -371,6 +374,18 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
                 found = domain._picked(args[1:], args[0])
                 return domain.literal(0, t.info)[()] if found is None else found
         raise AssertionError(t.op)
+
+    def choose(t: Term) -> Any:
+        c = walk(t.args[0])
+        known = s.constant(c) if isinstance(c, dict) else c
+        if known is not None:
+            return walk(t.args[1] if known else t.args[2])
+        s.branches += 1
+        try:
+            a, b = walk(t.args[1]), walk(t.args[2])
+        finally:
+            s.branches -= 1
+        return domain._choose(c, a, b)
 
     def dot(t: Term) -> Any:
         at = 0

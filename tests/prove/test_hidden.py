@@ -1,0 +1,408 @@
+"""Wrong plans that no random point shows: the algebra, its lists too, must not show them, evaluation aside.
+
+What is wrong is behind a condition that random inputs do not meet, or has no value at points that are never drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+import pytest
+
+import trainverify as tv
+from prove.meaning import system_of
+from trainverify.build.program import ProgramBuilder
+from trainverify.build.tape import Tensor
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import units
+from trainverify.graph.program import Program
+from trainverify.ops import OPS
+from trainverify.ops.table import op
+from trainverify.primitives import node as F
+from trainverify.primitives.node import Node
+from trainverify.prove.algebra.engine import prove, prove_again
+from trainverify.prove.algebra.kernel import Kernel
+from trainverify.prove.algebra.terms import scale
+from trainverify.prove.listed import engine as listed
+from trainverify.verify import related, single, verify
+
+Body = Callable[[ProgramBuilder, bool], Tensor]
+
+
+def made(body: Body, right: bool) -> Program:
+    """Σ of what a body makes, right or wrong; it may have metrics of its own."""
+    b = tv.program("hidden")
+    b.loss(b.sum(body(b, right), name="loss"))
+    return b.build()
+
+
+def shown(logical: Program, plan: Program) -> set[str]:
+    """What the algebra shows in any of its ways, without evaluation."""
+    system, wanted = system_of(logical, single(plan))
+    found = prove_again(system, wanted, prove(system, wanted)).proved
+    return {str(o) for o in (*found, *listed.prove(system_of(logical, single(plan))[0], wanted).proved)}
+
+
+def again(b: ProgramBuilder, w: Tensor, x: Tensor) -> Tensor:
+    """w·x/x."""
+    return b.div(b.mul(w, x, name="wx"), x, name="again")
+
+
+def three(b: ProgramBuilder, *names: str) -> list[Tensor]:
+    return [b.input(n, (3,)) for n in names]
+
+
+def zeros(b: ProgramBuilder, n: int = 3) -> Tensor:
+    return b.full(shape=(n,), value=0.0, name="zeros")
+
+
+# -- what the logical program need not have is not assumed -------------------------------------------------------------
+
+
+def divided_in_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """The logical program divides by x where it is not 0."""
+    x, w = three(b, "x", "w")
+    b.output(b.sum(b.where(b.ne(x, value=0.0), b.div(w, x, name="wx0"), zeros(b), name="r"), name="rs"), "metric", "rs")
+    return w if right else again(b, w, x)
+
+
+def divided_and_masked(b: ProgramBuilder, right: bool) -> Tensor:
+    """w/x where x is not 0: chosen, or times a mask, which is 0·∞ where x is 0."""
+    x, w = three(b, "x", "w")
+    c, q = b.ne(x, value=0.0, name="c"), b.div(w, x, name="q")
+    return b.where(c, q, zeros(b), name="r") if right else b.mul(b.to(c, dtype="f32", name="m"), q, name="r")
+
+
+def divided_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
+    """The logical program divides by x, and nobody uses the result."""
+    x, w = three(b, "x", "w")
+    b.div(w, x, name="unused")
+    return w if right else again(b, w, x)
+
+
+def divided_elsewhere(b: ProgramBuilder, right: bool) -> Tensor:
+    """Of the quotients only the first row is used; the plan needs that the second has no 0."""
+    x, w = b.input("x", (2, 3)), b.input("w", (2, 3))
+    r = b.select(b.div(w, x, name="r"), dim=0, index=0, name="first")
+    return r if right else again(b, r, b.select(x, dim=0, index=1, name="second"))
+
+
+def divided_by_a_choice(b: ProgramBuilder, right: bool) -> Tensor:
+    """What is divided by is y or z: y alone may be 0 where z is taken."""
+    x, y, z, v, w = three(b, "x", "y", "z", "v", "w")
+    b.output(b.sum(b.div(v, b.where(b.gt(x, value=0.0), y, z, name="yz"), name="r"), name="rs"), "metric", "rs")
+    return w if right else again(b, w, y)
+
+
+def divided_by_a_choice_alone(b: ProgramBuilder, right: bool) -> Tensor:
+    """w, or w·t/t, where t is y or z."""
+    x, y, z, w = three(b, "x", "y", "z", "w")
+    t = b.where(b.gt(x, value=0.0), y, z, name="t")
+    return w if right else again(b, w, t)
+
+
+def divided_and_looked_up(b: ProgramBuilder, right: bool) -> Tensor:
+    """Of the quotients some are looked up: others may be without a value."""
+    x, w = three(b, "x", "w")
+    at = b.input("at", (3,), dtype="i64", ids=3)
+    found = b.take_along_dim(b.div(w, x, name="q"), at, dim=0, name="found")
+    return found if right else again(b, found, x)
+
+
+def divided_by_a_floor(b: ProgramBuilder, right: bool) -> Tensor:
+    """The logical program divides by no less than 1e-9, the plan by a sum of squares."""
+    x, v, w = three(b, "x", "v", "w")
+    s = b.sum(b.square(x, name="xx"), name="s")
+    b.output(b.sum(b.div(v, b.clamp(s, min=1e-9, name="floor"), name="r"), name="rs"), "metric", "rs")
+    return w if right else again(b, w, s)
+
+
+def logarithm_of_a_square(b: ProgramBuilder, right: bool) -> Tensor:
+    """log x² has a value where x is negative, log x has none; random x + 1e6 is positive."""
+    x = b.add(b.input("x", (3,)), value=1e6, name="large")
+    b.output(b.sum(b.log(b.mul(x, x, name="xx"), name="log"), name="logs"), "metric", "logs")
+    return x if right else b.exp(b.log(x, name="log.x"), name="again")
+
+
+def root_of_a_square(b: ProgramBuilder, right: bool) -> Tensor:
+    """The same for √x·√x."""
+    x = b.add(b.input("x", (3,)), value=1e6, name="large")
+    b.output(b.sum(b.log(b.mul(x, x, name="xx"), name="log"), name="logs"), "metric", "logs")
+    return x if right else b.mul(b.sqrt(x, name="root"), b.sqrt(x, name="root.too"), name="again")
+
+
+def root_of_nothing(b: ProgramBuilder, right: bool) -> Tensor:
+    """√0 is 0, log 0 is no number."""
+    x = b.maximum(b.add(b.input("x", (3,)), value=100.0, name="more"), zeros(b), name="floor")
+    b.output(b.sum(b.sqrt(x, name="root"), name="roots"), "metric", "roots")
+    return x if right else b.exp(b.log(x, name="log"), name="again")
+
+
+def root_in_a_divisor(b: ProgramBuilder, right: bool) -> Tensor:
+    """√0 is 0, 1/√0 is no number."""
+    x = b.maximum(b.add(b.input("x", (3,)), value=100.0, name="more"), zeros(b), name="floor")
+    b.output(b.sum(b.sqrt(x, name="root"), name="roots"), "metric", "roots")
+    return x if right else b.add(x, b.sub(b.rsqrt(x, name="over"), b.rsqrt(x, name="over.too"), name="nothing"), name="again")
+
+
+def logarithm_in_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """exp of a logarithm that may not be taken says nothing of its sign elsewhere."""
+    x, y, w = three(b, "x", "y", "w")
+    log = b.where(b.gt(y, value=0.0), b.log(x, name="log"), zeros(b), name="taken")
+    b.output(b.sum(b.exp(b.mul(log, value=0.5, name="half"), name="e"), name="es"), "metric", "es")
+    return w if right else b.add(w, b.sub(b.log(x, name="l"), b.log(x, name="l.too"), name="nothing"), name="again")
+
+
+def name_of_a_quotient(b: ProgramBuilder, right: bool) -> Tensor:
+    """Nobody uses x/d + y/d: x + y is not 0 where d is."""
+    x, y = three(b, "x", "y")
+    d = b.input("d", (3,), domain="nonnegative")
+    if right:
+        b.add(b.div(x, d, name="xd"), b.div(y, d, name="yd"), name="unused")
+    s = b.add(x, y, name="s")
+    return s if right else b.where(b.gt(d, value=0.0), s, zeros(b), name="chosen")
+
+
+def sign_of_a_quotient(b: ProgramBuilder, right: bool) -> Tensor:
+    """Whether y/x or z is positive, chosen by m, is not whether y or z·x is: x may be 0 where z is taken."""
+    x, (y, z, m, w) = b.input("x", (3,), domain="nonnegative"), three(b, "y", "z", "m", "w")
+    c = b.gt(m, value=1e6, name="c")
+    t = b.where(c, b.div(y, x, name="yx"), z, name="t") if right else b.where(c, y, b.mul(z, x, name="zx"), name="t")
+    return b.mul(w, b.to(b.gt(t, value=0.0), dtype="f32"), name="r")
+
+
+def divided_by_a_quotient(b: ProgramBuilder, right: bool) -> Tensor:
+    """v over y/x or z, or v·x over y or z·x, which is 0/0 where x is 0 and z is taken."""
+    x, y, z, m, v = three(b, "x", "y", "z", "m", "v")
+    c = b.gt(m, value=1e6, name="c")
+    if right:
+        return b.div(v, b.where(c, b.div(y, x, name="yx"), z, name="t"), name="r")
+    return b.div(b.mul(v, x, name="vx"), b.where(c, y, b.mul(z, x, name="zx"), name="t"), name="r")
+
+
+def root_of_zero_as_a_divisor(b: ProgramBuilder, right: bool) -> Tensor:
+    """0, or 1/√0 where m is large, which it never is."""
+    x, m, w = three(b, "x", "m", "w")
+    hidden = zeros(b) if right else b.rsqrt(b.sub(x, x, name="zero"), name="none")
+    return b.where(b.gt(m, value=1e6), hidden, w, name="r")
+
+
+def no_integer(b: ProgramBuilder, right: bool) -> Tensor:
+    """Whether the largest is the first, or at position 1/2."""
+    x, y, m = b.input("x", (3, 4)), b.input("y", (3,)), b.input("m", (3,))
+    at = b.argmax(x, dim=1, name="at")
+    c = b.eq(at, value=0, name="c") if right else b.eq(b.to(at, dtype="f32"), value=0.5, name="c")
+    return b.where(b.gt(m, value=1e6), b.where(c, y, zeros(b), name="first"), m, name="r")
+
+
+# -- infinities ----------------------------------------------------------------------------------------------------------
+
+
+def masked(b: ProgramBuilder) -> Tensor:
+    """Rows of which everything may be masked."""
+    return b.masked_fill(b.input("s", (2, 3)), b.input("m", (2, 3), dtype="bool"), value=-math.inf, name="masked")
+
+
+def sum_of_masked(b: ProgramBuilder) -> tuple[Tensor, Tensor]:
+    """The sum of two rows, each −∞ where masked, and its exponential, which may be 0."""
+    rows = masked(b)
+    total = b.add(b.select(rows, dim=0, index=0), b.select(rows, dim=0, index=1), name="total")
+    e = b.exp(total, name="e")
+    b.output(b.sum(e, name="es"), "metric", "es")
+    return total, e
+
+
+def infinity_from_a_sum_of_rows(b: ProgramBuilder, right: bool) -> Tensor:
+    w, (total, _) = b.input("w", (3,)), sum_of_masked(b)
+    return w if right else b.add(w, b.sub(total, total, name="nothing"), name="again")
+
+
+def exponential_of_a_sum_of_rows(b: ProgramBuilder, right: bool) -> Tensor:
+    w, (_, e) = b.input("w", (3,)), sum_of_masked(b)
+    return w if right else again(b, w, e)
+
+
+PEAKS: dict[str, Callable[[ProgramBuilder, Tensor], Tensor]] = {
+    # has a value where all of a row is masked
+    "exp": lambda b, x: b.exp(x),
+    "gt": lambda b, x: b.to(b.gt(x, value=-1e6), dtype="f32"),
+    "eq": lambda b, x: b.to(b.eq(x, value=0.0), dtype="f32"),
+    "maximum": lambda b, x: b.maximum(x, zeros(b, 2)),
+    "relu": lambda b, x: b.relu(x),
+    "clamp": lambda b, x: b.clamp(x, min=-1.0),
+    "where": lambda b, x: b.where(b.gt(b.input("q", (2,)), value=1e6), x, zeros(b, 2)),
+    "tanh": lambda b, x: b.tanh(x),
+    "sort": lambda b, x: b.exp(b.sort(x, dim=0)[0]),
+    "argmax": lambda b, x: b.to(b.argmax(x, dim=0), dtype="f32"),
+    "amax": lambda b, x: b.exp(b.amax(x, dim=0)),
+}
+
+
+@pytest.mark.parametrize("use", PEAKS)
+@pytest.mark.parametrize("wrong", ["difference", "quotient", "logarithm", "inverse"])
+def test_a_maximum_of_masked_values_may_be_infinite(use: str, wrong: str) -> None:
+    """Expected: not shown. Where a row is masked the logical program has a value, and the plan has −∞ + ∞, 0/0 or log 0."""
+
+    def body(b: ProgramBuilder, right: bool) -> Tensor:
+        w, peak = b.input("w", (2,)), b.amax(masked(b), dim=1, name="peak")
+        b.output(b.sum(PEAKS[use](b, peak), name="us"), "metric", "us")
+        if right:
+            return w
+        if wrong == "difference":
+            return b.add(w, b.sub(peak, peak, name="nothing"), name="again")
+        e = b.exp(peak, name="e")
+        if wrong == "inverse":
+            return b.add(w, b.sub(e, b.exp(b.log(e), name="e.again"), name="nothing"), name="again")
+        return again(b, w, e) if wrong == "quotient" else b.add(w, b.sub(b.log(e), b.log(e), name="nothing"), name="again")
+
+    assert "loss" in shown(made(body, True), made(body, True))
+    assert "loss" not in shown(made(body, True), made(body, False))
+
+
+def test_one_over_the_exponential_of_minus_infinity_is_a_need() -> None:
+    """Expected: exp(max) needs nothing, exp(−max) and a logarithm of exp(max) need that the maximum is finite."""
+    k = Kernel()
+    v = k.bound()
+    peak = k.maximum(
+        k.add(k.input("x", (3,), [v]), k.fn("log_indicator", k.input("m", (3,), [v], indicator=True, nonnegative=True))), {v: 3}
+    )
+    e = k.exp(peak)
+    assert not k.needs
+    k.exp(scale(peak, -1))
+    assert {what for what, _, _ in k.needs} == {"finite"}
+    k.needs.clear()
+    k.log(e)
+    (need,) = k.needs
+    assert need[0] == "positive"
+    assert not k.certain(need)
+    assert k.certain(need, [("finite", next(iter(peak))[0][0], ())])
+
+
+def test_a_choice_is_not_0_as_a_whole() -> None:
+    """Expected: 1/t for t = y or z needs t, neither y nor z, and nothing if both are positive."""
+    k = Kernel()
+    x, y, z = (k.input(n, (3,), [-1]) for n in "xyz")
+    p, q = (k.input(n, (3,), [-1], positive=True, nonnegative=True) for n in "pq")
+    c = k.indicator_of("gt0", x)
+    k.power(k.add(k.times(c, p), q, scale(k.times(c, q), -1)), -1)
+    assert not k.needs
+    k.power(k.add(k.times(c, y), z, scale(k.times(c, z), -1)), -1)
+    ((what, uid, _),) = k.needs
+    assert (what, k.atoms[uid].kind) == ("nonzero", "cut")
+
+
+def test_integers_divide_by_what_is_not_0() -> None:
+    """Expected: not shown. q − q is 0 only where q has a value."""
+
+    @op("quotient", "hidden")
+    def quotient(x: Node, y: Node) -> Node:
+        """x // y."""
+        return F.call("floordiv", x, y)
+
+    ops = OPS.extended([quotient])
+
+    def body(right: bool) -> Program:
+        b = tv.program("hidden", ops)
+        x, y, w = b.input("x", (3,), dtype="i64"), b.input("y", (3,), dtype="i64"), b.input("w", (3,))
+        q = b.to(b.quotient(x, y), dtype="f32", name="q")
+        b.loss(b.sum(w if right else b.add(w, b.sub(q, q, name="nothing"), name="again"), name="loss"))
+        return b.build()
+
+    plan = single(body(False))
+    wanted, _ = obligations(body(True), plan, units(plan))
+    assert not prove(related(body(True), plan, ops, units(plan), wanted), wanted).proved
+
+
+def layers(divided: Collection[int], right: bool) -> Program:
+    """Layers that are alike but for what is done with their quotients: they are in branches, but for some."""
+    b = tv.program("layers")
+    total, m = b.input("w", (3,)), b.input("m", (3,))
+    made = []
+    for n in range(6):
+        x, y = b.input(f"x{n}", (3,)), b.input(f"y{n}", (3,))
+        q = b.div(y, x)
+        for _ in range(5):
+            q = b.tanh(b.mul(b.add(q, y), y))
+        made.append((x, y, q))
+    for n, (_, y, q) in enumerate(made):
+        total = b.add(total, b.mul(q, y) if n in divided else b.where(b.gt(m, value=1e6), q, y))
+    b.loss(b.sum(total if right else again(b, total, made[3][0]), name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("divided", [(0, 5), (1, 5), range(6)])
+def test_layers_that_need_their_quotients_say_nothing_of_others(divided: Collection[int]) -> None:
+    """Expected: shown only if all layers need their quotients: another may have a 0 where its own is not taken."""
+    assert shown(layers(divided, True), layers(divided, False)) == ({"loss"} if 3 in divided else set())
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+HIDDEN: list[Body] = [
+    divided_in_a_branch,
+    divided_and_masked,
+    divided_in_vain,
+    divided_elsewhere,
+    divided_by_a_choice,
+    divided_by_a_choice_alone,
+    divided_and_looked_up,
+    divided_by_a_floor,
+    logarithm_of_a_square,
+    root_of_a_square,
+    root_of_nothing,
+    root_in_a_divisor,
+    logarithm_in_a_branch,
+    name_of_a_quotient,
+    sign_of_a_quotient,
+    divided_by_a_quotient,
+    root_of_zero_as_a_divisor,
+    no_integer,
+    infinity_from_a_sum_of_rows,
+    exponential_of_a_sum_of_rows,
+]
+
+
+@pytest.mark.parametrize("body", HIDDEN)
+def test_what_no_point_shows_is_not_shown(body: Body) -> None:
+    """Expected: the wrong plan's loss is not shown, and it is no PROVED."""
+    logical, wrong = made(body, True), made(body, False)
+    assert set(logical.sources) == set(wrong.sources)
+    assert "loss" not in shown(logical, wrong)
+    assert verify(logical, wrong, points=1).verdict != "PROVED"
+
+
+# -- what stays shown ----------------------------------------------------------------------------------------------------
+
+
+def by_a_choice(b: ProgramBuilder) -> Tensor:
+    x, y, z, v = three(b, "x", "y", "z", "v")
+    return b.div(v, b.where(b.gt(x, value=0.0), y, z, name="yz"), name="r")
+
+
+def by_a_floor(b: ProgramBuilder) -> Tensor:
+    x, v = three(b, "x", "v")
+    return b.div(v, b.sqrt(b.clamp(b.sum(x, name="s"), min=1e-9, name="floor"), name="root"), name="r")
+
+
+def by_halves(b: ProgramBuilder) -> Tensor:
+    """All of the quotients are used, piece by piece."""
+    x, w = b.input("x", (4, 3)), b.input("w", (4, 3))
+    r = b.div(w, x, name="r")
+    return b.mul(b.slice(r, dim=0, start=0, stop=2), b.slice(r, dim=0, start=2, stop=4), name="r2")
+
+
+def of_a_square(b: ProgramBuilder) -> Tensor:
+    (x,) = three(b, "x")
+    return b.log(b.mul(x, x, name="xx"), name="log")
+
+
+def of_a_peak(b: ProgramBuilder) -> Tensor:
+    return b.exp(b.amax(masked(b), dim=1, name="peak"), name="e")
+
+
+@pytest.mark.parametrize("body", [by_a_choice, by_a_floor, by_halves, of_a_square, of_a_peak])
+def test_the_same_is_shown(body: Callable[[ProgramBuilder], Tensor]) -> None:
+    """Expected: shown, as both programs need the same."""
+    program = made(lambda b, _: body(b), True)
+    assert shown(program, program) == {"loss"}
