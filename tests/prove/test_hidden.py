@@ -406,3 +406,18 @@ def test_the_same_is_shown(body: Callable[[ProgramBuilder], Tensor]) -> None:
     """Expected: shown, as both programs need the same."""
     program = made(lambda b, _: body(b), True)
     assert shown(program, program) == {"loss"}
+
+
+def in_vain(b: ProgramBuilder, used: bool) -> Tensor:
+    """Both programs divide by x in vain; the plan then does so where it matters."""
+    x, w = three(b, "x", "w")
+    b.div(b.mul(w, x, name="unused.wx"), x, name="unused")
+    return again(b, w, x) if used else w
+
+
+def test_what_a_plan_makes_in_vain_says_nothing() -> None:
+    """Expected: a quotient that nobody uses is no obstacle, and none that is used is let through by it."""
+    logical = made(in_vain, False)
+    assert shown(logical, logical) == {"loss"}
+    assert shown(made(lambda b, _: three(b, "x", "w")[1], False), logical) == {"loss"}
+    assert shown(logical, made(in_vain, True)) == set()

@@ -296,6 +296,8 @@ class Prover:
         for i, instance in enumerate(self.instances):
             self.by_class.setdefault(instance.class_index, []).append(i)
         self._positions = system.talking
+        held = {lay.local for lay in system.plan.lineage}
+        self._unused_of = [_unused(p, held, set(talking)) for p, talking in zip(system.unit_programs, system.talking, strict=True)]
         self._meetings = {
             (c, self._positions[system.schedule.classes[c].unit][e]): meeting for meeting in system.meetings for c, e in meeting.step
         }
@@ -348,9 +350,9 @@ class Prover:
         while pending.ready:
             x = pending.next()
             if isinstance(x, Block):
-                self._block(
-                    x, self.local[i], self._context_of[i], self._loose_of[self.ranks.unit(i)], lambda n, env: self._run_op(i, n, env)
-                )
+                unit = self.ranks.unit(i)
+                context = self._context_of[i], tuple([n in self._unused_of[unit] for n in x.ops])
+                self._block(x, self.local[i], context, self._loose_of[unit], lambda n, env: self._run_op(i, n, env))
                 pending.arrived(x.outputs)
             else:
                 self._run_op(i, x, self.local[i])
@@ -374,7 +376,9 @@ class Prover:
         except Unsupported as error:
             env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
         else:
+            self.forms.strict = frozenset() if n in self._unused_of[unit] else None  # nobody needs that it has a value
             self._apply(x, op, env, offsets, self._loose_of[unit], self.system.unit_scopes[unit])
+            self.forms.strict, self.kernel.noting = None, True
 
     # -- lineage -----------------------------------------------------------------------------------------------------
 
@@ -497,6 +501,19 @@ def _loose(program: Program) -> set[str]:
     found = {t for t, alone in once.items() if alone and t not in outputs}
     _loose_cache[id(program)] = (program, found)
     return found
+
+
+def _unused(program: Program, held: set[str], talking: set[int]) -> frozenset[int]:
+    """Ops of a rank whose results go nowhere: not into an output, a tensor that is said to be something, or another rank."""
+    wanted = held | {o.tensor for o in program.outputs}
+    found: set[int] = set()
+    for n in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[n]
+        if n in talking or not wanted.isdisjoint(op.outputs):
+            wanted.update(i for i in op.inputs if i is not None)
+        else:
+            found.add(n)
+    return frozenset(found)
 
 
 def prove(system: System, wanted: Sequence[Obligation]) -> Proof:

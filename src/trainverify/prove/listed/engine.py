@@ -100,7 +100,8 @@ class ListedProver(Prover):
         self.forms.where = f"{op.name}{f' ({op.source})' if op.source else ''}"
         try:
             inputs = [None if i is None else get(env, i) for i in op.inputs]
-            same = (id(x.lowered), id(x.axes), tuple(name in loose for name in op.outputs), tuple(map(_content, inputs)))
+            needed = self.forms.strict is None  # of what is not, conditions are not noted
+            same = (id(x.lowered), id(x.axes), needed, tuple(name in loose for name in op.outputs), tuple(map(_content, inputs)))
             if self._here is not None and same in self._done:  # another rank had the same
                 env.update(zip(op.outputs, self._done[same], strict=True))
                 return
