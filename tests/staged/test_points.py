@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import trainverify as tv
+from parallel.test_zoo_bugs import BUGS, base
 from staged.test_names import aligned
 from trainverify.campaign import agree
 from trainverify.graph.program import Program
@@ -89,3 +90,12 @@ def test_stages_that_are_out_of_time_say_what_the_algebra_says(monkeypatch: pyte
     monkeypatch.setattr(agree, "staged", late)
     assert agree.compare(clipped(0.1), single(clipped(0.1))).what == "PROVED, stages out of time"
     assert agree.compare(clipped(0.1), single(clipped(0.11))).what == "REFUTED, stages out of time"
+
+
+@pytest.mark.parametrize("name", ["divided by half of the rows", "tokens counted over the wrong dimension"])
+def test_points_without_a_value_are_not_all(name: str) -> None:
+    """Expected: different. On the first points a sequence has no valid label, and the loss no value."""
+    where, _, _, change = BUGS[name]
+    logical, plan = base(where)
+    proof = agree.staged(logical, change(plan))
+    assert "loss" in {str(o) for o, why in proof.failed.items() if why.startswith("differs")}

@@ -115,21 +115,26 @@ class Alignment:
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
         asleep = Asleep(patience(self.small))
         everything: list[Run] = []  # points on which everything is chosen: they say what may be what, not what differs
-        tried = 0
+        tried, looked, first = 0, False, list[Run]()
         while not (self._told_apart([*self.runs, *everything]) and asleep.settled) and tried < MOST:
-            if tried == FEW and different(self.small, wanted, self.runs, self.digits):
-                self.wrong = True
-                break
+            if self.runs and not looked:
+                looked = True
+                if different(self.small, wanted, self.runs, self.digits):
+                    self.wrong = True
+                    break
             at = range(seed + tried, seed + tried + FEW)
             fresh = with_everything(self.small, wanted, lineage, at) if everything or tried == QUIET else []
             everything += fresh
             if not fresh:
                 fresh = runs(self.small, lineage, at, QUIETLY)
-                stand = [run for run in fresh if defined(self.small, run[0])]
-                self.runs += stand or ([] if self.runs else fresh[:1])
+                self.runs += [run for run in fresh if defined(self.small, run[0])]
+                first = first or fresh[:1]
             tried += FEW
             for logical, _ in fresh:
                 asleep.add({n: v for n, v in logical.items() if n in self.start and v.dtype.kind == "f"})
+        if not self.runs:
+            different(self.small, wanted, first)  # says what has no value
+            self.runs = first
         self.ordinary = list(self.runs)
         self.runs += everything
         self.quiet = len(self.runs)
