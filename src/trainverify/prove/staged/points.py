@@ -69,7 +69,8 @@ def _between(low: float, high: float, x: Array) -> Array:
     return low + (high - low) * np.modf(np.abs(np.sin(x)) * 437.5853)[0]
 
 
-EVERYTHING: Final = (Blurred(), Everything())
+EVERYTHING: Final = Everything()
+BLURRED: Final = Blurred()
 
 
 def _sorted(node: Node) -> bool:
@@ -188,26 +189,23 @@ def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run], d
 
 def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...], points: Sequence[int]) -> list[Run]:
     """Both programs as if everything were chosen; nothing if none chooses, or if it tells them apart: one may rest on what a choice is."""
-    for domain in EVERYTHING if _chooses(small) else ():
-        try:
-            made = runs(small, lineage, points, QUIETLY, domain)
-            if all(defined(small, at[0]) and not different(small, wanted, [at]) for at in made):
-                return made
-        except NotComputed:
-            pass
-    return []
+    domain = _chosen(small)
+    if domain is None:
+        return []
+    try:
+        made = runs(small, lineage, points, QUIETLY, domain)
+        fine = all(defined(small, at[0]) and not different(small, wanted, [at]) for at in made)
+    except NotComputed:
+        return []
+    return made if fine else []
 
 
-def _chooses(small: Small) -> bool:
-    """Whether the logical program chooses by the order of numbers."""
-    nodes = {id(s.nodes): s.nodes for s in small.logical_steps}
-    return any(_orders(n) for made in nodes.values() for n in topological(made))
-
-
-def _orders(node: Node) -> bool:
-    if node.prim == "map" and node.attrs[0] in ("lt", "eq"):
-        return node.args[0].kind == "real"
-    return node.prim == "one_hot" and _sorted(node.args[0])
+def _chosen(small: Small) -> Numeric | None:
+    """As if everything were chosen that the logical program chooses: by the order of a row, or else of two numbers."""
+    nodes = [n for made in {id(s.nodes): s.nodes for s in small.logical_steps}.values() for n in topological(made)]
+    if any(n.prim == "one_hot" and _sorted(n.args[0]) for n in nodes):
+        return EVERYTHING
+    return BLURRED if any(n.prim == "map" and n.attrs[0] in ("lt", "eq") and n.args[0].kind == "real" for n in nodes) else None
 
 
 def patience(small: Small) -> int:
