@@ -143,19 +143,23 @@ class Digits:
     def __init__(self, small: Small, lineage: tuple[Layout, ...]):
         self._small = small
         self._lineage = lineage
+        self._largest: dict[int, tuple[Run, float]] = {}
         self._made: dict[int, tuple[Run, Run]] = {}
 
     def fade(self, at: Run, gap: Callable[[Run], float]) -> bool:
         """Whether a gap is small beside other numbers, and much smaller with more digits: a mistake stays as it is."""
-        here = gap(at)
-        if not here <= MAYBE * max((float(np.abs(v).max(initial=0.0)) for v in at[0].values() if v.dtype.kind == "f"), default=0.0):
+        here, key = gap(at), id(at[0])
+        if key not in self._largest:
+            real = [v for v in at[0].values() if v.dtype.kind == "f"]
+            self._largest[key] = at, max((float(np.abs(v).max(initial=0.0)) for v in real), default=0.0)
+        if not here <= MAYBE * self._largest[key][1]:
             return False
-        if id(at[0]) not in self._made:
+        if key not in self._made:
             inputs = {n: at[0][n] for n in self._small.logical.sources}
             with np.errstate(all="ignore"):
                 more = run_logical(self._small, inputs, EXTENDED), run_plan(self._small, self._lineage, inputs, EXTENDED)
-            self._made[id(at[0])] = at, more
-        return gap(self._made[id(at[0])][1]) <= FADES * here
+            self._made[key] = at, more
+        return gap(self._made[key][1]) <= FADES * here
 
 
 def clearly_different(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> set[Obligation]:
