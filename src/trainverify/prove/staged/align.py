@@ -35,6 +35,7 @@ from trainverify.prove.staged.points import (
     Asleep,
     Digits,
     Run,
+    chooses_by_order,
     defined,
     different,
     moving,
@@ -115,7 +116,7 @@ class Alignment:
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
         asleep = Asleep(patience(self.small))
         everything: list[Run] = []  # points on which everything is chosen: they say what may be what, not what differs
-        tried, looked, first = 0, False, list[Run]()
+        tried, looked, first, by_order = 0, False, list[Run](), chooses_by_order(self.small)
         while not (self._told_apart([*self.runs, *everything]) and asleep.settled) and tried < MOST:
             if self.runs and not looked:
                 looked = True
@@ -123,7 +124,7 @@ class Alignment:
                     self.wrong = True
                     break
             at = range(seed + tried, seed + tried + FEW)
-            fresh = with_everything(self.small, wanted, lineage, at) if everything or tried == QUIET else []
+            fresh = with_everything(self.small, wanted, lineage, at) if (everything and by_order) or tried == QUIET else []
             everything += fresh
             if not fresh:
                 fresh = runs(self.small, lineage, at, QUIETLY)

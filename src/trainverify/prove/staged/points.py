@@ -206,10 +206,19 @@ def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[L
 
 def _chosen(small: Small) -> Numeric | None:
     """As if everything were chosen that the logical program chooses: by the order of a row, or else of two numbers."""
-    nodes = [n for made in {id(s.nodes): s.nodes for s in small.logical_steps}.values() for n in topological(made)]
-    if any(n.prim == "one_hot" and _sorted(n.args[0]) for n in nodes):
+    if chooses_by_order(small):
         return EVERYTHING
-    return BLURRED if any(n.prim == "map" and n.attrs[0] in ("lt", "eq") and n.args[0].kind == "real" for n in nodes) else None
+    compared = [n for n in _nodes(small) if n.prim == "map" and n.attrs[0] in ("lt", "eq")]
+    return BLURRED if any(n.args[0].kind == "real" for n in compared) else None
+
+
+def chooses_by_order(small: Small) -> bool:
+    return any(n.prim == "one_hot" and _sorted(n.args[0]) for n in _nodes(small))
+
+
+def _nodes(small: Small) -> list[Node]:
+    """All that the logical program is made of."""
+    return [n for made in {id(s.nodes): s.nodes for s in small.logical_steps}.values() for n in topological(made)]
 
 
 def patience(small: Small) -> int:
