@@ -88,6 +88,14 @@ def divided_elsewhere(b: ProgramBuilder, right: bool) -> Tensor:
     return r if right else again(b, r, b.select(x, dim=0, index=1, name="second"))
 
 
+def divided_for_a_sum_of_nothing(b: ProgramBuilder, right: bool) -> Tensor:
+    """Quotients times a sum over no elements: that is 0, whatever they are."""
+    x, w, z = three(b, "x", "w", "z")
+    none = b.slice(z, dim=0, start=0, stop=0, name="none")
+    b.output(b.sum(b.einsum(none, b.div(w, x, name="q"), spec="a,b->b", name="r"), name="rs"), "metric", "rs")
+    return w if right else again(b, w, x)
+
+
 def divided_by_a_choice(b: ProgramBuilder, right: bool) -> Tensor:
     """What is divided by is y or z: y alone may be 0 where z is taken."""
     x, y, z, v, w = three(b, "x", "y", "z", "v", "w")
@@ -344,6 +352,7 @@ HIDDEN: list[Body] = [
     divided_and_masked,
     divided_in_vain,
     divided_elsewhere,
+    divided_for_a_sum_of_nothing,
     divided_by_a_choice,
     divided_by_a_choice_alone,
     divided_and_looked_up,

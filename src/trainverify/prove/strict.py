@@ -80,7 +80,11 @@ class Strict:
 
 def _arguments(node: Node) -> list[tuple[Node, Use]]:
     """What of a node's arguments must have a value if the node must."""
+    if 0 in node.shape:
+        return []
     match node.prim:
+        case "contract" if any(0 in a.shape for a in node.args):  # a sum of nothing
+            return []
         case "select":  # the branch that is not taken does not matter
             return [(node.args[0], Use(whole=True))]
         case "gather":  # nor do elements that are not looked up

@@ -198,10 +198,12 @@ class Kernel:
         noted, self._cases = self._cases, []
         try:
             yes, no = function(holds), function(fails)
-            self.uncertain = any(not self.certain(n) for n in self._cases)
+            uncertain = any(not self.certain(n) for n in self._cases)
         finally:
             self._cases = noted
-        return self.add(self.times(mask, yes), no, scale(self.times(mask, no), -1))
+        made = self.add(self.times(mask, yes), no, scale(self.times(mask, no), -1))
+        self.uncertain = uncertain  # last: what is made on the way may have cases of its own
+        return made
 
     def add(self, *polys: Poly) -> Poly:
         out: Poly = {}

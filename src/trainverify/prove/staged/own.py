@@ -136,7 +136,7 @@ class _Own:
         a = self.alignment
         said = [(p, ids) for part in _parts(stage) for p, (ids, _) in part.leaves.items() if p[0] != LOGICAL]
         for place, ids in [*said, *((t.place, stage.goal.ids) for t in stage.goal.terms)]:
-            for name in dict.fromkeys(a.owner[i] for i in ids.tolist() if 0 <= i < a.count):
+            for name in a.owners([ids]):
                 yield place, name
 
 

@@ -223,10 +223,7 @@ def _nodes(small: Small) -> list[Node]:
 
 def patience(small: Small) -> int:
     """How many points in vain are enough: tokens of a packed row see each other where two of its numbers are equal."""
-    nodes = {id(s.nodes): s.nodes for s in small.logical_steps}
-    compared = [
-        n for made in nodes.values() for n in topological(made) if n.prim == "map" and n.attrs[0] == "eq" and n.args[0].kind == "int"
-    ]
+    compared = [n for n in _nodes(small) if n.prim == "map" and n.attrs[0] == "eq" and n.args[0].kind == "int"]
     return BY_CHANCE if any(all(_given(a) for a in n.args) for n in compared) else PATIENCE
 
 
