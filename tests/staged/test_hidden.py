@@ -18,6 +18,7 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
+from trainverify.prove.staged import expressions
 from trainverify.prove.staged.engine import Engine, StagedProof, aligned
 from trainverify.prove.staged.execute import Limits
 from trainverify.verify import related, single, verify
@@ -153,9 +154,20 @@ def scalar_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
     return w if right else again(b, w, s)
 
 
-@pytest.mark.parametrize("alone", [masked_quotient, quotient_in_a_branch, scalar_in_a_branch, scalar_in_vain])
-def test_what_need_not_have_a_value_says_nothing(alone: Alone) -> None:
-    """Expected: the program against itself is shown, the wrong plan is not."""
+def granted_elsewhere(b: ProgramBuilder, right: bool) -> Tensor:
+    """Some elements of s are divided by whatever m is: the others may still be 0."""
+    s, w, m, v = (b.input(n, (3,)) for n in "swmv")
+    first = b.slice(s, dim=0, start=0, stop=1, name="first")
+    sure = b.div(b.slice(w, dim=0, start=0, stop=1, name="w.first"), first, name="sure")
+    y = b.where(b.gt(m, value=1e6), b.div(w, s, name="q"), v, name="y")
+    return b.add(b.add(y, sure, name="both"), w if right else again(b, w, s), name="r")
+
+
+@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("alone", [masked_quotient, quotient_in_a_branch, scalar_in_a_branch, scalar_in_vain, granted_elsewhere])
+def test_what_need_not_have_a_value_says_nothing(alone: Alone, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: the program against itself is shown, the wrong plan is not; nor with common parts as symbols."""
+    monkeypatch.setattr(expressions, "FEW", few)
 
     def made(right: bool) -> Program:
         b = tv.program("alone")

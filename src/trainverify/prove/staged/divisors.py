@@ -37,8 +37,10 @@ class Divisors:
         self._leaves: dict[tuple[int, int], Leaves] = {}  # of the elements of an output, by signature and output
 
     def of(self, stage: Stage) -> list[Divisor]:
-        """Where something is compared, everything that the logical side divides by and that is made of what the plan's side is made of."""
-        if not any(self.graph.compares(c) for part in stage.parts() for c in part.calls):
+        """Where something is compared, or chosen in a stage that may use facts, everything that the logical side divides by and that is
+        made of what the plan's side is made of."""
+        calls = [c for part in stage.parts() for c in part.calls]
+        if not any(self.graph.compares(c) or (stage.with_facts and self.graph.chooses(c)) for c in calls):
             return []
         symbols = self.needed.of(stage.plan, stage.goal.wanted()).symbols(stage.plan)
         symbols += [ids for part in stage.defined.values() for ids, _ in part.leaves.values()]

@@ -44,7 +44,7 @@ class Short:
     term: Term
     kinds: tuple[tuple[str, Any], ...]
     vanishing: tuple[tuple[int, int], ...]  # which of them are 0 wherever which others are
-    nonzero: tuple[int, ...]  # which of them other stages show not to be 0
+    nonzero: tuple[int, ...]  # which of them are not 0: other stages show it, or the logical program divides by them
     partial: bool  # whether it rests on what the logical program divides by, or takes a root or logarithm of
 
 
@@ -67,6 +67,7 @@ class Expressions:
         self._real: list[bool] = []  # whether it is known to be a real number, not an integer or a truth value
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
+        self._nonzero: set[int] = set()  # what the logical program divides by
         self._zero = self._literal(0)
         self.by_parts: dict[int, bool] = {}  # elements that are equal if parts of them are, which are numbered behind all elements
         self.equal: dict[int, bool] = {}  # elements that are one expression once masks are outside, and whether that may be without a value
@@ -230,8 +231,10 @@ class Expressions:
         if not pairs or len(self._keys) < FEW:
             return {}
         assumed = False
+        divided = self._divided()
+        self._nonzero = {number for info, number in divided if info[0] == "div"}
         if any(self._is_mask(key) for key in self._keys):
-            masks = Masks(self, self._always([want for _, want in pairs.values()]), self._divided())
+            masks = Masks(self, self._always([want for _, want in pairs.values()]), divided)
             pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
             assumed = masks.assumed
         factor = self._times(self._literal(1), stage.goal.factor)
@@ -317,11 +320,11 @@ class Expressions:
         got, want = zip(*pairs, strict=True)
         whole = {a for op, info, args in self._keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
         branches = self._parts(a for op, _, args in self._keys if op == "choose" for a in args[1:])
-        always = self._always(want)
+        always = self._always([*want, *self._nonzero])
         compared = self._parts(self._compared(), enter=lambda n: [a for a in self._keys[n][2] if self._may_vanish(a)])
         wide = self._above(compared)
         found = self._parts(got) & self._parts(want)
-        return found - whole - wide - {b for b in branches if self._partial[b] and b not in always}
+        return found - whole - wide - {b for b in branches if not self._total[b] and b not in always}
 
     def _always(self, want: Sequence[int]) -> set[int]:
         """Parts of the logical side that have a value wherever the logical program is defined: not those in branches."""
@@ -425,7 +428,9 @@ class Expressions:
                 continue
             kinds = tuple([self._kind(number) for number in leaves])
             partial = assumed or any(self._partial[number] for number in leaves)
-            nonzero = tuple([k for k, number in enumerate(leaves) if self._keys[number][0] == "symbol" and self._keys[number][1] in facts])
+            shown = [self._keys[number][0] == "symbol" and self._keys[number][1] in facts for number in leaves]
+            nonzero = tuple([k for k, number in enumerate(leaves) if shown[k] or number in self._nonzero])
+            partial |= not self._nonzero.isdisjoint(leaves)
             made[n] = Short(canonical[0], kinds, self._vanishing(leaves), nonzero, partial)
         return made
 

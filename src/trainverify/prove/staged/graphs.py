@@ -52,6 +52,7 @@ class Graph:
         self._rows: dict[int, list[list[Term]]] = {}  # by signature
         self._canonical: dict[Term, Made] = {}
         self._compares: dict[int, bool] = {}  # by signature
+        self._chooses: dict[int, bool] = {}
         self._work: dict[int, int] = {}
         self._sizes: dict[int, int] = {}  # signature of a collective → elements of one member
         inner = Inner()
@@ -199,6 +200,14 @@ class Graph:
             less = [n for n in topological(call.nodes) if n.prim == "map" and n.attrs[0] == "lt"]
             self._compares[call.signature] = any(a.kind == "real" for n in less for a in n.args)
         return self._compares[call.signature]
+
+    def chooses(self, call: Call) -> bool:
+        """Whether an op takes one of two values."""
+        if call.nodes is None:
+            return False
+        if call.signature not in self._chooses:
+            self._chooses[call.signature] = any(n.prim == "select" for n in topological(call.nodes))
+        return self._chooses[call.signature]
 
     def _terms_of(self, call: Call) -> list[list[Term]]:
         """For every output of a call and every element of it a term."""
