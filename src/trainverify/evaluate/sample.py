@@ -48,7 +48,7 @@ def sampled(system: System, also: Collection[int] = (), above: int = RANKS) -> S
     mesh = system.plan.mesh
     if mesh.size <= above:
         return ALL
-    odd = [mesh.coordinates(r) for r in (*also, *_odd(system))]
+    odd = [mesh.coordinates(r) for r in (*also, *(r for found in out_of_line(system) for r in found[:_OF_A_SORT]))]
     apart = Apart(system)
     return _chosen(apart, odd, rows(system)) or _chosen(apart, odd, []) or ALL
 
@@ -192,14 +192,14 @@ def _sorts(system: System, axis: str, digits: Digits) -> list[tuple[tuple[int, .
     return found
 
 
-def _odd(system: System) -> list[int]:
-    """Ranks whose integers do not follow from their coordinates as those of the others do."""
+def out_of_line(system: System) -> list[list[int]]:
+    """For every integer that ranks have, those whose own does not follow from their coordinates as that of the others does."""
     mesh, found = system.plan.mesh, []
     for unit in system.talk.units:
         at = np.asarray([tuple(mesh.coordinates(r).values()) for r in unit.ranks])
         for column in {c for c in unit.bindings.values() if all(type(v) is int for v in c)}:
             wrong = np.flatnonzero(predicted(at, np.asarray(column)) != np.asarray(column))
-            found += [unit.ranks[i] for i in wrong[:_OF_A_SORT]]
+            found.append([unit.ranks[i] for i in wrong])
     return found
 
 

@@ -106,6 +106,7 @@ class Small:
     points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
     readings: Callable[[], Iterator[Callable[[Small], Small]]] | None = None  # make the same, or a slice, with other literals
     joined: bool = False  # classes are all ranks of a program
+    kept: Sample = ALL  # what it has of a larger plan
 
     @cached_property
     def _positions(self) -> dict[tuple[Part, tuple[int, ...]], Array]:
@@ -204,6 +205,7 @@ class _Shrinker:
         self.sizes = Sizes(axes, system.inference.all, base, alternate, kept.axes)
         self.there = kept.ranks(system) if kept else frozenset(range(mesh.size))
         self.joined = joined
+        self.kept = kept
         numbers: dict[object, int] = {}
         self._class_of = [numbers.setdefault(k.unit if joined else n, len(numbers)) for n, k in enumerate(system.schedule.classes)]
         mine: list[list[int]] = [[] for _ in numbers]
@@ -248,7 +250,7 @@ class _Shrinker:
         at = {r: mesh.coordinates(r) for r in self.there}
         written: dict[object, tuple[Part, ...]] = {}  # by form, shape and the coordinates that the form looks at
         for lay, holders in system.holdings():
-            full, whole, used = system.logical.tensors[lay.logical].shape, system.scope.dims[lay.logical], _mesh_axes(lay, mesh)
+            full, whole, used = system.logical.tensors[lay.logical].shape, system.scope.dims[lay.logical], mesh_axes(lay, mesh)
             same: dict[object, tuple[Part, ...]] = {}  # by unit and coordinates
             for r in [r for r in holders if r in at]:
                 u = system.talk.unit_of[r]
@@ -278,6 +280,7 @@ class _Shrinker:
             names,
             readings=self._readings,
             joined=self.joined,
+            kept=self.kept,
         )
 
     def _steps(self) -> tuple[list[Step], list[SmallClass]]:
@@ -489,7 +492,7 @@ def _signature(outputs: Sequence[Node]) -> object:
     return tuple(found), tuple(number[id(o)] for o in outputs)
 
 
-def _mesh_axes(lay: Layout, mesh: Mesh) -> list[str] | None:
+def mesh_axes(lay: Layout, mesh: Mesh) -> list[str] | None:
     """The mesh axes on whose coordinates it depends what a rank holds; None where that is listed rank by rank."""
     match lay.form:
         case Placements(axes):

@@ -29,11 +29,12 @@ from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.points import Run, clearly_different
-from trainverify.prove.staged.reduce import reduced, unreduced
+from trainverify.prove.staged.reduce import reduced, unreduced, with_fewer
 from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
 
 MAX_ELEMENTS: Final = 2_000_000
+MANY: Final = 300_000  # elements of a plan that is looked at with fewer ranks, and less to choose from
 AS_IT_IS: Final = 50_000  # elements of what is not reduced
 RUN: Final = 100_000_000  # elements up to which both programs are run, with some ranks of each sort, to say what differs
 DIFFERENT: Final = 1e-6
@@ -57,6 +58,7 @@ class StagedProof:
     atoms: int = 0
     prover: None = None
     reduced: bool = True
+    fewer: bool = False  # with some ranks of every sort only, and less to choose from
     stages: int = 0  # relations that were to be shown
     tensors: int = 0  # of all ranks, that they speak of
     identical: int = 0  # elements of them that are the same expression on both sides
@@ -69,7 +71,9 @@ class StagedProof:
     def summary(self) -> str:
         ways = ", ".join(f"{n} by {how}" for how, n in self.how.items())
         same = f"{self.identical} elements are the same expression"
-        return f"{self.stages} stages for {self.tensors} tensors: {same}, {self.distinct} distinct others ({ways or 'none'} shown)"
+        made = f"{self.stages} stages for {self.tensors} tensors: {same}, {self.distinct} distinct others ({ways or 'none'} shown)"
+        fewer = f"; of a large plan {self.instances} ranks, some of every sort, with fewer experts to choose from if there are many"
+        return made + fewer if self.fewer else made
 
 
 def prove(
@@ -101,7 +105,7 @@ class NoStages(Exception):
 def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> tuple[Small, Alignment]:
     """Both programs at reduced sizes, and what of one is what of the other."""
     try:
-        small = _small(system)
+        small = _with_fewer(system, _small(system))
         if elements(small) > MAX_ELEMENTS:
             raise NoStages("too large, even at reduced sizes", too_large=True)
         alignment = Alignment(Graph(small), lineage, wanted)
@@ -124,6 +128,17 @@ def _small(system: System) -> Small:
         except TooMuch:
             pass
         raise
+
+
+def _with_fewer(system: System, small: Small) -> Small:
+    """The same, or with fewer ranks and less to choose from if that is much less."""
+    if elements(small) <= MANY:
+        return small
+    try:
+        fewer = with_fewer(system)
+    except NotABoundary:
+        return small
+    return fewer if fewer is not None and 2 * elements(fewer) <= elements(small) else small
 
 
 def _different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Collection[Obligation]:
@@ -167,7 +182,7 @@ class Engine:
         self.results: dict[Any, Result] = {}  # by key
         self.shown_by: dict[Any, tuple[Stage, int]] = {}  # the stage and element that stood for all with this key
         self.broken: dict[Node, str] = {}
-        self.proof = StagedProof(reduced=small.reduced)
+        self.proof = StagedProof(reduced=small.reduced or bool(small.kept), fewer=bool(small.kept))
 
     def first(self) -> list[Stage]:
         """The stages as they are cut before any of them is looked at; none for obligations that differ."""
@@ -240,6 +255,8 @@ class Engine:
         found = []
         for h in o.holdings:
             for rank in h.ranks:
+                if rank not in self.small.places:  # of a sample
+                    continue
                 c, row = self.small.places[rank]
                 place = (c, row, h.layout.local)
                 if place not in self.alignment.graph.makers and place not in self.alignment.sources:
@@ -252,6 +269,8 @@ class Engine:
                         where = self.small.positions(part, h.layout.logical).reshape(-1)
                         ids = self.alignment.ids[h.layout.logical].reshape(-1)[where]
                         found.append(Goal(h.layout.logical, self._terms(h.layout, rank, part), ids, ids_in_tensor=where))
+        if self.small.kept and not found:
+            raise NoStage("held by no rank that is looked at")
         return found
 
     def _agrees(self, goal: Goal) -> bool:

@@ -17,7 +17,8 @@ import z3
 
 from trainverify.axes.reduction import Sizes
 from trainverify.axes.system import System
-from trainverify.evaluate.small import Small, shrink_system
+from trainverify.evaluate.sample import out_of_line, sampled
+from trainverify.evaluate.small import Small, mesh_axes, shrink_system
 
 LEAST = 2
 
@@ -70,6 +71,18 @@ class Shape:
 
 def reduced(system: System) -> Small:
     return shrink_system(system, LEAST, alternate=False)
+
+
+def with_fewer(system: System) -> Small | None:
+    """With some ranks of every sort only, and less to choose from, as evaluation has it of large plans.
+
+    All others follow from their coordinates: what they hold, and their integers, of which two of a sort say all as they are linear.
+    None if that is not so. Groups that are no product of mesh axes, and rings, keep all of their members."""
+    mesh = system.plan.mesh
+    if any(mesh_axes(layout, mesh) is None for layout, _ in system.holdings()):
+        return None
+    kept = sampled(system, also={r for ranks in out_of_line(system) for r in ranks}, above=0)
+    return shrink_system(system, LEAST, alternate=False, kept=kept)
 
 
 def unreduced(system: System, most: int) -> Small:
