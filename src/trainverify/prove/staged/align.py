@@ -46,6 +46,7 @@ from trainverify.prove.staged.points import (
 from trainverify.prove.staged.signs import FINITE, WILD, described, term_state
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
+from trainverify.prove.staged.terms import Term
 from trainverify.prove.staged.zeros import Leaf, Made, Zeros
 from trainverify.prove.strict import Step, Strict
 
@@ -96,6 +97,7 @@ class Alignment:
         steps = [Step(s.inputs, s.outputs, s.nodes) for s in self.small.logical_steps]
         self.strict = Strict([o.tensor for o in self.small.logical.outputs], steps)
         self.signs, self._tensor_states, self.doubtful = described(self.small, self.strict)
+        self._of_numbers: dict[Term, int] = {}  # states of expressions all of whose leaves are numbers
         self._states: dict[int, int] = {}  # of elements of tensors that are not all numbers
         self._kinds: dict[str, Any] = {}
         self._factors_in: dict[Place, frozenset[Factor]] = {}  # unnamed tensor → factors that are in what it is made of
@@ -239,7 +241,14 @@ class Alignment:
         if found is None:
             term, leaves = self.graph.definition(*self.where(i))
             ids = [int(self.ids[p[2]].reshape(-1)[q]) for p, q in leaves]
-            found = self._states[i] = term_state(term, lambda k: self.state(ids[k]))
+            states = [self.state(k) for k in ids]
+            if any(states):
+                found = term_state(term, states.__getitem__)
+            else:  # of numbers: the same wherever it is
+                found = self._of_numbers.get(term)
+                if found is None:
+                    found = self._of_numbers[term] = term_state(term, states.__getitem__)
+            self._states[i] = found
         return found
 
     def symbol_kind(self, i: int) -> Any:

@@ -34,6 +34,7 @@ class Canonical:
         self._first = np.array([alignment.start[name] for name in alignment.owner], dtype=np.int64)
         self._kind = np.array(kinds, dtype=np.int64)[self._owner] if kinds else self._owner
         self._doubtful = np.array([not alignment.numbers_only(name) for name in alignment.start], dtype=bool)[self._owner]
+        self._states = np.full(len(self._owner), -1)  # of elements that may not be numbers, once known
         self._names = list(alignment.start)
         self._beyond = numbers.setdefault(("real", None), len(numbers))  # scalars of the plan
         self._kinds = len(numbers)
@@ -60,7 +61,10 @@ class Canonical:
             return np.full(ids.shape, self._beyond)
         found = np.where(inside, self._kind[np.where(inside, ids, 0)], self._beyond)
         doubtful = np.flatnonzero(inside & (ids >= 0) & self._doubtful[np.where(inside, ids, 0)])
-        found[doubtful] += np.array([self._kinds * self.alignment.state(i) for i in ids[doubtful].tolist()], dtype=np.int64)
+        which = ids[doubtful]
+        for i in np.unique(which[self._states[which] < 0]).tolist():
+            self._states[i] = self.alignment.state(i)
+        found[doubtful] += self._kinds * self._states[which]
         return found
 
     def places(self, ids: Array) -> list[tuple[int, Place]]:
