@@ -86,7 +86,8 @@ def compare(logical: Program, plan: Plan) -> Compared:
         if s == "different" and name in shown:
             return Compared("contradiction", f"stages prove {name}, which differs: {report.reason}")
     if refuted:
-        return Compared("both: REFUTED" if differ else "REFUTED, stages open", report.reason)
+        seen = differ or any(proof.models.values())  # on random inputs, or on some that the solver found
+        return Compared("both: REFUTED" if seen else "REFUTED, stages open", report.reason)
     if proved:
         why = next(iter(proof.failed.values()), "")
         return Compared("PROVED, stages open" if proof.failed else "both: PROVED", why)
