@@ -18,8 +18,11 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
+from trainverify.ops.table import op
+from trainverify.primitives.node import Node
 from trainverify.prove.staged import expressions
-from trainverify.prove.staged.engine import Engine, StagedProof, aligned
+from trainverify.prove.staged.canonical import Canonical
+from trainverify.prove.staged.engine import Engine, StagedProof, aligned, prove
 from trainverify.prove.staged.execute import Limits
 from trainverify.verify import related, single, verify
 from verify.changes import Change, attrs, replaced
@@ -163,8 +166,18 @@ def granted_elsewhere(b: ProgramBuilder, right: bool) -> Tensor:
     return b.add(b.add(y, sure, name="both"), w if right else again(b, w, s), name="r")
 
 
+def beside_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
+    """An op beside that divides by s for nobody."""
+    s, w, m, v = (b.input(n, (3,)) for n in "swmv")
+    b.div(v, s, name="unused")
+    return b.where(b.gt(m, value=1e6), w if right else again(b, w, s), v, name="y")
+
+
+ALONE = (masked_quotient, quotient_in_a_branch, scalar_in_a_branch, scalar_in_vain, granted_elsewhere, beside_in_vain)
+
+
 @pytest.mark.parametrize("few", [0, expressions.FEW])
-@pytest.mark.parametrize("alone", [masked_quotient, quotient_in_a_branch, scalar_in_a_branch, scalar_in_vain, granted_elsewhere])
+@pytest.mark.parametrize("alone", ALONE)
 def test_what_need_not_have_a_value_says_nothing(alone: Alone, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: the program against itself is shown, the wrong plan is not; nor with common parts as symbols."""
     monkeypatch.setattr(expressions, "FEW", few)
@@ -176,6 +189,60 @@ def test_what_need_not_have_a_value_says_nothing(alone: Alone, few: int, monkeyp
 
     assert shown(made(True), made(True)) == {"loss"}
     assert shown(made(True), made(False)) == set()
+
+
+@op("kept_quotient", "hidden")
+def kept_quotient(x: Node, s: Node) -> tuple[Node, Node]:
+    """x·s + x, and x/s."""
+    return x * s + x, x / s
+
+
+OWN = OPS.extended([kept_quotient])
+
+
+def layers(divided: Collection[int], plain: Collection[int]) -> Program:
+    """Layers that are alike but for whether their quotients are used; to some x/s − x·(1/s) is added where m is true."""
+    b = tv.program("layers", OWN)
+    total, m = b.input("w", (3,)), b.input("m", (3,), dtype="bool")
+    for n in range(3):
+        x, s = b.input(f"x{n}", (3,)), b.input(f"s{n}", (3,))
+        y, q = b.kept_quotient(x, s, name=(f"y{n}", f"q{n}"))
+        if n not in plain:
+            under = b.div(b.full(shape=(3,), value=1.0), s, name=f"under{n}")
+            nothing = b.sub(b.div(x, s, name=f"x.s{n}"), b.mul(x, under, name=f"x.under{n}"), name=f"nothing{n}")
+            chosen = b.where(m, nothing, b.full(shape=(3,), value=0.0), name=f"chosen{n}")
+            y = b.add(b.add(b.mul(x, s, name=f"xs{n}"), x, name=f"xsx{n}"), chosen, name=f"y{n}.own")
+        total = b.add(total, b.tanh(y, name=f"t{n}"), name=f"total{n}")
+        if n in divided:
+            total = b.add(total, b.mul(q, q, name=f"qq{n}"), name=f"more{n}")
+    b.loss(b.sum(total, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("divided", [(0,), (2,), (0, 2), (0, 1, 2)])
+def test_layers_whose_quotients_are_used_say_nothing_of_others(divided: Collection[int], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: shown only if all layers need their quotients: another one may divide by 0 in the plan alone."""
+    monkeypatch.setattr(expressions, "FEW", few)
+    logical, plan = layers(divided, range(3)), single(layers(divided, ()))
+    wanted, _ = obligations(logical, plan, units(plan))
+    proof = prove(related(logical, plan, OWN, units(plan), wanted), wanted, plan.lineage)
+    assert bool(proof.failed) == (len(divided) < 3)
+
+
+@pytest.mark.parametrize(("divided", "alike"), [((0, 1), False), ((0, 1, 2), True), ((), True)])
+def test_stages_are_alike_only_if_they_may_assume_the_same(divided: Collection[int], alike: bool) -> None:
+    """Expected: the same form for two layers of which both quotients are used, or neither."""
+    logical, plan = layers(divided, range(3)), single(layers(divided, ()))
+    wanted, _ = obligations(logical, plan, units(plan))
+    small, alignment = aligned(related(logical, plan, OWN, units(plan), wanted), wanted, plan.lineage)
+    cutter = Engine(small, alignment, wanted).cutter
+    cutter.dropped |= {p for p in alignment.claims if not p[2].endswith(".own")}  # down to the inputs
+    stages = [cutter.stage(cutter.goal_of(alignment.claims[0, 0, f"y{n}.own"]), with_facts=True) for n in (1, 2)]
+    assert [bool(alignment.divisors.of(s)) for s in stages] == [1 in divided, 2 in divided]
+    for form in (Canonical(alignment).form, Canonical(alignment).elements):
+        first, second = map(form, stages)
+        assert (first == second) == alike
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

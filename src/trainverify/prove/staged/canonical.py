@@ -104,13 +104,15 @@ class _Form:
     def wanted(self, stage: Stage) -> list[Hashable]:
         """The logical side: the elements that are needed, however large the tensors are that they are in.
 
-        Where something is compared, what the logical program divides by for other elements is looked at too."""
+        Where what the logical program divides by for other elements is looked at too, all of it, and the ops beside it."""
         ids = stage.goal.ids
         found = [(n, p) for n, p in self.canonical.places(ids) if p in stage.logical]
-        whole = any(self.canonical.alignment.graph.compares(c) for part in stage.parts() for c in part.calls)
+        divisors = self.canonical.alignment.divisors
+        whole = divisors.asked(stage)
         shape: list[Hashable] = []
         if whole:
             shape.append(self.part(stage.logical))
+            shape.append(self.calls(divisors.beside(stage)))
             shape += [(self.place(p), self.canonical.within(ids, n).tobytes()) for n, p in found]
         elif found:
             at = {p: self.canonical.within(ids, n) for n, p in found}
@@ -172,9 +174,9 @@ class _Form:
     def place(self, place: Place) -> int:
         return self.places.setdefault(place, len(self.places))
 
-    def part(self, part: Part) -> Hashable:
+    def calls(self, calls: Sequence[Call]) -> Hashable:
         strict = self.canonical.alignment.strict.tensors
-        calls = tuple(
+        return tuple(
             [
                 (
                     c.signature,
@@ -183,9 +185,12 @@ class _Form:
                     tuple([self.place(o) for o in c.outputs]),
                     tuple([o[0] == LOGICAL and o[2] in strict for o in c.outputs]),
                 )
-                for c in part.calls
+                for c in calls
             ]
         )
+
+    def part(self, part: Part) -> Hashable:
+        calls = self.calls(part.calls)
         leaves = []
         for place, (ids, factor) in part.leaves.items():
             self.arrays.append(ids)

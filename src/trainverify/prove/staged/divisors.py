@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.graphs import Call, Graph, Place
+from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place
 from trainverify.prove.staged.needed import Divisor, Needed
 from trainverify.prove.staged.structure import LARGE
 from trainverify.prove.staged.terms import MAY_FAIL, Term
@@ -37,21 +38,45 @@ class Divisors:
         self._leaves: dict[tuple[int, int], Leaves] = {}  # of the elements of an output, by signature and output
 
     def of(self, stage: Stage) -> list[Divisor]:
-        """Where something is compared, or chosen in a stage that may use facts, everything that the logical side divides by and that is
-        made of what the plan's side is made of."""
-        calls = [c for part in stage.parts() for c in part.calls]
-        if not any(self.graph.compares(c) or (stage.with_facts and self.graph.chooses(c)) for c in calls):
+        """Everything that the logical side divides by, and ops beside it do, that is made of what the plan's side is made of."""
+        if not self.asked(stage):
             return []
         symbols = self.needed.of(stage.plan, stage.goal.wanted()).symbols(stage.plan)
         symbols += [ids for part in stage.defined.values() for ids, _ in part.leaves.values()]
         spoken = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *symbols]))
         known: dict[Place, Array] = {}
         found: list[Divisor] = []
-        for call in stage.logical.calls:
+        for call in (*stage.logical.calls, *self.beside(stage)):
             if may_fail(call) and sum(math.prod(self.graph.shape(o)) for o in call.outputs) <= MANY:
                 terms, leaves = self._divisors(call)
                 fine = self._all(stage.logical, call, leaves, len(terms), spoken, known)
                 found += [(call, *term) for term, f in zip(terms, fine.tolist(), strict=True) if f]
+        return found
+
+    def asked(self, stage: Stage) -> bool:
+        """Whether it matters: where something is compared, or chosen in a stage that may use facts."""
+        calls = [c for part in stage.parts() for c in part.calls]
+        return any(self.graph.compares(c) or (stage.with_facts and self.graph.chooses(c)) for c in calls)
+
+    def beside(self, stage: Stage) -> list[Call]:
+        """For a stage that may use facts, logical ops outside of it that divide, of the same inputs: a forward op beside its gradient."""
+        part = stage.logical
+        if not stage.with_facts:
+            return []
+        there = {*part.leaves, *(o for c in part.calls for o in c.outputs)}
+        mine = {(c.at, c.row) for c in part.calls}
+        users = {(c.at, c.row): c for p in there for c in self._users.get(p, ())}
+        return [c for key, c in sorted(users.items()) if key not in mine and all(i is None or i in there for i in c.inputs)]
+
+    @cached_property
+    def _users(self) -> dict[Place, list[Call]]:
+        """Logical ops that divide, by what they are given."""
+        found: dict[Place, list[Call]] = {}
+        calls = {(c.at, c.row): c for p, c in self.graph.makers.items() if p[0] == LOGICAL}
+        for call in calls.values():
+            if may_fail(call):
+                for place in {i for i in call.inputs if i is not None}:
+                    found.setdefault(place, []).append(call)
         return found
 
     def _known(self, part: Part, place: Place, spoken: Array, known: dict[Place, Array]) -> Array:

@@ -135,14 +135,16 @@ class _Check:
         symbols = [symbol(s, k, *kind) for k, kind in enumerate(short.kinds)]
         for x, y in short.vanishing:
             s.vanishes(symbols[x], symbols[y])
-        got, factor, want = short.term.args
+        got, factor, want, *granted = short.term.args
         mine = domain.real(value(got, symbols.__getitem__, domain))
         times = domain.real(value(factor, symbols.__getitem__, domain))
         needed = self.noted() | s.guarded
         theirs = s.mul(times, domain.real(value(want, symbols.__getitem__, domain)))
         facts: dict[Need, None] = {("nonzero", frozenset(domain.real(symbols[k]).items())): None for k in short.nonzero}
-        given = s.needs | facts
-        if not all(self.implied(doubt, facts, ask=False) for doubt in s.doubts):
+        needs, doubts = self.noted(), dict(s.doubts)
+        facts |= {("nonzero", frozenset(domain.real(value(g, symbols.__getitem__, domain)).items())): None for g in granted}
+        given = needs | facts
+        if not all(self.implied(doubt, facts, ask=False) for doubt in doubts):
             return Result(False, "a condition inside a choice")
         checked = equal(s, mine, theirs, given, None)
         if checked.how is None:

@@ -39,7 +39,8 @@ _NOTHING: Final = {"real": Fraction(0), "int": 0, "bool": 0}
 
 @dataclass(frozen=True)
 class Short:
-    """got, factor, want of an element, over numbered symbols: those of the stage, and parts that both sides have in common."""
+    """got, factor, want of an element, and what else is not 0, as the logical program divides by it; over numbered symbols: those of the
+    stage, and parts that both sides have in common."""
 
     term: Term
     kinds: tuple[tuple[str, Any], ...]
@@ -228,11 +229,13 @@ class Expressions:
         if stage.nonzero or stage.extra:
             return {}
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
-        if not pairs or len(self._keys) < FEW:
+        if not pairs or (len(self._keys) < FEW and not stage.with_facts):
             return {}
-        assumed = False
         divided = self._divided()
         self._nonzero = {number for info, number in divided if info[0] == "div"}
+        if len(self._keys) < FEW and not self._nonzero:
+            return {}
+        assumed = False
         if any(self._is_mask(key) for key in self._keys):
             masks = Masks(self, self._always([want for _, want in pairs.values()]), divided)
             pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
@@ -416,7 +419,12 @@ class Expressions:
                 found = known[number] = make("leaf", number) if leaf else make(op, info, [term(a) for a in args])
             return found
 
-        goals = {n: make("goal", None, [term(got), term(factor), term(want)]) for n, (got, want) in pairs.items()}
+        granted = {g: self._leaves((g,), stops)[0] for g in sorted(self._nonzero - stops) if self._signs[g] != "positive"}
+        goals = {}
+        for n, (got, want) in pairs.items():
+            known_of = self._leaves((got, factor, want), stops)[0] if granted else set()
+            more = [term(g) for g, leaves in granted.items() if leaves <= known_of]
+            goals[n] = make("goal", None, [term(got), term(factor), term(want), *more])
         forms: dict[int, Made] = {n: self.graph.terms.canonical(goal) for n, goal in goals.items()}
         if len({form for form, _ in forms.values()}) > DIFFERENT:
             forms = {n: self.graph.terms.arranged(goal) for n, goal in goals.items()}
@@ -430,7 +438,7 @@ class Expressions:
             partial = assumed or any(self._partial[number] for number in leaves)
             shown = [self._keys[number][0] == "symbol" and self._keys[number][1] in facts for number in leaves]
             nonzero = tuple([k for k, number in enumerate(leaves) if shown[k] or number in self._nonzero])
-            partial |= not self._nonzero.isdisjoint(leaves)
+            partial |= len(goals[n].args) > 3 or not self._nonzero.isdisjoint(leaves)
             made[n] = Short(canonical[0], kinds, self._vanishing(leaves), nonzero, partial)
         return made
 

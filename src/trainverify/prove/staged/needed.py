@@ -49,12 +49,16 @@ class Needed:
                 assert place is not None
                 needed.setdefault(place, []).append(leaves[leaves[:, 0] == n, 1])
 
-        for call in reversed(part.calls):
-            for c, info, term in divisors:
-                if c is call:
+        def divided(outside: bool, *calls: Call) -> None:
+            for call, info, term in divisors:
+                if any(c is call for c in calls) != outside:
                     number, leaves = self.graph.terms.relative(term)
                     found.below.append((call, info, number, leaves))
                     use(call, leaves)
+
+        divided(True, *part.calls)  # by ops that are not in it
+        for call in reversed(part.calls):
+            divided(False, call)
             for o in call.outputs:
                 if o in needed and o not in part.leaves:
                     found.numbers[o] = np.unique(np.concatenate(needed[o]))
