@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part, Stage
 
 MANY: Final = 10_000  # elements that an op makes, of which all are looked at
+Granted = tuple[Call, Term, frozenset[int]]  # the op, what it divides by, over inputs of the op, and the symbols in that
 Leaves = tuple[Array, Array]  # rows of input and position, and the number of the term that each is in
 
 
@@ -52,6 +53,15 @@ class Divisors:
                 fine = self._all(stage.logical, call, leaves, len(terms), spoken, known)
                 found += [(call, *term) for term, f in zip(terms, fine.tolist(), strict=True) if f]
         return found
+
+    def granted(self, stage: Stage) -> list[Granted]:
+        """What a stage that may use facts can take for not 0, and the symbols that it is made of."""
+        if stage.granted is None:
+            found = [d for d in self.of(stage) if d[1][0] == "div"] if stage.with_facts else []
+            closures = [self.needed.of(stage.logical, {}, [d]).symbols(stage.logical) for d in found]
+            symbols = [frozenset(int(i) for ids in c for i in ids.tolist()) for c in closures]
+            stage.granted = [(call, term, ids) for (call, _, term), ids in zip(found, symbols, strict=True)]
+        return stage.granted
 
     def asked(self, stage: Stage) -> bool:
         """Whether it matters: where something is compared, or chosen in a stage that may use facts."""

@@ -14,7 +14,7 @@ from trainverify.domains.polynomials import Need, Poly, Scalars, TooLarge, Unsup
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.check import equal, solved
 from trainverify.prove.staged.expressions import Short
-from trainverify.prove.staged.graphs import LOGICAL, Place
+from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.signs import FINITE
 from trainverify.prove.staged.solver import Z3, Solver
@@ -90,7 +90,7 @@ class _Check:
         s.needs = {}
         want = s.mul(factor, self.wanted(int(stage.goal.ids[n])))
         given = self.noted()  # not what only a branch needs that may not be taken
-        facts = self.facts()
+        facts = self.facts() | self.granted()
         if stage.written:  # to write them out takes time, and their names are enough as a rule
             known = self.judged(n, got, want, mine, given, facts, None)
             if known.proved:
@@ -156,6 +156,23 @@ class _Check:
     def facts(self) -> dict[Need, None]:
         """What other stages show: some scalars are not 0, by name."""
         return {("nonzero", frozenset(self.domain.real(self.symbol(i)).items())): None for i in self.stage.facts}
+
+    def granted(self) -> dict[Need, None]:
+        """What the logical program divides by in any case, of the symbols that are known by now."""
+        s, a, part = self.scalars, self.alignment, self.stage.logical
+        known = {i for i in self.symbols if i not in self.stage.extra and self.stage.definition(i, a) is None}
+        before = s.needs, s.doubts, s.guarded
+        s.needs, s.doubts, s.guarded = {}, {}, {}
+        found: dict[Need, None] = {}
+        for call, term, symbols in a.divisors.granted(self.stage):
+
+            def leaf(info: Any, call: Call = call) -> Any:
+                return self.value(part, *a.graph.leaf(call, info))
+
+            if symbols <= known:
+                found["nonzero", frozenset(self.domain.real(value(term, leaf, self.domain)).items())] = None
+        s.needs, s.doubts, s.guarded = before
+        return found
 
     def written(self) -> dict[Need, None]:
         """The same of their definitions."""

@@ -17,6 +17,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.prove.staged.align import Alignment, Claim, Factor
 from trainverify.prove.staged.canonical import Canonical
+from trainverify.prove.staged.divisors import Granted
 from trainverify.prove.staged.expressions import Expressions, Short
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
@@ -90,6 +91,7 @@ class Stage:
     value: bool = False  # or only that it has a value, whatever the inputs are
     compares: bool = False  # some leaves have elements that the plan compares
     gentler: bool = False  # some leaves are gradients, others are not
+    granted: list[Granted] | None = None  # what is not 0, as the logical program divides by it, once asked for
     tasks: tuple[tuple[Any, int], ...] = ()  # (key, an element of the goal): equal keys differ in names only
     short: dict[int, Short] = field(default_factory=dict)  # elements of tasks that are shown for any value of common parts
     in_parts: bool = False  # whether some of these are parts of elements, numbered behind all of them
@@ -563,6 +565,13 @@ class _Walk:
             last = part.calls[-1].outputs[0]
             for at in range(int(np.prod(self.cutter.graph.shape(last)))):
                 self.place(part, last, at)
+        mine = self.numbers.keys() - stage.extra.keys()
+        for call, term, symbols in self.cutter.alignment.divisors.granted(stage):
+            if symbols <= mine:
+                made, leaves = self.cutter.graph.terms.canonical(term)
+                self.tokens += ["granted", made]
+                for info in leaves:
+                    self.place(stage.logical, *self.cutter.graph.leaf(call, info))
         kinds = tuple((self.cutter.alignment.symbol_kind(i), self.cutter.alignment.state(i)) for i in self.numbers)
         kinds += self.cutter.alignment.vanishing(self.numbers)
         facts = tuple(f in stage.written for f in stage.facts)
