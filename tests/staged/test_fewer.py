@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
 from trainverify.campaign.agree import staged
 from trainverify.graph.plan import Plan, units
-from trainverify.graph.program import Ref
+from trainverify.graph.program import Op, Program, Ref
 from trainverify.ops import OPS
 from trainverify.prove.staged import engine
 from trainverify.prove.staged.reduce import with_fewer
 from trainverify.verify import related, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
-from verify.changes import Change, attrs, on_rank, replaced
+from verify.changes import Change, attrs, in_program, on_rank, op_of, replaced
 
 CONFIG = Config(layers=1, hidden=96, heads=12, kv_heads=4, ffn=144, vocabulary=288, sequence=8, batch=6)
 HOW = Degrees(dp=6, tp=2, zero=1)
@@ -27,7 +28,7 @@ PROGRAM = PLAN.templates[0].program.name
 
 def ranks(plan: Plan) -> set[int] | None:
     """Those that are looked at; None if no smaller plan would do."""
-    small = with_fewer(related(LOGICAL, plan, OPS, units(plan), []))
+    small = with_fewer(related(LOGICAL, plan, OPS, units(plan), []), 2)
     return None if small is None else set(small.places)
 
 
@@ -114,6 +115,23 @@ def halves(members: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [members[:3], members[3:]]
 
 
+def often(times: Fraction) -> Change:
+    """The loss, which all ranks along dp have, is added up over them once more, and multiplied."""
+
+    def apply(program: Program) -> Program:
+        i = op_of(program, "loss.total")
+        op, kind = program.ops[i], program.tensors["loss.total"]
+        ops = (
+            replace(op, outputs=("loss.once",)),
+            replace(op, inputs=("loss.once",), outputs=("loss.often",)),
+            Op("mul", ("loss.often",), ("loss.total",), (("value", times),), op.phase),
+        )
+        more = {"loss.once": kind, "loss.often": kind}
+        return replace(program, ops=(*program.ops[:i], *ops, *program.ops[i + 1 :]), tensors={**program.tensors, **more})
+
+    return in_program(PROGRAM, apply)
+
+
 WRONG: dict[str, tuple[Change, set[int]]] = {
     "an edit of one rank": (on_rank(7, "mb0/layers.0.attention.normed", lambda op: op.with_attrs(eps=1e-3)), {7}),
     "a slice of one rank": (both_ends("lm_head.shard", lambda v: {7: v[1]}), {7}),
@@ -124,6 +142,8 @@ WRONG: dict[str, tuple[Change, set[int]]] = {
     "both ends together, those between apart": (groups(around), set(range(12))),
     "a mean where a sum should be": (replaced(PROGRAM, "loss.total", lambda op: op.with_attrs(op="avg")), set()),
     "a maximum where a sum should be": (replaced(PROGRAM, "tokens", lambda op: op.with_attrs(op="max")), set()),
+    "too often, by the number of ranks that are looked at": (often(Fraction(1, 2)), set()),
+    "too often, by the number of others": (often(Fraction(1, 3)), set()),
     "a sum over the wrong group": (attrs(PROGRAM, "loss.total", group=Ref("group.tp")), set()),
     "the mask of one rank": (on_rank(7, "mb0/layers.0.attention.mixed", lambda op: op.with_attrs(is_causal=False)), {7}),
 }
@@ -138,6 +158,14 @@ def test_mistakes_of_any_rank_are_not_shown(name: str, monkeypatch: pytest.Monke
     found = ranks(wrong)
     assert found is None or there <= found
     assert staged(LOGICAL, wrong).failed
+
+
+def test_a_number_may_count_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: shown with all ranks; with fewer, a sixth would not be right."""
+    monkeypatch.setattr(engine, "MANY", 0)
+    proof = staged(LOGICAL, often(Fraction(1, 6))(PLAN))
+    assert not proof.failed
+    assert not proof.fewer
 
 
 def test_the_plan_is_shown_with_few_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,24 +43,24 @@ class Sample:
 ALL: Final = Sample({}, ())
 
 
-def sampled(system: System, also: Collection[int] = (), above: int = RANKS) -> Sample:
-    """What stays of a plan with more ranks than `above`; the ranks in `also` are among those evaluated."""
+def sampled(system: System, also: Collection[int] = (), above: int = RANKS, of_a_sort: int = _OF_A_SORT) -> Sample:
+    """What stays of a plan with more ranks than `above`: so many of each sort; the ranks in `also` are among those evaluated."""
     mesh = system.plan.mesh
     if mesh.size <= above:
         return ALL
     odd = [mesh.coordinates(r) for r in (*also, *(r for found in out_of_line(system) for r in found[:_OF_A_SORT]))]
     apart = Apart(system)
-    return _chosen(apart, odd, rows(system)) or _chosen(apart, odd, []) or ALL
+    return _chosen(apart, odd, rows(system), of_a_sort) or _chosen(apart, odd, [], of_a_sort) or ALL
 
 
-def _chosen(apart: Apart, odd: Sequence[Mapping[str, int]], sorts: Sequence[Row]) -> Sample | None:
+def _chosen(apart: Apart, odd: Sequence[Mapping[str, int]], sorts: Sequence[Row], of_a_sort: int) -> Sample | None:
     """A sample with these rows shorter; None if that is not possible."""
     system = apart.system
     mesh = system.plan.mesh
     digits = {a: Digits.of(system, a).known(apart, a, sorts) for a in mesh.names}
     mine = {id(x) for d in digits.values() for x in d.leaves}
     least = {id(x): _least(apart, x) for row in sorts for x in row.digits if id(x) not in mine}
-    chosen = {a: d.product([*_sorts(system, a, d), *(d.split(at[a]) for at in odd)]) for a, d in digits.items()}
+    chosen = {a: d.product([*_sorts(system, a, d, of_a_sort), *(d.split(at[a]) for at in odd)]) for a, d in digits.items()}
     changed = True
     while changed:
         changed = False
@@ -171,8 +171,8 @@ def ranks(system: System, kept: Mapping[str, Collection[int]]) -> frozenset[int]
     return frozenset(r for r in range(mesh.size) if all(mesh.coordinates(r)[a] in c for a, c in kept.items()))
 
 
-def _sorts(system: System, axis: str, digits: Digits) -> list[tuple[tuple[int, ...], ...]]:
-    """Digits with which two coordinates of every sort stay, if there are two."""
+def _sorts(system: System, axis: str, digits: Digits, of_a_sort: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Digits with which so many coordinates of every sort stay, if there are as many."""
     mesh = system.plan.mesh
     class_of = {r: i for i, k in enumerate(system.schedule.classes) for r in k.ranks}
     seen: dict[int, list[int | None]] = {c: [] for c in range(mesh.length(axis))}
@@ -185,10 +185,14 @@ def _sorts(system: System, axis: str, digits: Digits) -> list[tuple[tuple[int, .
     there = set(digits.coordinates(firsts))
     found = [firsts]
     for cs in alike.values():
-        if len(cs) > 1 and len(there.intersection(cs)) < _OF_A_SORT:  # one more, that differs in few digits
-            first, last = digits.split(cs[0]), digits.split(cs[-1])
-            n = next(n for n in range(len(first)) if first[n] != last[n])
-            found.append((*first[:n], last[n], *first[n + 1 :]))
+        first = digits.split(cs[0])
+        for at in (cs[-1], *cs[1:-1]):
+            if len(there.intersection(cs)) >= min(of_a_sort, len(cs)):
+                break
+            more = digits.split(at)  # one more, that differs in few digits
+            n = next(n for n in range(len(first)) if first[n] != more[n])
+            found.append((*first[:n], more[n], *first[n + 1 :]))
+            there = set(digits.coordinates(digits.product(found)))
     return found
 
 

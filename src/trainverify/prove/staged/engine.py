@@ -105,7 +105,7 @@ class NoStages(Exception):
 def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> tuple[Small, Alignment]:
     """Both programs at reduced sizes, and what of one is what of the other."""
     try:
-        small = _with_fewer(system, _small(system))
+        small = _with_fewer(system, _small(system), wanted, lineage)
         if elements(small) > MAX_ELEMENTS:
             raise NoStages("too large, even at reduced sizes", too_large=True)
         alignment = Alignment(Graph(small), lineage, wanted)
@@ -130,22 +130,30 @@ def _small(system: System) -> Small:
         raise
 
 
-def _with_fewer(system: System, small: Small) -> Small:
-    """The same, or with fewer ranks and less to choose from if that is much less."""
+def _with_fewer(system: System, small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Small:
+    """The same, or with fewer ranks and less to choose from if that is much less.
+
+    Not if the programs differ then: a number may count ranks. One that should and does not may look right with two of a sort, not also with
+    three."""
     if elements(small) <= MANY:
         return small
     try:
-        fewer = with_fewer(system)
-    except NotABoundary:
+        two, three = with_fewer(system, 2), with_fewer(system, 3)
+        if two is None or three is None or 2 * elements(two) > elements(small):
+            return small
+        return small if any(clearly_different(few, wanted, lineage) for few in (two, three)) else two
+    except (NotABoundary, NotComputed):
         return small
-    return fewer if fewer is not None and 2 * elements(fewer) <= elements(small) else small
 
 
 def _different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Collection[Obligation]:
-    """What differs although there are too many elements to prove anything of: on some ranks of each sort."""
+    """What differs although there are too many elements to prove anything of: on some ranks of each sort, however literals shrink."""
     try:
         small = shrink_system(system, kept=sampled(system, above=0), alternate=False, most=RUN)
-        return clearly_different(small, wanted, lineage)
+        found = clearly_different(small, wanted, lineage)
+        for read in small.readings() if found and small.readings is not None else ():
+            found &= clearly_different(read(small), wanted, lineage)
+        return found
     except (NotABoundary, NotComputed, TooMuch):
         return ()
 

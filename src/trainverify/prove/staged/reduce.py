@@ -73,15 +73,15 @@ def reduced(system: System) -> Small:
     return shrink_system(system, LEAST, alternate=False)
 
 
-def with_fewer(system: System) -> Small | None:
-    """With some ranks of every sort only, and less to choose from, as evaluation has it of large plans.
+def with_fewer(system: System, of_a_sort: int) -> Small | None:
+    """With so many ranks of every sort only, and less to choose from, as evaluation has it of large plans.
 
     All others follow from their coordinates: what they hold, and their integers, of which two of a sort say all as they are linear.
     None if that is not so. Groups that are no product of mesh axes, and rings, keep all of their members."""
     mesh = system.plan.mesh
     if any(mesh_axes(layout, mesh) is None for layout, _ in system.holdings()):
         return None
-    kept = sampled(system, also={r for ranks in out_of_line(system) for r in ranks}, above=0)
+    kept = sampled(system, also={r for ranks in out_of_line(system) for r in ranks}, above=0, of_a_sort=of_a_sort)
     return shrink_system(system, LEAST, alternate=False, kept=kept)
 
 
