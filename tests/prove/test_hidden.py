@@ -81,6 +81,16 @@ def divided_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
     return w if right else again(b, w, x)
 
 
+def divided_while_kept(b: ProgramBuilder, right: bool) -> Tensor:
+    """Nobody uses x^(−3/2) + y·x^(−1/2); written as x^(−1/2)·(1/x + y) it would say that x is not 0."""
+    x, y, w = three(b, "x", "y", "w")
+    root = b.pow(x, exponent=-0.25, name="root")
+    two = b.mul(root, root, name="two")
+    three_ = b.mul(two, root, name="three")
+    b.identity(b.add(b.mul(three_, three_, name="six"), b.mul(two, y, name="two.y"), name="s"), name="unused")
+    return w if right else again(b, w, x)
+
+
 def divided_elsewhere(b: ProgramBuilder, right: bool) -> Tensor:
     """Of the quotients only the first row is used; the plan needs that the second has no 0."""
     x, w = b.input("x", (2, 3)), b.input("w", (2, 3))
@@ -351,6 +361,7 @@ HIDDEN: list[Body] = [
     divided_in_a_branch,
     divided_and_masked,
     divided_in_vain,
+    divided_while_kept,
     divided_elsewhere,
     divided_for_a_sum_of_nothing,
     divided_by_a_choice,

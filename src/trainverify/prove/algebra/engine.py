@@ -186,10 +186,12 @@ class Prover:
         def run(n: int, env: Values) -> None:
             self.forms.strict = strict.nodes[n]
             self._apply(system.logical_ops[n][0], system.logical.ops[n], env, {}, loose, system.scope)
-            self.forms.strict, self.kernel.noting = None, True
+            self.forms.strict = None
 
+        self.kernel.noting = False  # only nodes that must have a value say what they need, not how something is kept
         for block in system.logical_blocks:
             self._block(block, self.logical, tuple([strict.outputs[n] for n in block.ops]), loose, run)
+        self.kernel.noting = True
 
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
         """A block of an input: a tensor of its own, over the leaves that it has."""
@@ -376,7 +378,8 @@ class Prover:
         except Unsupported as error:
             env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
         else:
-            self.forms.strict = frozenset() if n in self._unused_of[unit] else None  # nobody needs that it has a value
+            if n in self._unused_of[unit]:  # nobody needs that it has a value
+                self.forms.strict, self.kernel.noting = frozenset(), False
             self._apply(x, op, env, offsets, self._loose_of[unit], self.system.unit_scopes[unit])
             self.forms.strict, self.kernel.noting = None, True
 

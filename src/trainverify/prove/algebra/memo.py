@@ -145,7 +145,7 @@ class Memo:
             if not kernel.certain(named_need(what, uid, [at.get(i, i) for i in idx]), kernel.needs):
                 return None
         for what, uid, idx in renamed.needs:
-            kernel.need(what, uid, [at.get(i, i) for i in idx])
+            kernel.needs.add(named_need(what, uid, [at.get(i, i) for i in idx]))
         return Outcome(self, renamed, entry, at)
 
     # -- inputs ------------------------------------------------------------------------------------------------------
