@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -256,6 +256,52 @@ def test_what_no_point_shows_is_not_shown(hidden: Hidden) -> None:
     assert shown(step(hidden, True), step(hidden, True)) >= {"loss", "updated state old"}
     assert set(step(hidden, True).sources) == set(step(hidden, False).sources)
     assert shown(step(hidden, True), step(hidden, False)).isdisjoint(("loss", "updated state old"))
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def gated(b: ProgramBuilder, hidden: Tensor) -> Program:
+    """m, and where that is large something else besides: on no point, however large."""
+    m = b.input("m", hidden.shape)
+    b.loss(b.sum(b.add(m, b.mul(b.to(b.gt(m, value=1e6), dtype="f32"), hidden)), name="loss"))
+    return b.build()
+
+
+def drops(size: int, cuts: Sequence[int] = (), origins: Sequence[int] = ()) -> Program:
+    """A dropout of a row, or of its pieces, each of which is said to begin somewhere."""
+    b = tv.program("drops")
+    x = b.input("x", (size,))
+    if not cuts:
+        return gated(b, b.dropout(x, p=0.5, key=7))
+    pieces = []
+    for start, stop, origin in zip(cuts, [*cuts[1:], size], origins, strict=True):
+        own = b.slice(x, dim=0, start=start, stop=stop)
+        pieces.append(b.dropout(own, p=0.5, key=7, origin=(origin,), logical_shape=(size,)))
+    return gated(b, b.concat(*pieces, dim=0))
+
+
+@pytest.mark.parametrize(
+    ("size", "cuts", "wrong"),
+    [(18, (0, 16), (0, 3)), (18, (0, 16, 17), (0, 3, 17)), (40, (0, 16, 32), (0, 16, 24))],  # wrong: where pieces begin once the first is 3
+)
+def test_where_pieces_begin_is_not_a_matter_of_scale(size: int, cuts: tuple[int, ...], wrong: tuple[int, ...]) -> None:
+    """Expected: a dropout of pieces is shown if they begin where they do at full size, not if they seem to once all is smaller."""
+    assert shown(drops(size), drops(size, cuts, cuts)) == {"loss"}
+    assert shown(drops(size), drops(size, cuts, wrong)) == set()
+
+
+def row_of_drops(origin: int | None) -> Program:
+    """The fourth row of a dropout, or the dropout of that row, which is said to begin somewhere."""
+    b = tv.program("row of drops")
+    x = b.input("x", (16,))
+    whole = b.dropout(x, p=0.5, key=7) if origin is None else x
+    row = b.select(b.reshape(whole, shape=(8, 2)), dim=0, index=3)
+    return gated(b, row if origin is None else b.dropout(row, p=0.5, key=7, origin=(origin,), logical_shape=(16,)))
+
+
+def test_where_a_row_begins_is_not_a_matter_of_scale() -> None:
+    assert [shown(row_of_drops(None), row_of_drops(at)) for at in (6, 4)] == [{"loss"}, set()]
 
 
 # -- wrong claims ------------------------------------------------------------------------------------------------------
