@@ -14,6 +14,7 @@ import trainverify as tv
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
 from trainverify.campaign.agree import staged
+from trainverify.graph.lineage import Part, Parts, Run
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
@@ -302,6 +303,36 @@ def row_of_drops(origin: int | None) -> Program:
 
 def test_where_a_row_begins_is_not_a_matter_of_scale() -> None:
     assert [shown(row_of_drops(None), row_of_drops(at)) for at in (6, 4)] == [{"loss"}, set()]
+
+
+def whole_step() -> Program:
+    """One step of a parameter."""
+    b = tv.program("whole")
+    x, w = b.input("x", (64,)), b.parameter("w", (64,))
+    b.loss(b.sum(b.mul(w, x), name="loss"))
+    b.output(x, "gradient", "w")
+    b.update(w, b.sub(w, x, name="w.new"))
+    return b.build()
+
+
+def padded_step(filled: float) -> Plan:
+    """The same in a larger buffer, whose padding, in two parts, is changed by something."""
+    p = tv.plan("padded", tv.Mesh(dp=2))
+    parts = (Part((0,), (Run(0, 64),)), *(Part((at,), (Run(0, n),), padding=True) for at, n in ((64, 2), (66, 30))))
+    with p.ranks() as r:
+        x, w = r.input("x", (64,), "n"), r.parameter("w", (96,), Parts(((0, parts), (1, parts))))
+        r.loss(r.sum(r.mul(r.slice(w, dim=0, start=0, stop=64), x), name="loss"))
+        g = r.concat(x, r.full(shape=(32,), value=filled), dim=0, name="g")
+        r.output(g, "gradient", "w")
+        r.update(w, r.sub(w, g, name="w.new"))
+    return p.build()
+
+
+def test_padding_in_parts_is_zero_after_the_step() -> None:
+    """Expected: padding that ends where nothing else does is looked at all the same."""
+    found = [{str(o) for o in staged(whole_step(), padded_step(filled)).proved} for filled in (0.0, 1.0)]
+    assert found[0] == {"loss", "gradient of w", "updated parameter w"}
+    assert "updated parameter w" not in found[1]
 
 
 # -- wrong claims ------------------------------------------------------------------------------------------------------
