@@ -19,6 +19,7 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
+from trainverify.prove.staged import expressions
 from trainverify.prove.staged.engine import Engine, StagedProof, aligned
 from trainverify.prove.staged.execute import Limits
 from trainverify.verify import related, single, verify
@@ -114,6 +115,59 @@ def test_one_element_may_be_infinite() -> None:
     """Expected: what is shown of elements that are numbers is not said of one that is not."""
     assert shown(below(True), below(True)) == {"loss", "metric es"}
     assert "loss" not in shown(below(True), below(False))
+
+
+def now_and_then(right: bool) -> Program:
+    """The same where the last element of s is −∞ on no point: it looks like the others."""
+    b = tv.program("now and then")
+    w, m, x, z, y, k = (b.input(n, (size,)) for n, size in zip("wmxzyk", (3, 3, 3, 2, 1, 1), strict=True))
+    never = b.where(b.gt(k, value=1e6), b.full(shape=(1,), value=-math.inf), y, name="never")
+    s = b.add(x, b.concat(z, never, dim=0, name="t"), name="s")
+    b.output(b.sum(b.exp(s, name="e"), name="es"), "metric", "es")
+    if not right:
+        zeros = b.full(shape=(3,), value=0.0, name="zeros")
+        w = b.add(w, b.where(b.gt(m, value=1e6), b.sub(s, s, name="nothing"), zeros, name="chosen"), name="again")
+    b.loss(b.sum(b.mul(w, w, name="ww"), name="loss"))
+    return b.build()
+
+
+def test_what_looks_alike_may_be_infinite() -> None:
+    """Expected: an element that may be −∞ is no number because another one is, of which the same is to be shown."""
+    assert shown(now_and_then(True), now_and_then(True)) == {"loss", "metric es"}
+    assert shown(now_and_then(True), now_and_then(False)) == {"metric es"}
+
+
+def quotients(used: Collection[int], right: bool) -> Program:
+    """Twice the first row of w/x, and z + y where z is positive; of some, all quotients are used. Or 0 times something over the second row of x."""
+    b = tv.program("quotients")
+    zeros = b.full(shape=(3,), value=0.0)
+    found = []
+    for n in range(2):
+        w, x = b.input(f"w{n}", (2, 3)), b.input(f"x{n}", (2, 3))
+        z, y, u = (b.input(f"{t}{n}", (3,)) for t in "zyu")
+        mask = b.to(b.gt(z, value=0.0), dtype="f32")
+        if n in used or right:
+            q = b.div(w, x, name=f"q{n}")
+        if n in used:
+            b.output(b.sum(q, name=f"all{n}"), "metric", f"all{n}")
+        if right:
+            r = b.add(b.select(q, dim=0, index=0), b.mul(mask, b.add(z, y)), name=f"r{n}")
+        else:
+            first, second = (b.select(x, dim=0, index=i) for i in range(2))
+            own = b.div(b.add(b.select(w, dim=0, index=0), b.mul(b.mul(mask, z), first)), first)
+            r = b.add(b.add(own, b.mul(mask, y)), b.mul(zeros, b.div(u, second)), name=f"r{n}")
+        found.append(b.sum(r, name=f"rs{n}"))
+        b.output(found[-1], "metric", f"r{n}")
+    b.loss(b.add(*found, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_quotients_that_are_used_say_nothing_of_others(used: Collection[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: the plan needs that the second row of x is not 0, which it is not where all quotients are used, and only there."""
+    monkeypatch.setattr(expressions, "FEW", 0)  # common parts are looked for in small stages too
+    expected = {f"metric {name}{n}" for n in used for name in ("all", "r")} | ({"loss"} if len(used) == 2 else set())
+    assert shown(quotients(used, True), quotients(used, False)) == expected
 
 
 Alone = Callable[[ProgramBuilder, bool], Tensor]
@@ -252,8 +306,10 @@ def step(hidden: Hidden, right: bool) -> Program:
     return b.build()
 
 
+@pytest.mark.parametrize("few", [expressions.FEW, 0])  # with 0, common parts are looked for in small stages too
 @pytest.mark.parametrize("hidden", [padded, infinite, cubed, rooted, divided, chosen, masked, logarithm, sorted_, dropped])
-def test_what_no_point_shows_is_not_shown(hidden: Hidden) -> None:
+def test_what_no_point_shows_is_not_shown(hidden: Hidden, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expressions, "FEW", few)
     assert shown(step(hidden, True), step(hidden, True)) >= {"loss", "updated state old"}
     assert set(step(hidden, True).sources) == set(step(hidden, False).sources)
     assert shown(step(hidden, True), step(hidden, False)).isdisjoint(("loss", "updated state old"))
