@@ -12,10 +12,12 @@ import pytest
 
 import trainverify as tv
 from prove.meaning import system_of
+from trainverify.axes.system import System
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
+from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.obligations import obligations
-from trainverify.graph.plan import units
+from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
 from trainverify.ops.table import op
@@ -433,6 +435,69 @@ def test_a_layer_that_does_not_fit_leaves_no_names(divided: Collection[int]) -> 
     logical = in_layers(divided, True, True)
     assert shown(logical, in_layers(divided, True, False)) == {"loss"}
     assert shown(logical, in_layers(divided, False, False)) == ({"loss"} if 2 in divided else set())
+
+
+# -- names ---------------------------------------------------------------------------------------------------------------
+
+
+def called(n: int, right: bool) -> Program:
+    """What ids choose, or what the largest of a row chooses, whose digits have a name of their own."""
+    b = tv.program("called")
+    x, v, ids = b.input("x", (3, 4)), b.input("v", (3, 4)), b.input(f"@{n}", (3,), dtype="i64", ids=4)
+    largest, chosen = (b.to(b.one_hot(at, num_classes=4), dtype="f32") for at in (b.argmax(x, dim=1, name="at"), ids))
+    b.output(b.sum(b.mul(largest, v), name="first"), "metric", "first")
+    b.loss(b.sum(b.mul(chosen if right else largest, v), name="loss"))
+    return b.build()
+
+
+def test_an_input_may_be_called_like_a_choice() -> None:
+    assert not any("loss" in shown(called(n, True), called(n, False)) for n in range(8))
+
+
+def labels(name: str, right: bool) -> Program:
+    """In every layer whether a label is one of the ids: all are, but those of one layer, which may be ignored."""
+    b = tv.program("labels")
+    total, found = b.input("w", (3,)), []
+    for n in range(6):
+        ids = b.input(f"{name}{n}", (3,), dtype="i64", ids=4, ignore=-100 if n == 3 else None)
+        found.append((b.to(b.one_hot(ids, num_classes=4), dtype="f32"), b.input(f"y{n}", (3,))))
+    ones = b.full(shape=(3,), value=1.0)
+    made = [deep(b, b.mul(ones if n == 3 and not right else b.sum(hot, dim=1), y), y) for n, (hot, y) in enumerate(found)]
+    for t in made:
+        total = b.add(total, t)
+    b.loss(b.sum(total, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("name", ["label", "@"])  # choices by sorting, which are always in range, are called like that
+def test_layers_whose_labels_are_in_range_say_nothing_of_others(name: str) -> None:
+    assert shown(labels(name, True), labels(name, True)) == {"loss"}
+    assert shown(labels(name, True), labels(name, False)) == set()
+
+
+# -- buckets -------------------------------------------------------------------------------------------------------------
+
+
+def in_one_dimension(logical: Program, plan: Plan) -> set[str]:
+    """What is shown with tensors written in one dimension and cut anywhere."""
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    talk = Communication(plan, parts, OPS)
+    system = System(logical, plan, OPS, talk, schedule(talk), flat=True).collect(wanted)
+    return {str(o) for o in prove_again(system, wanted, prove(system, wanted)).proved}
+
+
+def root_of_a_piece(b: ProgramBuilder, right: bool) -> Tensor:
+    """Four of six elements are positive, by their roots; the plan divides by all."""
+    x, w = b.input("x", (2, 3)), b.input("w", (2, 3))
+    piece = b.slice(b.reshape(x, shape=(6,)), dim=0, start=0, stop=4, name="piece")
+    b.output(b.sum(b.rsqrt(piece, name="roots"), name="rs"), "metric", "rs")
+    return w if right else again(b, w, x)
+
+
+def test_a_piece_of_a_bucket_says_nothing_of_the_rest() -> None:
+    logical, wrong = made(root_of_a_piece, True), made(root_of_a_piece, False)
+    assert in_one_dimension(logical, single(wrong)) == set()
 
 
 # ------------------------------------------------------------------------------------------------------------------------

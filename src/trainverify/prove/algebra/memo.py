@@ -408,9 +408,7 @@ class Memo:
         kernel = self.kernel
         parts = iter(inside)
         if a.kind in _RIGID:
-            name = f"@{inside[0]}"
-            if name in self.forms.domains:
-                return None
+            name = f"@{inside[0]}"  # no input is called so: there would be no memo
             kernel.always_valid.add(name)
             flags = {"indicator": True, "nonnegative": True}
             return kernel.atom(a.kind, (name, *a.data[1:]) if a.kind == "digit" else name, a.sizes, **flags)
