@@ -113,6 +113,7 @@ class Prover:
         self._parties_of: dict[object, dict[int, list[int]]] = {}
         self._names: dict[int, str] = {}
         self._added: set[tuple[int, int]] = set()  # additions whose axes fit
+        self._fitting: set[tuple[int, ...]] = set()  # ops whose inputs have the axes that they are worked out over
         self.logical = Values()
         self.local = [Values() for _ in self.instances]
         self.held = Held(self.ranks, self.forms, self.logical)
@@ -234,6 +235,7 @@ class Prover:
     def _apply(self, x: LoweredOp, op: Op, env: Values, offsets: Mapping[int, Offset], loose: set[str], scope: Scope) -> None:
         self.forms.where = f"{op.name}{f' ({op.source})' if op.source else ''}"
         try:
+            self._fits(x, op, scope)
             if op.outputs[0] in loose and x.lowered.adds:
                 return self._later(x, op, env, scope)
             inputs = [None if i is None else get(env, i) for i in op.inputs]
@@ -248,6 +250,16 @@ class Prover:
         except (Unsupported, TooLarge, Missing, RecursionError) as error:
             for name in op.outputs:
                 env[name] = error if isinstance(error, Missing) else Missing(f"{op.name} ({op.source}): {error}")
+
+    def _fits(self, x: LoweredOp, op: Op, scope: Scope) -> None:
+        """An op of a block has the axes of another one like it; after a clash its own inputs may have others."""
+        pairs = zip(op.inputs, x.lowered.inputs, strict=True)
+        given = [(scope.dims[i], x.axes.dims[id(node)]) for i, node in pairs if i is not None and node is not None]
+        key = (id(x), *[id(dims) for dims, _ in given])  # the system keeps them
+        if key not in self._fitting:
+            for dims, own in given:
+                self.forms.aligned(dims, own)
+            self._fitting.add(key)
 
     def _later(self, x: LoweredOp, op: Op, env: Values, scope: Scope) -> None:
         """A sum of two tensors that another sum will take in: many micro-batches are added up once, not one by one."""
