@@ -13,6 +13,7 @@ import pytest
 import trainverify as tv
 from prove.meaning import system_of
 from trainverify.axes.system import System
+from trainverify.build.plan import RankBuilder
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
 from trainverify.graph.communication import Communication, schedule
@@ -498,6 +499,67 @@ def root_of_a_piece(b: ProgramBuilder, right: bool) -> Tensor:
 def test_a_piece_of_a_bucket_says_nothing_of_the_rest() -> None:
     logical, wrong = made(root_of_a_piece, True), made(root_of_a_piece, False)
     assert in_one_dimension(logical, single(wrong)) == set()
+
+
+# -- axes that do not align ----------------------------------------------------------------------------------------------
+
+
+def of_rows(b: ProgramBuilder | RankBuilder, x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    """A number that depends on how a row is cut."""
+    return b.sum(b.tanh(b.sum(b.reshape(x, shape=shape), dim=1)), name=name)
+
+
+def cut_layers(right: bool) -> Program:
+    """Every layer takes five elements of its row; one row is cut otherwise elsewhere, and other five have the same digits there."""
+    b = tv.program("cut")
+    total, found = b.input("w", ()), [(b.input(f"x{n}", (30,)), b.input(f"y{n}", (5,))) for n in range(6)]
+    for n, shape in ((4, (2, 3, 5)), (3, (3, 2, 5))):
+        total = b.add(total, of_rows(b, found[n][0], shape, f"cut{n}"))
+    made = []
+    for n, (x, y) in enumerate(found):
+        start, stop = (15, 30) if right or n != 3 else (10, 20)
+        piece = b.slice(b.slice(x, dim=0, start=start, stop=stop), dim=0, start=5, stop=10)
+        made.append(deep(b, b.mul(piece, y), y))
+    for t in made:
+        total = b.add(total, b.sum(t))
+    b.loss(total)
+    return b.build()
+
+
+def test_a_layer_whose_row_is_cut_otherwise_is_not_like_the_others() -> None:
+    assert shown(cut_layers(True), cut_layers(True)) == {"loss"}
+    assert shown(cut_layers(True), cut_layers(False)) == set()
+
+
+def rows_of_six() -> Program:
+    """Two rows that are cut into two and into three, and the fourth element of the second."""
+    b = tv.program("rows of six")
+    x, y = b.input("x", (6,)), b.input("y", (6,))
+    b.output(of_rows(b, x, (2, 3), "xs"), "metric", "xs")
+    b.output(of_rows(b, y, (3, 2), "ys"), "metric", "ys")
+    b.loss(b.tanh(b.select(y, dim=0, index=3), name="loss"))
+    return b.build()
+
+
+def on_six_ranks(reports: int) -> Plan:
+    """An element on every rank; one of them reports its own."""
+    p = tv.plan("on six ranks", tv.Mesh(tp=6))
+    for n in range(6):
+        with p.ranks(tp=n) as r:
+            x, y = r.input("x", (1,), "(tp)"), r.input("y", (1,), "(tp)")
+            r.output(of_rows(r, r.all_gather(x, group="tp", name="x.all"), (2, 3), "xs"), "metric", "xs")
+            r.output(of_rows(r, r.all_gather(y, group="tp", name="y.all"), (3, 2), "ys"), "metric", "ys")
+            if n == reports:
+                r.loss(r.tanh(r.reshape(y, shape=()), name="loss"))
+    return p.build()
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_a_rank_holds_the_element_of_its_number(rank: int) -> None:
+    """Expected: digits of a rank are those of the row that it holds an element of, not those of another row."""
+    system, wanted = system_of(rows_of_six(), on_six_ranks(rank))
+    found = {str(o) for o in prove_again(system, wanted, prove(system, wanted)).proved}
+    assert ("loss" in found) == (rank == 3)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
