@@ -138,7 +138,7 @@ def test_what_looks_alike_may_be_infinite() -> None:
 
 
 def quotients(used: Collection[int], right: bool) -> Program:
-    """Twice the first row of w/x, and z + y where z is positive; of some, all quotients are used. Or 0 times something over the second row of x."""
+    """Twice the first row of w/x, and z + y where z > 0; of some, all of w/x is used. Or 0 times u over the second row of x, too."""
     b = tv.program("quotients")
     zeros = b.full(shape=(3,), value=0.0)
     found = []

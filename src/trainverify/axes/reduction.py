@@ -139,7 +139,7 @@ class Sizes:
         raise NotABoundary(f"position {at} of {a!r}")
 
     def first(self, axis: Axis, start: int) -> int:
-        """The first of numbers that count along an axis: where that is on longer axes that end with it; without such, so many of its blocks."""
+        """The first of numbers that count along an axis: where that is on longer axes that end with it, else so many of its blocks."""
         if start == 0:
             return 0
         digits = self._axes.leaves([axis])
