@@ -253,8 +253,8 @@ class Prover:
 
     def _fits(self, x: LoweredOp, op: Op, scope: Scope) -> None:
         """An op of a block has the axes of another one like it; after a clash its own inputs may have others."""
-        pairs = zip(op.inputs, x.lowered.inputs, strict=True)
-        given = [(scope.dims[i], x.axes.dims[id(node)]) for i, node in pairs if i is not None and node is not None]
+        pairs = [(i, x.axes.dims.get(id(node))) for i, node in zip(op.inputs, x.lowered.inputs, strict=True)]
+        given = [(scope.dims[i], own) for i, own in pairs if i is not None and own is not None]  # what an op does not use may have none
         key = (id(x), *[id(dims) for dims, _ in given])  # the system keeps them
         if key not in self._fitting:
             for dims, own in given:
