@@ -12,10 +12,13 @@ import pytest
 
 import trainverify as tv
 from prove.meaning import system_of
+from trainverify.axes.system import System
+from trainverify.build.plan import RankBuilder
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
+from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.obligations import obligations
-from trainverify.graph.plan import units
+from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
 from trainverify.ops.table import op
@@ -78,6 +81,16 @@ def divided_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
     """The logical program divides by x, and nobody uses the result."""
     x, w = three(b, "x", "w")
     b.div(w, x, name="unused")
+    return w if right else again(b, w, x)
+
+
+def divided_while_kept(b: ProgramBuilder, right: bool) -> Tensor:
+    """Nobody uses x^(−3/2) + y·x^(−1/2); written as x^(−1/2)·(1/x + y) it would say that x is not 0."""
+    x, y, w = three(b, "x", "y", "w")
+    root = b.pow(x, exponent=-0.25, name="root")
+    two = b.mul(root, root, name="two")
+    three_ = b.mul(two, root, name="three")
+    b.identity(b.add(b.mul(three_, three_, name="six"), b.mul(two, y, name="two.y"), name="s"), name="unused")
     return w if right else again(b, w, x)
 
 
@@ -345,12 +358,217 @@ def test_layers_that_need_their_quotients_say_nothing_of_others(divided: Collect
     assert shown(layers(divided, True), layers(divided, False)) == ({"loss"} if 3 in divided else set())
 
 
+def deep(b: ProgramBuilder, t: Tensor, y: Tensor) -> Tensor:
+    """Enough to be worked out once for all layers."""
+    for _ in range(5):
+        t = b.tanh(b.mul(t, y))
+    return t
+
+
+def signs(divided: Collection[int], right: bool) -> Program:
+    """Whether y/x or z is positive in every layer, in one of them whether y or z·x is; some layers are divided by x besides."""
+    b = tv.program("signs")
+    total, m = b.input("w", (3,)), b.input("m", (3,))
+    c = b.gt(m, value=1e6, name="c")
+    found = []
+    for n in range(6):
+        x, (y, z) = b.input(f"x{n}", (3,), domain="nonnegative"), three(b, f"y{n}", f"z{n}")
+        found.append((x, y, b.where(c, b.div(y, x), z) if right or n != 3 else b.where(c, y, b.mul(z, x))))
+    for n in divided:
+        total = b.add(total, b.div(found[n][1], found[n][0]))
+    made = [deep(b, b.mul(b.to(b.gt(t, value=0.0), dtype="f32"), y), y) for _, y, t in found]
+    for t in made:
+        total = b.add(total, t)
+    b.loss(b.sum(total, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("divided", [(0, 1, 2, 4, 5), range(6)])
+def test_what_a_layer_rests_on_is_asked_of_the_next(divided: Collection[int]) -> None:
+    """Expected: shown only if all layers need that their x is not 0."""
+    assert shown(signs(divided, True), signs(divided, False)) == ({"loss"} if 3 in divided else set())
+
+
+def squared(b: ProgramBuilder, right: bool, x: Tensor, y: Tensor, d: Tensor) -> Tensor:
+    """(x + y)², or that where d is not 0."""
+    s = b.square(b.add(x, y, name="s"), name="ss")
+    return s if right else b.where(b.gt(d, value=0.0), s, zeros(b), name="chosen")
+
+
+def rows(right: bool) -> Program:
+    """Layers that divide rows of x and y by their own row of d; what is squared is the last row, which no layer has."""
+    b = tv.program("rows")
+    total, x, y = b.input("w", (3,)), b.input("x", (5, 3)), b.input("y", (5, 3))
+    d = b.input("d", (5, 3), domain="nonnegative")
+    own = [[b.select(t, dim=0, index=n) for t in (x, y, d)] for n in range(5)]
+    made = [deep(b, b.add(b.div(x, d), b.div(y, d)), y) for x, y, d in own[:4]]
+    for t in made:
+        total = b.add(total, t)
+    b.loss(b.sum(b.add(total, squared(b, right, *own[4])), name="loss"))
+    return b.build()
+
+
+def test_rows_that_are_divided_say_nothing_of_another() -> None:
+    """Expected: a name for all rows, made while layers are worked out, is not used of a row that may be divided by 0."""
+    assert shown(rows(True), rows(True)) == {"loss"}
+    assert shown(rows(True), rows(False)) == set()
+
+
+def in_layers(divided: Collection[int], right: bool, vain: bool) -> Program:
+    """Layers that add x/d and y/d, in vain; in some layers both are used besides. What is squared is x + y of the third layer."""
+    b = tv.program("in layers")
+    total = b.input("w", (3,))
+    found = [(*three(b, f"x{n}", f"y{n}"), b.input(f"d{n}", (3,), domain="nonnegative")) for n in range(5)]
+    over = {n: (b.div(x, d), b.div(y, d)) for n, (x, y, d) in enumerate(found) if vain or n in divided}
+    for n in divided:
+        total = b.add(total, b.mul(*over[n]))
+    if vain:
+        last, *others = [deep(b, b.add(*over[n]), y) for n, (_, y, _) in enumerate(found)]
+        for t in others:
+            last = b.mul(last, t)
+    b.loss(b.sum(b.add(total, squared(b, right, *found[2])), name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("divided", [(0,), (0, 1), (0, 2)])
+def test_a_layer_that_does_not_fit_leaves_no_names(divided: Collection[int]) -> None:
+    """Expected: x + y is no name over d in a layer in which d may be 0."""
+    logical = in_layers(divided, True, True)
+    assert shown(logical, in_layers(divided, True, False)) == {"loss"}
+    assert shown(logical, in_layers(divided, False, False)) == ({"loss"} if 2 in divided else set())
+
+
+# -- names ---------------------------------------------------------------------------------------------------------------
+
+
+def called(n: int, right: bool) -> Program:
+    """What ids choose, or what the largest of a row chooses, whose digits have a name of their own."""
+    b = tv.program("called")
+    x, v, ids = b.input("x", (3, 4)), b.input("v", (3, 4)), b.input(f"@{n}", (3,), dtype="i64", ids=4)
+    largest, chosen = (b.to(b.one_hot(at, num_classes=4), dtype="f32") for at in (b.argmax(x, dim=1, name="at"), ids))
+    b.output(b.sum(b.mul(largest, v), name="first"), "metric", "first")
+    b.loss(b.sum(b.mul(chosen if right else largest, v), name="loss"))
+    return b.build()
+
+
+def test_an_input_may_be_called_like_a_choice() -> None:
+    assert not any("loss" in shown(called(n, True), called(n, False)) for n in range(8))
+
+
+def labels(name: str, right: bool) -> Program:
+    """In every layer whether a label is one of the ids: all are, but those of one layer, which may be ignored."""
+    b = tv.program("labels")
+    total, found = b.input("w", (3,)), []
+    for n in range(6):
+        ids = b.input(f"{name}{n}", (3,), dtype="i64", ids=4, ignore=-100 if n == 3 else None)
+        found.append((b.to(b.one_hot(ids, num_classes=4), dtype="f32"), b.input(f"y{n}", (3,))))
+    ones = b.full(shape=(3,), value=1.0)
+    made = [deep(b, b.mul(ones if n == 3 and not right else b.sum(hot, dim=1), y), y) for n, (hot, y) in enumerate(found)]
+    for t in made:
+        total = b.add(total, t)
+    b.loss(b.sum(total, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("name", ["label", "@"])  # choices by sorting, which are always in range, are called like that
+def test_layers_whose_labels_are_in_range_say_nothing_of_others(name: str) -> None:
+    assert shown(labels(name, True), labels(name, True)) == {"loss"}
+    assert shown(labels(name, True), labels(name, False)) == set()
+
+
+# -- buckets -------------------------------------------------------------------------------------------------------------
+
+
+def in_one_dimension(logical: Program, plan: Plan) -> set[str]:
+    """What is shown with tensors written in one dimension and cut anywhere."""
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    talk = Communication(plan, parts, OPS)
+    system = System(logical, plan, OPS, talk, schedule(talk), flat=True).collect(wanted)
+    return {str(o) for o in prove_again(system, wanted, prove(system, wanted)).proved}
+
+
+def root_of_a_piece(b: ProgramBuilder, right: bool) -> Tensor:
+    """Four of six elements are positive, by their roots; the plan divides by all."""
+    x, w = b.input("x", (2, 3)), b.input("w", (2, 3))
+    piece = b.slice(b.reshape(x, shape=(6,)), dim=0, start=0, stop=4, name="piece")
+    b.output(b.sum(b.rsqrt(piece, name="roots"), name="rs"), "metric", "rs")
+    return w if right else again(b, w, x)
+
+
+def test_a_piece_of_a_bucket_says_nothing_of_the_rest() -> None:
+    logical, wrong = made(root_of_a_piece, True), made(root_of_a_piece, False)
+    assert in_one_dimension(logical, single(wrong)) == set()
+
+
+# -- axes that do not align ----------------------------------------------------------------------------------------------
+
+
+def of_rows(b: ProgramBuilder | RankBuilder, x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    """A number that depends on how a row is cut."""
+    return b.sum(b.tanh(b.sum(b.reshape(x, shape=shape), dim=1)), name=name)
+
+
+def cut_layers(right: bool) -> Program:
+    """Every layer takes five elements of its row; one row is cut otherwise elsewhere, and other five have the same digits there."""
+    b = tv.program("cut")
+    total, found = b.input("w", ()), [(b.input(f"x{n}", (30,)), b.input(f"y{n}", (5,))) for n in range(6)]
+    for n, shape in ((4, (2, 3, 5)), (3, (3, 2, 5))):
+        total = b.add(total, of_rows(b, found[n][0], shape, f"cut{n}"))
+    made = []
+    for n, (x, y) in enumerate(found):
+        start, stop = (15, 30) if right or n != 3 else (10, 20)
+        piece = b.slice(b.slice(x, dim=0, start=start, stop=stop), dim=0, start=5, stop=10)
+        made.append(deep(b, b.mul(piece, y), y))
+    for t in made:
+        total = b.add(total, b.sum(t))
+    b.loss(total)
+    return b.build()
+
+
+def test_a_layer_whose_row_is_cut_otherwise_is_not_like_the_others() -> None:
+    assert shown(cut_layers(True), cut_layers(True)) == {"loss"}
+    assert shown(cut_layers(True), cut_layers(False)) == set()
+
+
+def rows_of_six() -> Program:
+    """Two rows that are cut into two and into three, and the fourth element of the second."""
+    b = tv.program("rows of six")
+    x, y = b.input("x", (6,)), b.input("y", (6,))
+    b.output(of_rows(b, x, (2, 3), "xs"), "metric", "xs")
+    b.output(of_rows(b, y, (3, 2), "ys"), "metric", "ys")
+    b.loss(b.tanh(b.select(y, dim=0, index=3), name="loss"))
+    return b.build()
+
+
+def on_six_ranks(reports: int) -> Plan:
+    """An element on every rank; one of them reports its own."""
+    p = tv.plan("on six ranks", tv.Mesh(tp=6))
+    for n in range(6):
+        with p.ranks(tp=n) as r:
+            x, y = r.input("x", (1,), "(tp)"), r.input("y", (1,), "(tp)")
+            r.output(of_rows(r, r.all_gather(x, group="tp", name="x.all"), (2, 3), "xs"), "metric", "xs")
+            r.output(of_rows(r, r.all_gather(y, group="tp", name="y.all"), (3, 2), "ys"), "metric", "ys")
+            if n == reports:
+                r.loss(r.tanh(r.reshape(y, shape=()), name="loss"))
+    return p.build()
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_a_rank_holds_the_element_of_its_number(rank: int) -> None:
+    """Expected: digits of a rank are those of the row that it holds an element of, not those of another row."""
+    system, wanted = system_of(rows_of_six(), on_six_ranks(rank))
+    found = {str(o) for o in prove_again(system, wanted, prove(system, wanted)).proved}
+    assert ("loss" in found) == (rank == 3)
+
+
 # ------------------------------------------------------------------------------------------------------------------------
 
 HIDDEN: list[Body] = [
     divided_in_a_branch,
     divided_and_masked,
     divided_in_vain,
+    divided_while_kept,
     divided_elsewhere,
     divided_for_a_sum_of_nothing,
     divided_by_a_choice,

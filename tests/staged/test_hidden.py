@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -14,6 +14,7 @@ import trainverify as tv
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
 from trainverify.campaign.agree import staged
+from trainverify.graph.lineage import Part, Parts, Run
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
@@ -117,6 +118,59 @@ def test_one_element_may_be_infinite() -> None:
     """Expected: what is shown of elements that are numbers is not said of one that is not."""
     assert shown(below(True), below(True)) == {"loss", "metric es"}
     assert "loss" not in shown(below(True), below(False))
+
+
+def now_and_then(right: bool) -> Program:
+    """The same where the last element of s is −∞ on no point: it looks like the others."""
+    b = tv.program("now and then")
+    w, m, x, z, y, k = (b.input(n, (size,)) for n, size in zip("wmxzyk", (3, 3, 3, 2, 1, 1), strict=True))
+    never = b.where(b.gt(k, value=1e6), b.full(shape=(1,), value=-math.inf), y, name="never")
+    s = b.add(x, b.concat(z, never, dim=0, name="t"), name="s")
+    b.output(b.sum(b.exp(s, name="e"), name="es"), "metric", "es")
+    if not right:
+        zeros = b.full(shape=(3,), value=0.0, name="zeros")
+        w = b.add(w, b.where(b.gt(m, value=1e6), b.sub(s, s, name="nothing"), zeros, name="chosen"), name="again")
+    b.loss(b.sum(b.mul(w, w, name="ww"), name="loss"))
+    return b.build()
+
+
+def test_what_looks_alike_may_be_infinite() -> None:
+    """Expected: an element that may be −∞ is no number because another one is, of which the same is to be shown."""
+    assert shown(now_and_then(True), now_and_then(True)) == {"loss", "metric es"}
+    assert shown(now_and_then(True), now_and_then(False)) == {"metric es"}
+
+
+def quotients(used: Collection[int], right: bool) -> Program:
+    """Twice the first row of w/x, and z + y where z > 0; of some, all of w/x is used. Or 0 times u over the second row of x, too."""
+    b = tv.program("quotients")
+    zeros = b.full(shape=(3,), value=0.0)
+    found = []
+    for n in range(2):
+        w, x = b.input(f"w{n}", (2, 3)), b.input(f"x{n}", (2, 3))
+        z, y, u = (b.input(f"{t}{n}", (3,)) for t in "zyu")
+        mask = b.to(b.gt(z, value=0.0), dtype="f32")
+        if n in used or right:
+            q = b.div(w, x, name=f"q{n}")
+        if n in used:
+            b.output(b.sum(q, name=f"all{n}"), "metric", f"all{n}")
+        if right:
+            r = b.add(b.select(q, dim=0, index=0), b.mul(mask, b.add(z, y)), name=f"r{n}")
+        else:
+            first, second = (b.select(x, dim=0, index=i) for i in range(2))
+            own = b.div(b.add(b.select(w, dim=0, index=0), b.mul(b.mul(mask, z), first)), first)
+            r = b.add(b.add(own, b.mul(mask, y)), b.mul(zeros, b.div(u, second)), name=f"r{n}")
+        found.append(b.sum(r, name=f"rs{n}"))
+        b.output(found[-1], "metric", f"r{n}")
+    b.loss(b.add(*found, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_quotients_that_are_used_say_nothing_of_others(used: Collection[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: the plan needs that the second row of x is not 0, which it is not where all quotients are used, and only there."""
+    monkeypatch.setattr(expressions, "FEW", 0)  # common parts are looked for in small stages too
+    expected = {f"metric {name}{n}" for n in used for name in ("all", "r")} | ({"loss"} if len(used) == 2 else set())
+    assert shown(quotients(used, True), quotients(used, False)) == expected
 
 
 Alone = Callable[[ProgramBuilder, bool], Tensor]
@@ -330,11 +384,89 @@ def step(hidden: Hidden, right: bool) -> Program:
     return b.build()
 
 
+@pytest.mark.parametrize("few", [expressions.FEW, 0])  # with 0, common parts are looked for in small stages too
 @pytest.mark.parametrize("hidden", [padded, infinite, cubed, rooted, divided, chosen, masked, logarithm, sorted_, dropped])
-def test_what_no_point_shows_is_not_shown(hidden: Hidden) -> None:
+def test_what_no_point_shows_is_not_shown(hidden: Hidden, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expressions, "FEW", few)
     assert shown(step(hidden, True), step(hidden, True)) >= {"loss", "updated state old"}
     assert set(step(hidden, True).sources) == set(step(hidden, False).sources)
     assert shown(step(hidden, True), step(hidden, False)).isdisjoint(("loss", "updated state old"))
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def gated(b: ProgramBuilder, hidden: Tensor) -> Program:
+    """m, and where that is large something else besides: on no point, however large."""
+    m = b.input("m", hidden.shape)
+    b.loss(b.sum(b.add(m, b.mul(b.to(b.gt(m, value=1e6), dtype="f32"), hidden)), name="loss"))
+    return b.build()
+
+
+def drops(size: int, cuts: Sequence[int] = (), origins: Sequence[int] = ()) -> Program:
+    """A dropout of a row, or of its pieces, each of which is said to begin somewhere."""
+    b = tv.program("drops")
+    x = b.input("x", (size,))
+    if not cuts:
+        return gated(b, b.dropout(x, p=0.5, key=7))
+    pieces = []
+    for start, stop, origin in zip(cuts, [*cuts[1:], size], origins, strict=True):
+        own = b.slice(x, dim=0, start=start, stop=stop)
+        pieces.append(b.dropout(own, p=0.5, key=7, origin=(origin,), logical_shape=(size,)))
+    return gated(b, b.concat(*pieces, dim=0))
+
+
+@pytest.mark.parametrize(
+    ("size", "cuts", "wrong"),
+    [(18, (0, 16), (0, 3)), (18, (0, 16, 17), (0, 3, 17)), (40, (0, 16, 32), (0, 16, 24))],  # wrong: where pieces begin once the first is 3
+)
+def test_where_pieces_begin_is_not_a_matter_of_scale(size: int, cuts: tuple[int, ...], wrong: tuple[int, ...]) -> None:
+    """Expected: a dropout of pieces is shown if they begin where they do at full size, not if they seem to once all is smaller."""
+    assert shown(drops(size), drops(size, cuts, cuts)) == {"loss"}
+    assert shown(drops(size), drops(size, cuts, wrong)) == set()
+
+
+def row_of_drops(origin: int | None) -> Program:
+    """The fourth row of a dropout, or the dropout of that row, which is said to begin somewhere."""
+    b = tv.program("row of drops")
+    x = b.input("x", (16,))
+    whole = b.dropout(x, p=0.5, key=7) if origin is None else x
+    row = b.select(b.reshape(whole, shape=(8, 2)), dim=0, index=3)
+    return gated(b, row if origin is None else b.dropout(row, p=0.5, key=7, origin=(origin,), logical_shape=(16,)))
+
+
+def test_where_a_row_begins_is_not_a_matter_of_scale() -> None:
+    assert [shown(row_of_drops(None), row_of_drops(at)) for at in (6, 4)] == [{"loss"}, set()]
+
+
+def whole_step() -> Program:
+    """One step of a parameter."""
+    b = tv.program("whole")
+    x, w = b.input("x", (64,)), b.parameter("w", (64,))
+    b.loss(b.sum(b.mul(w, x), name="loss"))
+    b.output(x, "gradient", "w")
+    b.update(w, b.sub(w, x, name="w.new"))
+    return b.build()
+
+
+def padded_step(filled: float) -> Plan:
+    """The same in a larger buffer, whose padding, in two parts, is changed by something."""
+    p = tv.plan("padded", tv.Mesh(dp=2))
+    parts = (Part((0,), (Run(0, 64),)), *(Part((at,), (Run(0, n),), padding=True) for at, n in ((64, 2), (66, 30))))
+    with p.ranks() as r:
+        x, w = r.input("x", (64,), "n"), r.parameter("w", (96,), Parts(((0, parts), (1, parts))))
+        r.loss(r.sum(r.mul(r.slice(w, dim=0, start=0, stop=64), x), name="loss"))
+        g = r.concat(x, r.full(shape=(32,), value=filled), dim=0, name="g")
+        r.output(g, "gradient", "w")
+        r.update(w, r.sub(w, g, name="w.new"))
+    return p.build()
+
+
+def test_padding_in_parts_is_zero_after_the_step() -> None:
+    """Expected: padding that ends where nothing else does is looked at all the same."""
+    found = [{str(o) for o in staged(whole_step(), padded_step(filled)).proved} for filled in (0.0, 1.0)]
+    assert found[0] == {"loss", "gradient of w", "updated parameter w"}
+    assert "updated parameter w" not in found[1]
 
 
 # -- wrong claims ------------------------------------------------------------------------------------------------------

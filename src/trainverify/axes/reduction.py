@@ -138,6 +138,26 @@ class Sizes:
             return bisect_left(self._kept[id(a)], at)
         raise NotABoundary(f"position {at} of {a!r}")
 
+    def first(self, axis: Axis, start: int) -> int:
+        """The first of numbers that count along an axis: where that is on longer axes that end with it, else so many of its blocks."""
+        if start == 0:
+            return 0
+        digits = self._axes.leaves([axis])
+        whole = [a for a in self._done.values() if 0 < start <= a.size - axis.size and self._ends_with(a, digits)]
+        found = {self.position(a, start) for a in whole}
+        if len(found) == 1:
+            return found.pop()
+        if found or (self(axis) != axis.size and start % axis.size):
+            raise NotABoundary(f"integers from {start} on, {axis.size} of them")
+        return start if self(axis) == axis.size else start // axis.size * self(axis)
+
+    def _ends_with(self, axis: Axis, digits: Sequence[Axis]) -> bool:
+        """Whether these are the last digits of an axis, or of one of its pieces; no digits are a piece of one element."""
+        own = self._axes.leaves([axis])
+        if digits and len(own) >= len(digits) and all(a is b for a, b in zip(own[-len(digits) :], digits, strict=True)):
+            return True
+        return bool(own) and any((not digits and p.size == 1) or self._ends_with(p, digits) for p in own[-1].pieces or ())
+
     def _in_digits(self, digits: Sequence[Axis], at: int) -> int:
         """A position, digit by digit."""
         full, small = math.prod(d.size for d in digits), math.prod(self(d) for d in digits)

@@ -33,7 +33,7 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes, sorts: bool = 
         attrs = node.attrs
         match node.prim:
             case "iota":
-                attrs = (_start(node, axes.lines[id(node)], sizes, shape[0]), node.attrs[1])
+                attrs = (_start(node, axes.lines[id(node)], sizes, dims[0]), node.attrs[1])
             case "slice":
                 d, start, step = node.attrs
                 attrs = (d, _slice_start(node, axes, sizes, d, start, step), step)
@@ -66,17 +66,12 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes, sorts: bool = 
     return rebuild(outputs, change)
 
 
-def _start(node: Node, line: Line | None, sizes: Sizes, size: int) -> int:
-    start: int = node.attrs[0]
+def _start(node: Node, line: Line | None, sizes: Sizes, axis: Axis) -> int:
+    start, step = node.attrs
     root = None if line is None else line.root()
     if root is not None and root.axis is not None:
         return sizes.position(root.axis, start)
-    full = node.shape[0]
-    if start == 0 or size == full:
-        return start
-    if start % full:
-        raise NotABoundary(f"integers from {start} on, {full} of them")
-    return start // full * size  # counts in its own blocks
+    return sizes.first(axis, start) if step == 1 else start  # what is counted in steps keeps its size
 
 
 def _slice_start(node: Node, axes: NodeAxes, sizes: Sizes, d: int, start: int, step: int) -> int:

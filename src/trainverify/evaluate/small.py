@@ -444,15 +444,9 @@ class _Shrinker:
         return self._held[key]
 
     def _pad(self, part: Part, local: Dims) -> Part:
-        """Padding at small sizes; nothing where that cannot be said."""
-        dims = [self.system.inference.axes.product(local)] if part.flat else local
-        try:
-            ends = [
-                (self.sizes.position(a, at), self.sizes.position(a, at + run.size))
-                for at, run, a in zip(part.local, part.logical, dims, strict=True)
-            ]
-        except NotABoundary:
-            ends = [(0, 0) for _ in dims]
+        """Padding at small sizes."""
+        position, dims = self.sizes.position, [self.system.inference.axes.product(local)] if part.flat else local
+        ends = [(position(a, at), position(a, at + run.size)) for at, run, a in zip(part.local, part.logical, dims, strict=True)]
         return replace(part, local=tuple([a for a, _ in ends]), logical=tuple([Run(0, b - a) for a, b in ends]))
 
     def _smaller(self, part: Part, whole: Dims, local: Dims) -> Part:

@@ -113,6 +113,7 @@ class Prover:
         self._parties_of: dict[object, dict[int, list[int]]] = {}
         self._names: dict[int, str] = {}
         self._added: set[tuple[int, int]] = set()  # additions whose axes fit
+        self._fitting: set[tuple[int, ...]] = set()  # ops whose inputs have the axes that they are worked out over
         self.logical = Values()
         self.local = [Values() for _ in self.instances]
         self.held = Held(self.ranks, self.forms, self.logical)
@@ -186,10 +187,12 @@ class Prover:
         def run(n: int, env: Values) -> None:
             self.forms.strict = strict.nodes[n]
             self._apply(system.logical_ops[n][0], system.logical.ops[n], env, {}, loose, system.scope)
-            self.forms.strict, self.kernel.noting = None, True
+            self.forms.strict = None
 
+        self.kernel.noting = False  # only nodes that must have a value say what they need, not how something is kept
         for block in system.logical_blocks:
             self._block(block, self.logical, tuple([strict.outputs[n] for n in block.ops]), loose, run)
+        self.kernel.noting = True
 
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
         """A block of an input: a tensor of its own, over the leaves that it has."""
@@ -232,6 +235,7 @@ class Prover:
     def _apply(self, x: LoweredOp, op: Op, env: Values, offsets: Mapping[int, Offset], loose: set[str], scope: Scope) -> None:
         self.forms.where = f"{op.name}{f' ({op.source})' if op.source else ''}"
         try:
+            self._fits(x, op, scope)
             if op.outputs[0] in loose and x.lowered.adds:
                 return self._later(x, op, env, scope)
             inputs = [None if i is None else get(env, i) for i in op.inputs]
@@ -246,6 +250,16 @@ class Prover:
         except (Unsupported, TooLarge, Missing, RecursionError) as error:
             for name in op.outputs:
                 env[name] = error if isinstance(error, Missing) else Missing(f"{op.name} ({op.source}): {error}")
+
+    def _fits(self, x: LoweredOp, op: Op, scope: Scope) -> None:
+        """An op of a block has the axes of another one like it; after a clash its own inputs may have others."""
+        pairs = [(i, x.axes.dims.get(id(node))) for i, node in zip(op.inputs, x.lowered.inputs, strict=True)]
+        given = [(scope.dims[i], own) for i, own in pairs if i is not None and own is not None]  # what an op does not use may have none
+        key = (id(x), *[id(dims) for dims, _ in given])  # the system keeps them
+        if key not in self._fitting:
+            for dims, own in given:
+                self.forms.aligned(dims, own)
+            self._fitting.add(key)
 
     def _later(self, x: LoweredOp, op: Op, env: Values, scope: Scope) -> None:
         """A sum of two tensors that another sum will take in: many micro-batches are added up once, not one by one."""
@@ -376,7 +390,8 @@ class Prover:
         except Unsupported as error:
             env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
         else:
-            self.forms.strict = frozenset() if n in self._unused_of[unit] else None  # nobody needs that it has a value
+            if n in self._unused_of[unit]:  # nobody needs that it has a value
+                self.forms.strict, self.kernel.noting = frozenset(), False
             self._apply(x, op, env, offsets, self._loose_of[unit], self.system.unit_scopes[unit])
             self.forms.strict, self.kernel.noting = None, True
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from trainverify.axes.structure import Axis
 from trainverify.prove.algebra.grids import Grid, Grids, Key, mixed_radix
 from trainverify.prove.algebra.kernel import Kernel
-from trainverify.prove.algebra.terms import Coef, Factor, Index, Mono, Poly, Unsupported, constant
+from trainverify.prove.algebra.terms import Coef, Factor, Index, Mono, Poly, TooLarge, Unsupported, constant
 
 _COORDINATE = -(3 * 10**6)  # digits of positions count down from here
 _DIGITS = 64  # at most, of one position
-_ONLY = -(4 * 10**6)  # the position in a piece of one element
+_ONLY = -(9 * 10**8)  # the position in a piece of one element; they stay above this
 
 Value = dict[Key, Poly]
 
@@ -51,6 +51,8 @@ class Flat:
         if len(frame.sizes) > _DIGITS:
             raise Unsupported(f"a position of {len(frame.sizes)} digits")
         n = self._numbers.setdefault((frame.sizes, p), len(self._numbers))
+        if _COORDINATE - (n + 1) * _DIGITS <= _ONLY:
+            raise TooLarge("too many positions")
         return [_COORDINATE - n * _DIGITS - j for j in range(len(frame.sizes))]
 
     def said(self, p: Poly, digits: Sequence[Index], frame: Frame, at: Index) -> Poly:

@@ -57,9 +57,16 @@ class Forms:
                 assert value is not None
                 found[id(node)] = value
             else:
-                self.kernel.noting = self.strict is None or id(node) in self.strict
-                found[id(node)] = self._node(node, [found[id(a)] for a in node.args], axes, offsets)
+                found[id(node)] = self._noted(node, [found[id(a)] for a in node.args], axes, offsets)
         return [found[id(o)] for o in lowered.outputs]
+
+    def _noted(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
+        """What a node makes; what that needs is noted if the node must have a value."""
+        before, self.kernel.noting = self.kernel.noting, self.strict is None or id(node) in self.strict
+        try:
+            return self._node(node, args, axes, offsets)
+        finally:
+            self.kernel.noting = before
 
     def _node(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
         dims = axes.dims[id(node)]

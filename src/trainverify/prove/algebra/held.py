@@ -211,7 +211,7 @@ class Held:
                 if n in given:
                     digits.append((given[n][1], [given[n][0]]))
                 elif n in mesh.names:
-                    digits.append((mesh.length(n), self.ranks.coordinate(n, instance)))
+                    digits += self.ranks.digits(n, instance)
                 else:
                     digits.append((k or rest, None))
         elif isinstance(lay.form, Placements):

@@ -397,6 +397,8 @@ class Kernel:
         uid, idx, _ = factor = self.cut(prim, content=content)
         c, inside = self.atoms[uid].content
         inverse = [(u, tuple(idx[-1 - k] for k in at), -w) for u, at, w in inside]
+        if not all(self._settled((u, at, -w)) for u, at, w in inverse):
+            raise Unsupported("a name over a divisor that may be zero")
         return self.monomial([*factors, *inverse, factor], tidy(Fraction(lead) / c))
 
     def _divisor(self, f: Factor) -> bool:
@@ -404,6 +406,8 @@ class Kernel:
         a = self.atoms[f[0]]
         if f[2] >= 0 or not a.nonnegative or (a.kind == "sum" and all(self.atoms[u].indicator for u, _, _ in a.data[0][0])):
             return False  # a count divides all of a loss alike: it stays outside
+        if self.trace is not None and self.trace.generic and not self.certain(named_need("nonzero", f[0], f[1]), self.needs):
+            return False  # what a block needs it needs of its own constants, and the name would be for all
         return self._noted("nonzero", f[0], f[1])
 
     def forms_of(self, kind: str, form: Any) -> Sequence[int]:

@@ -34,7 +34,6 @@ class _Renamed:
     names: Names
     made: list[Value | None]  # filled when asked for
     needs: list[Need]
-    given: list[Need]
     pieces: dict[int, _Piece | None] = field(default_factory=dict)  # of tensors made, with parameters; None if that cannot be said
 
 
@@ -139,13 +138,9 @@ class Memo:
         at, renamed = _parameters(made, constants), self._fitted(made, atoms, outputs)
         return None if at is None or renamed is None else self._said(made, renamed, at)
 
-    def _said(self, entry: _Entry, renamed: _Renamed, at: dict[Index, Index]) -> Outcome | None:
-        kernel = self.kernel
-        for what, uid, idx in renamed.given:
-            if not kernel.certain(named_need(what, uid, [at.get(i, i) for i in idx]), kernel.needs):
-                return None
+    def _said(self, entry: _Entry, renamed: _Renamed, at: dict[Index, Index]) -> Outcome:
         for what, uid, idx in renamed.needs:
-            kernel.need(what, uid, [at.get(i, i) for i in idx])
+            self.kernel.needs.add(named_need(what, uid, [at.get(i, i) for i in idx]))
         return Outcome(self, renamed, entry, at)
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -270,15 +265,13 @@ class Memo:
         run: Run,
     ) -> _Entry | None:
         kernel = self.kernel
-        generic = self._generic(inputs, variable) if any(n is not None for n in variable) else list(inputs)
-        kernel.trace = trace = Trace()
+        differ = any(n is not None for n in variable)
+        kernel.trace = trace = Trace(generic=differ)
         try:
-            made = run(generic)
+            made = run(self._generic(inputs, variable) if differ else list(inputs))
         finally:
             kernel.trace = None
         if made is None or trace.spoiled:
-            for need in trace.needs:  # something of this run may stay in use: so do its conditions
-                kernel.need(*need)
             return None
         looked: list[int] = []
         queue = [u for u in atoms if u in trace.looked]
@@ -325,6 +318,10 @@ class Memo:
             for a, b in zip(inside, instead, strict=True):
                 if names.setdefault(a, b) != b or self._signature(a) != self._signature(b):
                     return None
+        for what, uid, idx in entry.given:  # before anything is made that rests on it
+            renamed = self._renamed(uid, names)
+            if renamed is None or not self.kernel.certain(named_need(what, renamed, idx), self.kernel.needs):
+                return None
         if not _ordered(names) or any(self._renamed(u, names) is None for u in entry.new):
             return None
         made: list[Value | None] = [None] * len(entry.made)
@@ -333,17 +330,16 @@ class Memo:
             if made[n] is None:
                 return None
         needs: list[Need] = []
-        for what, uid, idx in (*entry.needs, *entry.given):
+        for what, uid, idx in entry.needs:
             renamed = self._renamed(uid, names)
             if renamed is None:
                 return None
             needs.append((what, renamed, idx))
-        needs, noted = needs[: len(entry.needs)], needs[len(entry.needs) :]
         for rest, where, safe in entry.exps:
             said = self._renamed_rest(rest, names)
             if said is not None:
                 self.forms.exps.setdefault(said, []).append((where, safe))
-        return _Renamed(names, made, needs, noted) if _ordered(names) else None
+        return _Renamed(names, made, needs) if _ordered(names) else None
 
     def rename_value(self, value: Value, names: Names) -> Value | None:
         out: Value = {}
@@ -412,9 +408,7 @@ class Memo:
         kernel = self.kernel
         parts = iter(inside)
         if a.kind in _RIGID:
-            name = f"@{inside[0]}"
-            if name in self.forms.domains:
-                return None
+            name = f"@{inside[0]}"  # no input is called so: there would be no memo
             kernel.always_valid.add(name)
             flags = {"indicator": True, "nonnegative": True}
             return kernel.atom(a.kind, (name, *a.data[1:]) if a.kind == "digit" else name, a.sizes, **flags)

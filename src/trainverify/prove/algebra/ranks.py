@@ -128,8 +128,10 @@ class Ranks:
                     yield v, step * math.prod(a.size for _, a in leaves[i + 1 :])
 
     def digits(self, axis: str, instance: Instance) -> list[tuple[int, list[Index] | None]]:
-        """A mesh coordinate leaf by leaf, with sizes."""
-        return [(a.size, [i]) for (_, a), i in zip(self.mesh_vars[axis], self.coordinate(axis, instance), strict=True)]
+        """A mesh coordinate with sizes: leaf by leaf, or the number that it is."""
+        if axis not in instance.folded:
+            return [(self.system.plan.mesh.length(axis), [instance.at()[axis]])]
+        return [(a.size, [v]) for v, a in self.mesh_vars[axis]]
 
     def coordinate(self, axis: str, instance: Instance) -> list[Index]:
         """A mesh coordinate as digits over the leaves of its axis."""

@@ -201,8 +201,7 @@ class ListedForms(Forms):
                 value = inputs[node.attrs[0]]
                 assert value is not None
             else:
-                self.kernel.noting = self.strict is None or id(node) in self.strict
-                value = self._node(node, [found[id(a)] for a in node.args], axes, offsets)
+                value = self._noted(node, [found[id(a)] for a in node.args], axes, offsets)
                 if node.kind == "real" and id(node) not in ends and not _open_ended(users[id(node)]):
                     value = {key: self._settled(p) for key, p in value.items()}
                 if node.kind == "real" and id(node) not in ends and node.prim in ("map", "contract", "reduce"):
