@@ -114,6 +114,8 @@ def test_what_was_kept_is_what_the_logical_program_says() -> None:
         for place, (ids, _) in stage.plan.leaves.items():
             if a.owner[int(ids[0])] in stage.defined and ids[0] != ids[1]:
                 assert place in stage.uses
+                if wrong > 5:  # enough of them
+                    continue
                 other = replace(stage, plan=swapped(stage.plan, place), **BEFORE)
                 Cutter(a)._number(other, IN_FULL)
                 wrong += not all(check(other, n, a, QUICK).proved for _, n in other.tasks[:1])
