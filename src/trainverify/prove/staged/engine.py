@@ -148,14 +148,17 @@ def _with_fewer(system: System, small: Small, wanted: Sequence[Obligation], line
 
 def _different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Collection[Obligation]:
     """What differs although there are too many elements to prove anything of: on some ranks of each sort, however literals shrink."""
-    try:
-        small = shrink_system(system, kept=sampled(system, above=0), alternate=False, most=RUN)
-        found = clearly_different(small, wanted, lineage)
-        for read in small.readings() if found and small.readings is not None else ():
-            found &= clearly_different(read(small), wanted, lineage)
-        return found
-    except (NotABoundary, NotComputed, TooMuch):
-        return ()
+    for of_a_sort in (2, 3):
+        try:
+            small = shrink_system(system, kept=sampled(system, above=0, of_a_sort=of_a_sort), alternate=False, most=RUN)
+            found = clearly_different(small, wanted, lineage)
+            for read in small.readings() if found and small.readings is not None else ():
+                found &= clearly_different(read(small), wanted, lineage)
+        except (NotABoundary, NotComputed, TooMuch):
+            continue
+        if found:
+            return found
+    return ()
 
 
 class Engine:
