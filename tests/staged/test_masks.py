@@ -303,7 +303,7 @@ def shows(engine: Engine, stage: Stage) -> bool:
     """Whether all elements of a stage are shown."""
     made = replace(stage, **BEFORE)
     Cutter(engine.alignment)._number(made)
-    return all(check(made, n, engine.alignment, Limits(seconds=2.0)).proved for _, n in made.tasks)
+    return all(check(made, n, engine.alignment, Limits(seconds=2.0, solver_seconds=0.3)).proved for _, n in made.tasks)
 
 
 def counted(chosen: int | None) -> tv.Program:
