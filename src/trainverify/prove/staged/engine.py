@@ -265,9 +265,10 @@ class Engine:
         """What the holdings of an obligation say, rank by rank."""
         found = []
         for h in o.holdings:
-            for rank in h.ranks:
-                if rank not in self.small.places:  # of a sample
-                    continue
+            there = [r for r in h.ranks if r in self.small.places]  # of a sample
+            if h.ranks and not there:
+                raise NoStage("held by no rank that is looked at")
+            for rank in there:
                 c, row = self.small.places[rank]
                 place = (c, row, h.layout.local)
                 if place not in self.alignment.graph.makers and place not in self.alignment.sources:
@@ -280,8 +281,6 @@ class Engine:
                         where = self.small.positions(part, h.layout.logical).reshape(-1)
                         ids = self.alignment.ids[h.layout.logical].reshape(-1)[where]
                         found.append(Goal(h.layout.logical, self._terms(h.layout, rank, part), ids, ids_in_tensor=where))
-        if self.small.kept and not found:
-            raise NoStage("held by no rank that is looked at")
         return found
 
     def _agrees(self, goal: Goal) -> bool:

@@ -78,11 +78,14 @@ def with_fewer(system: System, of_a_sort: int) -> Small | None:
 
     All others follow from their coordinates: what they hold, and their integers, of which two of a sort say all as they are linear.
     None if that is not so. Groups that are no product of mesh axes, and rings, keep all of their members."""
-    mesh = system.plan.mesh
-    if any(mesh_axes(layout, mesh) is None for layout, _ in system.holdings()):
+    mesh, held = system.plan.mesh, system.holdings()
+    if any(mesh_axes(layout, mesh) is None for layout, _ in held):
         return None
-    kept = sampled(system, also={r for ranks in out_of_line(system) for r in ranks}, above=0, of_a_sort=of_a_sort)
-    return shrink_system(system, LEAST, alternate=False, kept=kept)
+    alone = {r for ranks in out_of_line(system) for r in ranks}
+    sorts = [frozenset(k.ranks) for k in system.schedule.classes]
+    for ranks in {holders for _, holders in held}:  # what is said of some ranks of a sort only is looked at on all of them
+        alone.update(ranks if any(not sort.isdisjoint(ranks) and not sort.issubset(ranks) for sort in sorts) else ())
+    return shrink_system(system, LEAST, alternate=False, kept=sampled(system, also=alone, above=0, of_a_sort=of_a_sort))
 
 
 def unreduced(system: System, most: int) -> Small:
