@@ -25,6 +25,7 @@ from trainverify.prove.staged import expressions
 from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.engine import Engine, StagedProof, aligned, prove
 from trainverify.prove.staged.execute import Limits
+from trainverify.prove.staged.stages import IN_FULL
 from trainverify.verify import related, single, verify
 from verify.changes import Change, attrs, replaced
 
@@ -101,17 +102,22 @@ def test_scalars_of_the_plan_have_values(by: str, right: bool) -> None:
     assert verify(scaled(None), scaled(by), engine="smt", points=1).verdict == ("PROVED(reduced)" if right else "UNKNOWN")
 
 
-def below(right: bool) -> Program:
-    """w, and where m is large s − s: of s the last element is −∞, the others are numbers."""
-    b = tv.program("below")
-    bias = b.pad(b.full(shape=(2,), value=0.5, name="half"), pads=(0, 1), value=-math.inf, name="bias")
-    w, m, s = b.input("w", (3,)), b.input("m", (3,)), b.add(b.input("x", (3,)), bias, name="s")
+def with_nothing(b: ProgramBuilder, w: Tensor, m: Tensor, s: Tensor, right: bool) -> Program:
+    """Σ e^s and Σ w²; to a wrong w, where m is large, s − s is added."""
     b.output(b.sum(b.exp(s, name="e"), name="es"), "metric", "es")
     if not right:
         zeros = b.full(shape=(3,), value=0.0, name="zeros")
         w = b.add(w, b.where(b.gt(m, value=1e6), b.sub(s, s, name="nothing"), zeros, name="chosen"), name="again")
     b.loss(b.sum(b.mul(w, w, name="ww"), name="loss"))
     return b.build()
+
+
+def below(right: bool) -> Program:
+    """w, and where m is large s − s: of s the last element is −∞, the others are numbers."""
+    b = tv.program("below")
+    bias = b.pad(b.full(shape=(2,), value=0.5, name="half"), pads=(0, 1), value=-math.inf, name="bias")
+    w, m, s = b.input("w", (3,)), b.input("m", (3,)), b.add(b.input("x", (3,)), bias, name="s")
+    return with_nothing(b, w, m, s, right)
 
 
 def test_one_element_may_be_infinite() -> None:
@@ -126,12 +132,7 @@ def now_and_then(right: bool) -> Program:
     w, m, x, z, y, k = (b.input(n, (size,)) for n, size in zip("wmxzyk", (3, 3, 3, 2, 1, 1), strict=True))
     never = b.where(b.gt(k, value=1e6), b.full(shape=(1,), value=-math.inf), y, name="never")
     s = b.add(x, b.concat(z, never, dim=0, name="t"), name="s")
-    b.output(b.sum(b.exp(s, name="e"), name="es"), "metric", "es")
-    if not right:
-        zeros = b.full(shape=(3,), value=0.0, name="zeros")
-        w = b.add(w, b.where(b.gt(m, value=1e6), b.sub(s, s, name="nothing"), zeros, name="chosen"), name="again")
-    b.loss(b.sum(b.mul(w, w, name="ww"), name="loss"))
-    return b.build()
+    return with_nothing(b, w, m, s, right)
 
 
 def test_what_looks_alike_may_be_infinite() -> None:
@@ -297,6 +298,9 @@ def test_stages_are_alike_only_if_they_may_assume_the_same(divided: Collection[i
     for form in (Canonical(alignment).form, Canonical(alignment).elements):
         first, second = map(form, stages)
         assert (first == second) == alike
+    goals = [cutter.goal_of(alignment.claims[0, 0, f"y{n}.own"]) for n in (1, 2)]
+    first, second = ([key for key, _ in cutter.stage(g, with_facts=True, way=IN_FULL).tasks] for g in goals)  # elements as they are
+    assert (first == second) == alike
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
