@@ -60,6 +60,43 @@ def test_a_key_bias_has_no_gradient() -> None:
     assert not staged(logical, plan).failed
 
 
+def test_a_shard_of_key_biases() -> None:
+    """Expected: proved; the middle one of three ranks holds biases of keys, and no others."""
+    config = Config(1, 6, 2, 10, sequence=3, batch=3)
+    assert not staged(gpt_step(config), gpt_plan(config, Degrees(dp=3, zero=2, shards="chunk"))).failed
+
+
+def cancelled() -> tv.Program:
+    """c·x·(x + w) − (x·x + x·w), where c is 3 in the first half, and 1 in the second: that is rounding."""
+    b = tv.program("cancelled")
+    x, w = b.input("x", (8,)), b.input("w", (8,))
+    c = b.concat(b.full(shape=(4,), value=3.0), b.full(shape=(4,), value=1.0), dim=0, name="c")
+    d = b.sub(b.mul(b.mul(c, x), b.add(x, w)), b.add(b.mul(x, x), b.mul(x, w)), name="d")
+    b.loss(b.sum(b.mul(d, w, name="dw"), name="loss"))
+    return b.build()
+
+
+def cancelled_plan(tiny: float) -> tv.Plan:
+    """On two ranks: the second one has what is rounding, and adds a number."""
+    p = tv.plan("cancelled", tv.Mesh(dp=2))
+    with p.ranks() as r:
+        x, w = (r.input(n, (4,), "(dp n)") for n in "xw")
+        half = r.concat(r.full(shape=(4,), value=1.5), r.full(shape=(4,), value=0.5), dim=0, name="half")
+        c = r.reduce_scatter(half, dim=0, group="dp", name="c")
+        d = r.sub(r.mul(r.mul(c, x), r.add(x, w)), r.add(r.mul(x, x), r.mul(x, w)), name="d")
+        part = r.sum(r.mul(r.add(d, value=tiny, name="d.more"), w, name="dw"), name="loss.part")
+        r.loss(r.all_reduce(part, group="dp", name="loss"))
+    return p.build()
+
+
+def test_what_is_rounding_beside_other_ranks_is_nothing_only_if_it_is_shown() -> None:
+    """Expected: it is named so, and not proved."""
+    plan = cancelled_plan(1e-14)
+    engine, _ = cut(cancelled(), plan)
+    assert (engine.alignment.claims[0, 1, "d.more"].ids == NOTHING).all()
+    assert staged(cancelled(), plan).failed
+
+
 def test_terms(of_llama: Engine) -> None:
     """Expected: x − x is 0, x − y is not unless both are one element, and max(x, 0) is not, though it may be 0 on all random points."""
     make = of_llama.alignment.graph.terms.make

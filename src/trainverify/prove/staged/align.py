@@ -106,6 +106,7 @@ class Alignment:
         self._moves: dict[int, bool] = {}
         self._compares: dict[int, bool] = {}
         self._zeros = Zeros()
+        self._largest: dict[tuple[int, str], float] = {}  # number of a tensor of a class, on all ranks
         # tensor of a class → multiples that it is on some ranks, and ranks on which none was found
         self._multiples: dict[tuple[int, str], tuple[list[tuple[int, Fraction | int]], list[Place]]] = {}
         self.supports: dict[int, frozenset[int]] = {}  # element → those that it vanishes with
@@ -217,6 +218,11 @@ class Alignment:
             if len(inside):
                 found.update(np.unique(np.searchsorted(self._starts, inside, side="right")).tolist())
         return [self._tensors[n - 1] for n in sorted(found)]
+
+    def inside(self, ids: Array, name: str) -> Array:
+        """Which of these are elements of a logical tensor that owns its elements."""
+        first = self.start[name]
+        return (ids >= first) & (ids < first + math.prod(self.small.shapes[name]))
 
     @cached_property
     def _tensors(self) -> list[str]:
@@ -481,6 +487,9 @@ class Alignment:
         if ids is not None:
             self.claims[place] = Claim(place, ids)
             return
+        if not self.wrong and self._rounding_only(place, v):
+            self.claims[place] = Claim(place, np.full(v.shape[1], NOTHING))
+            return
         x = v[:, int(np.argmax(np.abs(v[: self.quiet]).max(axis=0)))]
         if not x[: self.quiet].any():
             return
@@ -495,6 +504,18 @@ class Alignment:
                     known.append((f, number))
                     return
         failed.append(place)
+
+    def _rounding_only(self, place: Place, v: Array) -> bool:
+        """Whether a tensor is rounding beside what other ranks have there: a shard with nothing but gradients that are 0."""
+        key = place[0], place[2]
+        if key not in self._largest:
+            rows = [
+                plan.get(place[0], row, place[2])
+                for _, plan in self.runs[: self.quiet]
+                for row in range(len(self.small.classes[place[0]].ranks))
+            ]
+            self._largest[key] = max((float(np.abs(w).max(initial=0.0)) for w in rows if w is not None), default=0.0)
+        return bool(np.abs(v[: self.quiet]).max(initial=0.0) <= NOISE * self._largest[key])
 
     def _multiple(self, place: Place, v: Array, one: bool, f: int, number: Fraction | int) -> bool:
         """Claims that a tensor is a number times a scalar times logical elements, if there are such."""

@@ -437,7 +437,27 @@ class Cutter:
             opened |= scaled
 
     def _logical(self, goal: Goal, owners: set[str], uses: set[Place], opened: set[str]) -> Part:
-        """Definitions of the wanted elements, back to tensors whose elements the plan's side speaks of."""
+        """Definitions of the wanted elements, back to tensors whose elements the plan's side speaks of; or of which all that
+        is needed is 0, such as the gradients of keys' biases in a shard that has no others."""
+        whole = {t.place[2] for t in goal.terms if t.place[0] == LOGICAL} | opened
+        while True:
+            mine, vanishing = set[Place](), set[Place]()
+            part = self._defined_back(goal, owners, mine, whole, vanishing)
+            needed = self._needed(goal, part) if vanishing else {}
+            there = {p[2] for p in vanishing if not owners.issuperset(self.alignment.owners([part.leaves[p][0][needed.get(p, [])]]))}
+            if not there:
+                uses |= mine
+                return part
+            whole |= there
+
+    def _needed(self, goal: Goal, part: Part) -> dict[Place, Array]:
+        """The positions that are needed of tensors of a piece of the logical program."""
+        a = self.alignment
+        wanted = {(LOGICAL, 0, n): [goal.ids[a.inside(goal.ids, n)] - a.start[n]] for n in a.owners([goal.ids])}
+        return a.needed.of(part, {p: at for p, at in wanted.items() if p in part}).numbers
+
+    def _defined_back(self, goal: Goal, owners: set[str], uses: set[Place], whole: set[str], vanishing: set[Place]) -> Part:
+        """The same; what has elements that are 0, besides others that the plan's side does not speak of, is defined if it is in `whole`."""
         a = self.alignment
         wanted = a.owners([goal.ids])
         part = Part()
@@ -456,12 +476,15 @@ class Cutter:
             if call is None:
                 part.leaves[place] = (ids, _PLAIN)
                 continue
-            if name not in goals and name not in opened and self.graph.kind(place) == "real":
+            if name not in whole and self.graph.kind(place) == "real":
                 mine: set[Place] = set()
                 same = self._equals(ids, mine)
-                if owners.issuperset(a.owners([same])):
+                spoken = name not in goals and owners.issuperset(a.owners([same]))
+                if spoken or (same == NOTHING).any():
                     uses |= mine
                     part.leaves[place] = (same, _PLAIN)
+                    if not spoken:
+                        vanishing.add(place)
                     continue
             if (call.at, call.row) not in calls:
                 calls[call.at, call.row] = call
