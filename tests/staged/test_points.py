@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import trainverify as tv
+from parallel.test_capacity import FEW
+from parallel.test_experts_planted import HOW
 from parallel.test_zoo_bugs import BUGS, base
 from staged.test_names import aligned
 from trainverify.campaign import agree
+from trainverify.graph.plan import units
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime
+from trainverify.ops import OPS
 from trainverify.prove.staged import points
 from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.graphs import LOGICAL
-from trainverify.verify import single, verify
+from trainverify.prove.staged.reduce import reduced
+from trainverify.verify import related, single, verify
+from trainverify.zoo.parallel import deepseek_plan, deepseek_step
 
 
 def clipped(most: float) -> Program:
@@ -99,3 +108,15 @@ def test_points_without_a_value_are_not_all(name: str) -> None:
     logical, plan = base(where)
     proof = agree.staged(logical, change(plan))
     assert "loss" in {str(o) for o, why in proof.failed.items() if why.startswith("differs")}
+
+
+def test_tokens_that_are_counted_late_have_places_on_some_points() -> None:
+    """Expected: twice as many, with larger inputs; on small ones nearly all choose the experts whose two places are taken."""
+    step, plan = deepseek_step(FEW), deepseek_plan(FEW, replace(HOW, dp=2, sp=True, microbatches=2))
+    small = reduced(related(step, plan, OPS, units(plan), []))
+
+    def late(sizes: Sequence[Sequence[float]]) -> float:
+        seen = [logical["layers.0.moe.places"] for logical, _ in points.runs(small, plan.lineage, range(6), sizes)]
+        return float(np.stack(seen).any(axis=-1)[:, :, 3:].mean())
+
+    assert late(points.ordinary_sizes(small)) >= 2 * late(points.QUIETLY)

@@ -31,7 +31,6 @@ from trainverify.prove.staged.points import (
     FEW,
     LENIENT,
     LOUDLY,
-    QUIETLY,
     Asleep,
     Digits,
     Run,
@@ -39,6 +38,7 @@ from trainverify.prove.staged.points import (
     defined,
     different,
     moving,
+    ordinary_sizes,
     patience,
     runs,
     with_everything,
@@ -120,6 +120,7 @@ class Alignment:
         asleep = Asleep(patience(self.small))
         everything: list[Run] = []  # points on which everything is chosen: they say what may be what, not what differs
         tried, looked, first, by_order = 0, False, list[Run](), chooses_by_order(self.small)
+        sizes = ordinary_sizes(self.small)
         while not (self._told_apart([*self.runs, *everything]) and asleep.settled) and tried < MOST:
             if self.runs and not looked:
                 looked = True
@@ -130,7 +131,7 @@ class Alignment:
             fresh = with_everything(self.small, wanted, lineage, at) if (everything and by_order) or tried == QUIET else []
             everything += fresh
             if not fresh:
-                fresh = runs(self.small, lineage, at, QUIETLY)
+                fresh = runs(self.small, lineage, at, sizes)
                 self.runs += [run for run in fresh if defined(self.small, run[0])]
                 first = first or fresh[:1]
             tried += FEW

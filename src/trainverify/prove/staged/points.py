@@ -19,6 +19,7 @@ from trainverify.prove.staged.lookup import FAINT
 
 FEW: Final = 3  # points that are run together; so many are enough to say where a plan is wrong
 QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
+VARIED: Final = ((3.0, 1.0, 0.3), (1.0, 0.3))  # where tokens have to choose otherwise than those before them: there is room for some only
 LOUDLY: Final = ((1.0,), (3.0, 1.0))
 PATIENCE: Final = 4  # points in a row on which nothing was chosen for the first time, after which no more is expected
 BY_CHANCE: Final = 12  # where it depends on integers that have to be equal
@@ -210,6 +211,12 @@ def _chosen(small: Small) -> Numeric | None:
         return EVERYTHING
     compared = [n for n in _nodes(small) if n.prim == "map" and n.attrs[0] in ("lt", "eq")]
     return BLURRED if any(n.args[0].kind == "real" for n in compared) else None
+
+
+def ordinary_sizes(small: Small) -> Sequence[Sequence[float]]:
+    """Sizes of inputs at even and odd points. On small ones all tokens choose alike, and those that are counted last never have a place."""
+    counts = any(n.prim == "rowwise" and n.attrs[0] == "cumsum" for n in _nodes(small))
+    return VARIED if counts and chooses_by_order(small) else QUIETLY
 
 
 def chooses_by_order(small: Small) -> bool:
