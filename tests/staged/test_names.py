@@ -27,7 +27,7 @@ from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.engine import Engine, StagedProof
 from trainverify.prove.staged.execute import Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.lookup import MISSING, NOTHING, Table
 from trainverify.prove.staged.reduce import reduced
 from trainverify.prove.staged.stages import Cutter
 from trainverify.verify import related, verify
@@ -245,3 +245,15 @@ def test_a_multiple_by_a_number_has_that_number_as_its_factor() -> None:
     alignment = aligned(*halved(0.5, squared=True))
     assert (0, 0, "w.squared") not in alignment.claims or alignment.claims[0, 0, "w.squared"].factor.element is None
     assert verify(*halved(0.5, squared=True), engine="smt").verdict == "REFUTED"
+
+
+def test_a_value_that_several_tensors_have_is_no_name() -> None:
+    """Expected: the one in a tensor that has all the others; where they are of several, none."""
+    rng = np.random.default_rng(3)
+    values = rng.uniform(1, 2, (4, 6))
+    values[:, 2] = values[:, 4] = values[:, 0]
+    table = Table(values, np.ones(6, dtype=bool), np.ones((4, 6)), np.array([0, 0, 1, 1, 2, 2]), 4)
+    assert table.find(values[:, [0, 1]]).tolist() == [0, 1]
+    assert table.find(values[:, [0, 3]]).tolist() == [2, 3]
+    assert table.find(values[:, [0, 3, 5]]).tolist() == [MISSING, 3, 5]
+    assert table.find(values[:, [1, 3, 5]]).tolist() == [1, 3, 5]
