@@ -179,3 +179,22 @@ def test_what_is_divided_by_in_a_branch_may_be_0(nonzero: tuple[int, ...], reaso
     kinds = (("bool", None), ("real", None), ("real", None))
     result = check(replace(stage, short={0: Short(goal, kinds, (), nonzero, False)}), 0, engine.alignment)
     assert (result.proved, result.reason) == (not reason, reason)
+
+
+def test_counts_are_one_expression_however_they_are_shared(of_llama: tuple[Engine, list[Stage]]) -> None:
+    """Expected: in any order and in groups; not if one is counted twice, nor one more, nor if something is a factor."""
+    engine, stages = of_llama
+    e = Expressions(stages[0], engine.alignment)
+    flags = [e._number(("map", ("as_real", None, "NoneType"), (e._number(("symbol", i, ())),))) for i in range(4)]
+    a, b, c, d = flags
+
+    def total(*args: int, each: int = 1) -> int:
+        return e._simple(("dot", (each,) * (len(args) // each), args))
+
+    whole = total(a, b, c, d)
+    assert total(total(c, a), total(d, b)) == whole
+    assert total(total(total(b), d), total(c), a) == whole
+    assert total(total(a, b), total(c, d), a) != whole
+    assert total(total(a, b), total(b, c)) != total(total(a, b), c)
+    assert total(a, b, c) != whole
+    assert total(a, b, c, d, each=2) != whole

@@ -69,6 +69,7 @@ class Expressions:
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
         self._nonzero: set[int] = set()  # what the logical program divides by
+        self._counts: set[int] = set()  # sums of truth values
         self._zero = self._literal(0)
         self.by_parts: dict[int, bool] = {}  # elements that are equal if parts of them are, which are numbered behind all elements
         self.equal: dict[int, bool] = {}  # elements that are one expression once masks are outside, and whether that may be without a value
@@ -110,6 +111,8 @@ class Expressions:
     def _simple(self, key: Key) -> int:
         """The number of an expression without what is multiplied by the number 0, if that surely has a value."""
         op, info, args = key
+        if op == "dot" and args and self._counts_or_counted(args) and info.count(1) == len(info):
+            return self._count(args)
         if self._zero not in args or op not in ("dot", "map"):
             return self._number(key)
         if op == "map":
@@ -125,6 +128,17 @@ class Expressions:
         if not products:
             return self._zero
         return self._number(("dot", tuple(map(len, products)), tuple([x for p in products for x in p])))
+
+    def _counts_or_counted(self, args: tuple[int, ...]) -> bool:
+        """Whether all of these are truth values as numbers, or sums of such."""
+        return all(a in self._counts or (self._keys[a][0] == "map" and self._keys[a][1][0] == "as_real") for a in args)
+
+    def _count(self, args: tuple[int, ...]) -> int:
+        """How many of these are true: one expression, however ranks share the counting."""
+        flat = sorted(x for a in args for x in (self._keys[a][2] if a in self._counts else (a,)))
+        found = self._number(("dot", (1,) * len(flat), tuple(flat)))
+        self._counts.add(found)
+        return found
 
     def _signs_of(self, number: int) -> Sign:
         self._describe()
