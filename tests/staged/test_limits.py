@@ -240,16 +240,26 @@ def test_agreement_looks_at_full_size_before_it_calls_it_a_contradiction() -> No
     assert found.what == "both: PROVED, after a look at full size", found
 
 
-def test_a_deep_chain_has_no_stage() -> None:
-    """600 functions of functions: followed back element by element that is deeper than Python's stack; no crash, and no verdict."""
+def deep(spelled: bool) -> tv.Program:
+    """600 functions of functions, whose values soon stay the same."""
     b = tv.program("deep")
     x = b.input("x", (4,))
     y = x
     for _ in range(600):
-        y = b.exp(b.add(b.mul(y, value=0.1), x))
+        y = b.exp(b.mul(b.add(y, b.mul(x, value=10.0)), value=0.1) if spelled else b.add(b.mul(y, value=0.1), x))
     b.loss(b.sum(y, name="loss"))
-    program = b.build()
-    proof = staged(program, single(program))
+    return b.build()
+
+
+def test_what_has_the_same_values_by_chance_is_told_apart() -> None:
+    """Expected: proved; after some steps all have one value, and only how they are made says which is which."""
+    assert not staged(deep(False), single(deep(False))).failed
+
+
+def test_a_deep_chain_has_no_stage() -> None:
+    """Written otherwise, nothing has a name: followed back element by element that is deeper than Python's stack; no crash, and no
+    verdict."""
+    proof = staged(deep(False), single(deep(True)))
     assert list(proof.failed.values()) == [TOO_LONG]
 
 

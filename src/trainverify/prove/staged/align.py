@@ -88,7 +88,8 @@ class Claim:
 class Alignment:
     """Ids of logical elements, and the claims about the plan's tensors."""
 
-    def __init__(self, graph: Graph, lineage: tuple[Layout, ...], wanted: Sequence[Obligation] = (), seed: int = 0):
+    def __init__(self, graph: Graph, lineage: tuple[Layout, ...], wanted: Sequence[Obligation] = (), seed: int = 0, apart: bool = False):
+        """Apart: that elements of the logical program have the same values says nothing."""
         self.graph = graph
         self.small: Small = graph.small
         self.ids: dict[str, Array] = {}  # logical tensor → ids of its elements; a moved element keeps its id
@@ -116,6 +117,7 @@ class Alignment:
         graph.merge(self.sources)
         self.runs: list[Run] = []
         self.digits = Digits(self.small, lineage)
+        self.apart = apart
         self.wrong = False  # there is nothing to prove, but to say where it is wrong
         asleep = Asleep(patience(self.small))
         everything: list[Run] = []  # points on which everything is chosen: they say what may be what, not what differs
@@ -295,7 +297,8 @@ class Alignment:
         self.usable = usable
         values[:, ~usable] = 0.0
         self.table = Table(values, usable, scale, self.numbers, self.quiet)
-        self.same = self.table.first_of_equals()
+        self.same = self.table.same if self.apart else self.table.first_of_equals()
+        self.merged = bool((self.same != np.arange(self.count)).any())  # whether values say that logical elements are equal
         self._updates_are_new()
         self._number_logical()
         self._scalars()

@@ -40,6 +40,7 @@ RUN: Final = 100_000_000  # elements up to which both programs are run, with som
 DIFFERENT: Final = 1e-6
 DIFFERS: Final = "differs on random inputs at the sizes of the proof"
 LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
+MISLED: Final = 20  # equations between logical elements that fail for some inputs, after which values are not trusted
 GENTLY: Final = 3  # before that, behind gradients only
 ANEW: Final = 4  # how often what used a claim that was given up starts again as if that had never been there
 Progress = Callable[[str], None]
@@ -91,7 +92,15 @@ def prove(
         progress("running both programs")
         differ = _different(system, wanted, lineage) if error.too_large else ()
         return StagedProof(failed={o: DIFFERS if o in differ else str(error) for o in wanted})
-    return Engine(small, alignment, wanted, workers, limits, progress).run()
+    engine = Engine(small, alignment, wanted, workers, limits, progress)
+    proof = engine.run()
+    if not alignment.merged or proof.interrupted or not (engine.misled or (proof.failed and DIFFERS not in proof.failed.values())):
+        return proof
+    progress("once more, whatever values elements of the logical program share")
+    apart = Alignment(Graph(small), lineage, wanted, apart=True)
+    other = Engine(small, apart, wanted, workers, limits, progress).run()
+    proof.interrupted |= other.interrupted
+    return other if len(other.proved) > len(proof.proved) else proof
 
 
 class NoStages(Exception):
@@ -193,7 +202,13 @@ class Engine:
         self.results: dict[Any, Result] = {}  # by key
         self.shown_by: dict[Any, tuple[Stage, int]] = {}  # the stage and element that stood for all with this key
         self.broken: dict[Node, str] = {}
+        self._chances = 0  # equations between logical elements that held by chance
         self.proof = StagedProof(reduced=small.reduced or bool(small.kept), fewer=bool(small.kept))
+
+    @property
+    def misled(self) -> bool:
+        """Whether many logical elements had the same values by chance: what saturates is a constant, as far as numbers tell."""
+        return self._chances > MISLED
 
     def first(self) -> list[Stage]:
         """The stages as they are cut before any of them is looked at; none for obligations that differ."""
@@ -394,6 +409,9 @@ class Engine:
             wrong = {n: failure for n, s in self.stages.items() if n not in self.broken and (failure := self._failure(s)) is not None}
             if not wrong:
                 return
+            if self.misled:
+                self.broken |= {n: wrong[n].reason for n in wrong}
+                return
             open_ = set()
             # what rests on a claim that was not shown may only be wrong because of it
             first = [n for n in wrong if not any(p in wrong for p in self.stages[n].uses)]
@@ -447,6 +465,7 @@ class Engine:
             return False
         self.retried.add(place)
         if place[0] == LOGICAL:
+            self._chances += 1
             self._drop(place, open_)
             return True
         found = a.alike(place)
