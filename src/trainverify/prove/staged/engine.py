@@ -162,7 +162,7 @@ def _different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layo
             small = shrink_system(system, kept=sampled(system, above=0, of_a_sort=of_a_sort), alternate=False, most=RUN)
             found = clearly_different(small, wanted, lineage)
             for read in small.readings() if found and small.readings is not None else ():
-                found &= clearly_different(read(small), wanted, lineage)
+                found = clearly_different(read(small), found, lineage) if found else found
         except (NotABoundary, NotComputed, TooMuch):
             continue
         if found:
