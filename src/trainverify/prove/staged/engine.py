@@ -33,7 +33,7 @@ from trainverify.prove.staged.reduce import reduced, unreduced, with_fewer
 from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
 
-MAX_ELEMENTS: Final = 2_000_000
+MAX_ELEMENTS: Final = 6_000_000
 MANY: Final = 300_000  # elements of a plan that is looked at with fewer ranks, and less to choose from
 AS_IT_IS: Final = 50_000  # elements of what is not reduced
 RUN: Final = 100_000_000  # elements up to which both programs are run, with some ranks of each sort, to say what differs
