@@ -47,7 +47,7 @@ class Alike:
         compared or chosen, what is said of one element may be of use for others."""
         if len(stage.goal.ids) < FEWEST or stage.nonzero or stage.extra or stage.defined or stage.divisions:
             return None
-        if any(self._chooses(c) for part in stage.parts() for c in part.calls):
+        if self.alignment.divisors.asked(stage) or any(self._chooses(c) for part in stage.parts() for c in part.calls):
             return None
         found: dict[Hashable, int] = {}
         classes = np.empty(len(stage.goal.ids), dtype=np.int64)
