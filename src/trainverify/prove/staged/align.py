@@ -27,22 +27,7 @@ from trainverify.prove.staged.divisors import Divisors
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
 from trainverify.prove.staged.needed import Needed
-from trainverify.prove.staged.points import (
-    FEW,
-    LENIENT,
-    LOUDLY,
-    Asleep,
-    Digits,
-    Run,
-    chooses_by_order,
-    defined,
-    different,
-    moving,
-    ordinary_sizes,
-    patience,
-    runs,
-    with_everything,
-)
+from trainverify.prove.staged.points import LENIENT, Digits, drawn
 from trainverify.prove.staged.signs import FINITE, WILD, described, leaves_of, term_state
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
@@ -50,10 +35,6 @@ from trainverify.prove.staged.terms import Term
 from trainverify.prove.staged.zeros import Leaf, Made, Zeros
 from trainverify.prove.strict import Step, Strict
 
-QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
-MOST: Final = 32  # more of them where token ids happen to be equal on all, or what is chosen now and then never was
-LOUD: Final = 2  # points with large ones
-LOUDER: Final = 8  # points that are tried while a bound is never reached
 RANKS: Final = 2  # on which a tensor of a wrong plan was no multiple of anything, after which others are not looked at
 MISSES: Final = (3, 50)  # elements of a tensor that are not 0 after all, different ones and all, after which no more are looked at
 BEFORE: Final = 2  # gradients that are looked behind, for what is 0 by how they are made
@@ -115,55 +96,12 @@ class Alignment:
         self._number_elements()
         self._read_lineage(lineage)
         graph.merge(self.sources)
-        self.runs: list[Run] = []
         self.digits = Digits(self.small, lineage)
         self.apart = apart
-        self.wrong = False  # there is nothing to prove, but to say where it is wrong
-        asleep = Asleep(patience(self.small))
-        everything: list[Run] = []  # points on which everything is chosen: they say what may be what, not what differs
-        tried, looked, first, by_order = 0, False, list[Run](), chooses_by_order(self.small)
-        sizes = ordinary_sizes(self.small)
-        while not (self._told_apart([*self.runs, *everything]) and asleep.settled) and tried < MOST:
-            if self.runs and not looked:
-                looked = True
-                if different(self.small, wanted, self.runs, self.digits):
-                    self.wrong = True
-                    break
-            at = range(seed + tried, seed + tried + FEW)
-            fresh = with_everything(self.small, wanted, lineage, at) if (everything and by_order) or tried == QUIET else []
-            everything += fresh
-            if not fresh:
-                fresh = runs(self.small, lineage, at, sizes)
-                self.runs += [run for run in fresh if defined(self.small, run[0])]
-                first = first or fresh[:1]
-            tried += FEW
-            for logical, _ in fresh:
-                asleep.add({n: v for n, v in logical.items() if n in self.start and v.dtype.kind == "f"})
-        if not self.runs:
-            different(self.small, wanted, first)  # says what has no value
-            self.runs = first
-        self.ordinary = list(self.runs)
-        self.runs += everything
-        self.quiet = len(self.runs)
-        loud = runs(self.small, lineage, range(seed + MOST, seed + MOST + LOUD), LOUDLY)
-        loud = [run for run in loud if defined(self.small, run[0])]
-        if self.runs and not self.wrong:
-            loud += moving(self.small, lineage, [*self.runs, *loud], range(seed + MOST + LOUD, seed + MOST + LOUD + LOUDER))
-        self.runs += loud
-        self.ordinary += loud
+        found = drawn(self.small, lineage, wanted, self.start, self.digits, seed)
+        self.runs, self.ordinary, self.quiet, self.wrong = found.runs, found.ordinary, found.quiet, found.wrong
         self.points = len(self.runs)
         self._align()
-
-    def _told_apart(self, runs: Sequence[Run]) -> bool:
-        """Whether there are enough points, and no two elements of an integer input are equal on all: what is made of them would be, too."""
-        if len(runs) < QUIET:
-            return False
-        for name in self.small.logical.sources:
-            if self.small.logical.tensors[name].kind == "int":
-                columns = np.stack([logical[name].reshape(-1) for logical, _ in runs])
-                if len(np.unique(columns, axis=1).T) < columns.shape[1]:
-                    return False
-        return True
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 

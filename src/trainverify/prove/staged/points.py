@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,10 @@ from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import Node, topological
 from trainverify.prove.staged.lookup import FAINT
 
+QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
+MOST: Final = 32  # more of them where token ids happen to be equal on all, or what is chosen now and then never was
+LOUD: Final = 2  # points with large ones
+LOUDER: Final = 8  # points that are tried while a bound is never reached
 FEW: Final = 3  # points that are run together; so many are enough to say where a plan is wrong
 QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
 VARIED: Final = ((3.0, 1.0, 0.3), (1.0, 0.3))  # where tokens have to choose otherwise than those before them: there is room for some only
@@ -284,3 +289,59 @@ def _rounding(small: Small, x: Suspect, at: Run, digits: Digits | None = None) -
     if gap(at) <= FAINT * np.abs(at[0][x.obligation.output.tensor]).max(initial=0.0):
         return True
     return digits is not None and digits.fade(at, gap)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Points that both programs were run on."""
+
+    runs: list[Run]  # all of them, those with small inputs first
+    quiet: int  # how many of these there are
+    ordinary: list[Run]  # without those on which everything is chosen: they say what may be what, not what differs
+    wrong: bool  # whether there is nothing to prove, but to say where it is wrong
+
+
+def drawn(
+    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], own: Collection[str], digits: Digits, seed: int = 0
+) -> Drawn:
+    """As many as it takes until elements of logical tensors are told apart and what is chosen now and then was chosen once; `own` are the
+    tensors that have elements of their own."""
+    quiet, everything, first, wrong = list[Run](), list[Run](), list[Run](), False
+    asleep, tried, looked = Asleep(patience(small)), 0, False
+    sizes, by_order = ordinary_sizes(small), chooses_by_order(small)
+    while not (_told_apart(small, [*quiet, *everything]) and asleep.settled) and tried < MOST:
+        if quiet and not looked:
+            looked, wrong = True, bool(different(small, wanted, quiet, digits))
+            if wrong:
+                break
+        at = range(seed + tried, seed + tried + FEW)
+        fresh = with_everything(small, wanted, lineage, at) if (everything and by_order) or tried == QUIET else []
+        everything += fresh
+        if not fresh:
+            fresh = runs(small, lineage, at, sizes)
+            quiet += [run for run in fresh if defined(small, run[0])]
+            first = first or fresh[:1]
+        tried += FEW
+        for logical, _ in fresh:
+            asleep.add({n: v for n, v in logical.items() if n in own and v.dtype.kind == "f"})
+    if not quiet:
+        different(small, wanted, first)  # says what has no value
+        quiet = first
+    loud = runs(small, lineage, range(seed + MOST, seed + MOST + LOUD), LOUDLY)
+    loud = [run for run in loud if defined(small, run[0])]
+    if quiet and not wrong:
+        known = [*quiet, *everything, *loud]
+        loud += moving(small, lineage, known, range(seed + MOST + LOUD, seed + MOST + LOUD + LOUDER))
+    return Drawn([*quiet, *everything, *loud], len(quiet) + len(everything), [*quiet, *loud], wrong)
+
+
+def _told_apart(small: Small, runs: Sequence[Run]) -> bool:
+    """Whether there are enough points, and no two elements of an integer input are equal on all: what is made of them would be, too."""
+    if len(runs) < QUIET:
+        return False
+    for name in small.logical.sources:
+        if small.logical.tensors[name].kind == "int":
+            columns = np.stack([logical[name].reshape(-1) for logical, _ in runs])
+            if len(np.unique(columns, axis=1).T) < columns.shape[1]:
+                return False
+    return True
