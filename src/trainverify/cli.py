@@ -39,9 +39,9 @@ from trainverify.ops.describe import describe
 from trainverify.ops.table import OpDef, OpError, OpTable
 from trainverify.prove.algebra.discover import Found
 from trainverify.prove.attempt import Engine
-from trainverify.prove.staged.engine import NoStages
 from trainverify.prove.staged.own import StageShapes
 from trainverify.prove.staged.reduce import Shape
+from trainverify.prove.staged.scope import NoStages
 from trainverify.report import Report, finding_json
 from trainverify.terminal import (
     INTERNAL,

@@ -13,7 +13,7 @@ from trainverify.graph.lineage import Pattern
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Op, Program, Ref
 from trainverify.ops import OPS
-from trainverify.prove.staged import engine
+from trainverify.prove.staged import engine, scope
 from trainverify.prove.staged.reduce import with_fewer
 from trainverify.verify import related, verify
 from trainverify.zoo.llama import Config
@@ -171,7 +171,7 @@ WRONG: dict[str, tuple[Change, set[int]]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_mistakes_of_any_rank_are_not_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: the rank is among those that are looked at, and not everything is shown."""
-    monkeypatch.setattr(engine, "MANY", 0)
+    monkeypatch.setattr(scope, "MANY", 0)
     change, there = WRONG[name]
     wrong = change(SUMS if "between" in name else PLAN)
     assert there <= ranks(wrong)
@@ -180,7 +180,7 @@ def test_mistakes_of_any_rank_are_not_shown(name: str, monkeypatch: pytest.Monke
 
 def test_a_number_may_count_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: shown with all ranks; with fewer, a sixth would not be right."""
-    monkeypatch.setattr(engine, "MANY", 0)
+    monkeypatch.setattr(scope, "MANY", 0)
     proof = staged(LOGICAL, often(Fraction(1, 6))(PLAN))
     assert not proof.failed
     assert not proof.fewer
@@ -191,7 +191,7 @@ def test_what_is_said_rank_by_rank_keeps_all_ranks() -> None:
 
 
 def test_the_plan_is_shown_with_few_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MANY", 0)
+    monkeypatch.setattr(scope, "MANY", 0)
     proof = staged(LOGICAL, PLAN)
     assert not proof.failed
     assert proof.fewer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainverify.campaign.agree import staged
-from trainverify.prove.staged import engine
+from trainverify.prove.staged import scope
 from trainverify.prove.staged.engine import DIFFERS
 from trainverify.verify import verify
 from verify.changes import Change, attrs, inputs, replaced
@@ -42,11 +42,11 @@ MISTAKES: dict[str, tuple[str, Change]] = {
 
 def test_what_is_too_large_for_stages_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: a mistake is seen also where nothing is cut, and nothing is proved."""
-    monkeypatch.setattr(engine, "MAX_ELEMENTS", 100)
+    monkeypatch.setattr(scope, "MAX_ELEMENTS", 100)
     assert set(staged(logical(), plan()).failed.values()) == {"too large, even at reduced sizes"}
     _, change = MISTAKES["other micro-batch"]
     assert DIFFERS in staged(logical(), change(plan())).failed.values()
-    monkeypatch.setattr(engine, "RUN", 100)
+    monkeypatch.setattr(scope, "RUN", 100)
     assert DIFFERS not in staged(logical(), change(plan())).failed.values()
 
 

@@ -13,7 +13,7 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.prove.staged import engine
+from trainverify.prove.staged import scope
 from trainverify.prove.staged.reduce import direct, reduced, reference
 from trainverify.verify import related, single, verify
 from trainverify.zoo.llama import Config
@@ -87,7 +87,7 @@ def test_what_cannot_be_smaller_is_taken_as_it_is(origin: tuple[int, int], verdi
 
 
 def test_what_is_too_large_as_it_is_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "AS_IT_IS", 10)
+    monkeypatch.setattr(scope, "AS_IT_IS", 10)
     report = verify(part_of_a_mask((1, 2)), part_of_a_mask((1, 2)), engine="smt")
     assert report.verdict == "UNKNOWN"
     assert any("no small sizes keep the structure" in note for note in report.notes), report.notes

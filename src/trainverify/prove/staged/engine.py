@@ -7,7 +7,7 @@ Alignment proposes relations, stages prove them one by one, a relation counts on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -15,12 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
 from trainverify.domains.arrays import Array
-from trainverify.evaluate.run import NotComputed, elements
-from trainverify.evaluate.sample import sampled
-from trainverify.evaluate.small import Small, TooMuch, shrink_system
+from trainverify.evaluate.run import NotComputed
+from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
@@ -28,15 +26,11 @@ from trainverify.prove.staged.align import Alignment, Claim, Contradiction
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.points import Run, clearly_different
-from trainverify.prove.staged.reduce import reduced, unreduced, with_fewer
+from trainverify.prove.staged.points import Run
+from trainverify.prove.staged.scope import NoStages, different, looked_at
 from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
 
-MAX_ELEMENTS: Final = 6_000_000
-MANY: Final = 300_000  # elements of a plan that is looked at with fewer ranks, and less to choose from
-AS_IT_IS: Final = 50_000  # elements of what is not reduced
-RUN: Final = 100_000_000  # elements up to which both programs are run, with some ranks of each sort, to say what differs
 DIFFERENT: Final = 1e-6
 DIFFERS: Final = "differs on random inputs at the sizes of the proof"
 LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
@@ -90,7 +84,7 @@ def prove(
         small, alignment = aligned(system, wanted, lineage)
     except NoStages as error:
         progress("running both programs")
-        differ = _different(system, wanted, lineage) if error.too_large else ()
+        differ = different(system, wanted, lineage) if error.too_large else ()
         return StagedProof(failed={o: DIFFERS if o in differ else str(error) for o in wanted})
     engine = Engine(small, alignment, wanted, workers, limits, progress)
     proof = engine.run()
@@ -103,71 +97,15 @@ def prove(
     return other if len(other.proved) > len(proof.proved) else proof
 
 
-class NoStages(Exception):
-    """Why there is nothing to cut."""
-
-    def __init__(self, why: str, too_large: bool = False):
-        super().__init__(why)
-        self.too_large = too_large
-
-
 def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> tuple[Small, Alignment]:
     """Both programs at reduced sizes, and what of one is what of the other."""
+    small = looked_at(system, wanted, lineage)
     try:
-        small = _with_fewer(system, _small(system), wanted, lineage)
-        if elements(small) > MAX_ELEMENTS:
-            raise NoStages("too large, even at reduced sizes", too_large=True)
-        alignment = Alignment(Graph(small), lineage, wanted)
-    except NotABoundary as error:
-        raise NoStages(f"no small sizes keep the structure of the plan: {error}") from error
+        return small, Alignment(Graph(small), lineage, wanted)
     except NotComputed as error:
         raise NoStages(f"the plan could not be run: {error}") from error
     except Contradiction as error:
         raise NoStages(f"the assumptions cannot all hold: {error}") from error
-    return small, alignment
-
-
-def _small(system: System) -> Small:
-    """At reduced sizes; as it is if none keep the structure and it is small enough."""
-    try:
-        return reduced(system)
-    except NotABoundary:
-        try:
-            return unreduced(system, AS_IT_IS)
-        except TooMuch:
-            pass
-        raise
-
-
-def _with_fewer(system: System, small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Small:
-    """The same, or with fewer ranks and less to choose from if that is much less.
-
-    Not if the programs differ then: a number may count ranks. One that should and does not may look right with two of a sort, not also with
-    three."""
-    if elements(small) <= MANY:
-        return small
-    try:
-        two, three = with_fewer(system, 2), with_fewer(system, 3)
-        if two is None or three is None or 2 * elements(two) > elements(small):
-            return small
-        return small if any(clearly_different(few, wanted, lineage) for few in (two, three)) else two
-    except (NotABoundary, NotComputed):
-        return small
-
-
-def _different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Collection[Obligation]:
-    """What differs although there are too many elements to prove anything of: on some ranks of each sort, however literals shrink."""
-    for of_a_sort in (2, 3):
-        try:
-            small = shrink_system(system, kept=sampled(system, above=0, of_a_sort=of_a_sort), alternate=False, most=RUN)
-            found = clearly_different(small, wanted, lineage)
-            for read in small.readings() if found and small.readings is not None else ():
-                found = clearly_different(read(small), found, lineage) if found else found
-        except (NotABoundary, NotComputed, TooMuch):
-            continue
-        if found:
-            return found
-    return ()
 
 
 class Engine:
