@@ -19,7 +19,8 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.ops.table import op
+from trainverify.ops.table import OpDef, OpTable, op
+from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.canonical import Canonical
@@ -228,7 +229,32 @@ def beside_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
     return b.where(b.gt(m, value=1e6), w if right else again(b, w, s), v, name="y")
 
 
-ALONE = (masked_quotient, quotient_in_a_branch, scalar_in_a_branch, scalar_in_vain, granted_elsewhere, beside_in_vain)
+def looked_up(b: ProgramBuilder, right: bool) -> Tensor:
+    """Some quotients are looked up: the others need not have values."""
+    x, w, v, at = *(b.input(n, (4,)) for n in "xwv"), b.input("at", (4,), "i64", ids=4)
+    q = b.index_select(b.div(v, x, name="v.x"), at, dim=0, name="q")
+    return b.add(q, w if right else again(b, w, x), name="r")
+
+
+def looked_up_by_products(b: ProgramBuilder, right: bool) -> Tensor:
+    """All of them times 0 or 1, which is 0·∞ for some that are not looked up."""
+    x, v, at = *(b.input(n, (4,)) for n in "xv"), b.input("at", (3,), "i64", ids=4)
+    q = b.div(v, x, name="q")
+    if right:
+        return b.index_select(q, at, dim=0, name="r")
+    return b.matmul(b.to(b.one_hot(at, num_classes=4), dtype="f32"), q, name="r")
+
+
+ALONE = (
+    masked_quotient,
+    quotient_in_a_branch,
+    scalar_in_a_branch,
+    scalar_in_vain,
+    granted_elsewhere,
+    beside_in_vain,
+    looked_up,
+    looked_up_by_products,
+)
 
 
 @pytest.mark.parametrize("few", [0, expressions.FEW])
@@ -244,6 +270,125 @@ def test_what_need_not_have_a_value_says_nothing(alone: Alone, few: int, monkeyp
 
     assert shown(made(True), made(True)) == {"loss"}
     assert shown(made(True), made(False)) == set()
+
+
+def by_stages(logical: Program, plan: Program, ops: OpTable) -> set[str]:
+    """What stages show of a plan on one device with ops of its own."""
+    right, wrong = logical, single(plan)
+    wanted, _ = obligations(right, wrong, units(wrong))
+    return {str(o) for o in prove(related(right, wrong, ops, units(wrong), wanted), wanted, wrong.lineage).proved}
+
+
+@op("branch_and_quotient", "hidden")
+def branch_and_quotient(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """v·w/x where m is true, else v²; and w/x·(v + w)."""
+    return F.concat([F.select(m, w / x, v) * v, w / x * (v + w)], 0)
+
+
+@op("product_and_quotient", "hidden")
+def product_and_quotient(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """The same, by a mask: 0·∞ where x is 0 and m is false."""
+    q = w / x
+    return F.concat([(v + F.cast(m, "real") * (q - v)) * v, q * v + q * w], 0)
+
+
+@op("mask_and_quotient", "hidden")
+def mask_and_quotient(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """v + w where w is positive, else 0; and w/x·(v + w)."""
+    return F.concat([F.cast(w > 0, "real") * (w + v), w / x * (v + w)], 0)
+
+
+@op("nothing_and_quotient", "hidden")
+def nothing_and_quotient(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """The same, and 0·v/x."""
+    mask = F.cast(w > 0, "real")
+    return F.concat([mask * w + mask * v + F.full(0, v.shape) * (v / x), w / x * v + w / x * w], 0)
+
+
+def _largest(x: Node, w: Node) -> Node:
+    return F.one_hot(F.rowwise("argmax", w / x, 0), x.shape[0])
+
+
+@op("sum_and_position", "hidden")
+def sum_and_position(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """v·(v + w); and v + w where w/x is largest."""
+    return F.concat([v * (v + w), _largest(x, w) * (v + w)], 0)
+
+
+@op("nothing_and_position", "hidden")
+def nothing_and_position(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """The same, and 0 times whether w/x is largest."""
+    return F.concat([v * v + v * w + F.full(0, v.shape) * _largest(x, w), _largest(x, w) * v + _largest(x, w) * w], 0)
+
+
+PAIRS = (
+    (branch_and_quotient, product_and_quotient),
+    (mask_and_quotient, nothing_and_quotient),
+    (sum_and_position, nothing_and_position),
+)
+
+
+@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_elements_that_are_sliced_away_say_nothing_of_others(pair: tuple[OpDef, OpDef], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: the plan divides by x also for the elements that are used; the logical program does for those that nobody uses."""
+    monkeypatch.setattr(expressions, "FEW", few)
+
+    def made(which: int) -> Program:
+        b = tv.program("pair", OPS.extended(pair))
+        x, w, v = (b.input(n, (3,)) for n in "xwv")
+        both = getattr(b, pair[which].name)(x, w, v, b.input("m", (3,), dtype="bool"), name="both")
+        b.loss(b.sum(b.slice(both, dim=0, start=0, stop=3), name="loss"))
+        return b.build()
+
+    assert by_stages(made(0), made(0), OPS.extended(pair)) == {"loss"}
+    assert by_stages(made(0), made(1), OPS.extended(pair)) == set()
+
+
+@op("under_both", "hidden")
+def under_both(s: Node, t: Node) -> Node:
+    """1/(s·t)."""
+    return 1 / (s * t)
+
+
+@op("sum_and_positive", "hidden")
+def sum_and_positive(v: Node, s: Node, t: Node) -> Node:
+    """v + s, and t where that is positive."""
+    return F.concat([v + s, F.cast(t > 0, "real") * t], 0)
+
+
+@op("sum_again_and_t", "hidden")
+def sum_again_and_t(v: Node, s: Node, t: Node) -> Node:
+    """v·s/s + s, and t."""
+    return F.concat([v * s / s + s, t], 0)
+
+
+VANISHING = OPS.extended([under_both, sum_and_positive, sum_again_and_t])
+
+
+def vanishing(used: Collection[int], right: bool) -> Program:
+    """Layers with s = t·a, where t is compared with 0. Some divide by s·t."""
+    b = tv.program("vanishing", VANISHING)
+    for n in range(3):
+        x, a, v = (b.input(f"{k}{n}", (3,)) for k in "xav")
+        t = b.square(x, name=f"t{n}")
+        s = b.mul(t, a, name=f"s{n}")
+        q = b.under_both(s, t, name=f"q{n}")
+        if n in used:
+            b.output(b.sum(q, name=f"qs{n}"), "metric", f"q{n}")
+        y = (b.sum_and_positive if right else b.sum_again_and_t)(v, s, t, name=f"y{n}")
+        b.output(b.sum(y, name=f"ys{n}"), "metric", f"y{n}")
+    b.loss(b.sum(y, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("used", [(0,), (2,), (0, 1, 2)])
+def test_what_an_element_vanishes_with_is_granted_to_no_other(used: Collection[int], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: s is not 0 in layers that divide by s·t; others, whose elements look alike, may divide by 0 in the plan alone."""
+    monkeypatch.setattr(expressions, "FEW", few)
+    expected = {f"metric {name}{n}" for n in used for name in "qy"} | ({"loss"} if 2 in used else set())
+    assert by_stages(vanishing(used, True), vanishing(used, False), VANISHING) == expected
 
 
 @op("kept_quotient", "hidden")

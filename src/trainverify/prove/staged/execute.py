@@ -68,6 +68,7 @@ class _Check:
         self.solver = solver
         self.domain = Element(scalars)
         self.symbols: dict[int, Any] = {}
+        self.met: set[int] = set()  # those that elements are made of; the others are there as some of these vanish with them
         self.values: dict[tuple[int, Place, int, bool], Any] = {}
         self.defined: dict[int, Poly] = {}  # atoms of scalars whose definition is at hand
 
@@ -158,9 +159,9 @@ class _Check:
         return {("nonzero", frozenset(self.domain.real(self.symbol(i)).items())): None for i in self.stage.facts}
 
     def granted(self) -> dict[Need, None]:
-        """What the logical program divides by in any case, of the symbols that are known by now."""
+        """What the logical program divides by in any case, of the symbols that are met by now: those are in its key."""
         s, a, part = self.scalars, self.alignment, self.stage.logical
-        known = {i for i in self.symbols if i not in self.stage.extra and self.stage.definition(i, a) is None}
+        known = {i for i in self.met if i not in self.stage.extra and self.stage.definition(i, a) is None}
         before = s.needs, s.doubts, s.guarded
         s.needs, s.doubts, s.guarded = {}, {}, {}
         found: dict[Need, None] = {}
@@ -276,6 +277,10 @@ class _Check:
         return s.mul(made, element if f.power > 0 else s.inverse(element))
 
     def symbol(self, i: int) -> Any:
+        self.met.add(i)
+        return self._symbol(i)
+
+    def _symbol(self, i: int) -> Any:
         if i not in self.symbols:
             defined = self.stage.definition(i, self.alignment)
             if defined is not None:
@@ -286,5 +291,5 @@ class _Check:
             self.symbols[i] = symbol(self.scalars, i, *self.alignment.symbol_kind(i))
             for other in self.alignment.supports.get(i, ()):
                 if self.stage.definition(other, self.alignment) is None:
-                    self.scalars.vanishes(self.symbols[i], self.symbol(other))
+                    self.scalars.vanishes(self.symbols[i], self._symbol(other))
         return self.symbols[i]
