@@ -245,7 +245,23 @@ def looked_up_by_products(b: ProgramBuilder, right: bool) -> Tensor:
     return b.matmul(b.to(b.one_hot(at, num_classes=4), dtype="f32"), q, name="r")
 
 
+def under_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """What is divided by is not 0, and is 1/x in one case: x may be 0 in the other."""
+    x, y, z, w = (b.input(n, (3,)) for n in "xyzw")
+    under = b.where(b.input("m", (3,), dtype="bool"), b.div(b.full(shape=(3,), value=1.0), x), y, name="under")
+    return b.add(b.div(z, under, name="q"), w if right else again(b, w, x), name="r")
+
+
+def scalar_under_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """The same of scalars, which are written out."""
+    x, y, z, w = b.input("x", ()), b.input("y", ()), b.input("z", (3,)), b.input("w", (3,))
+    under = b.where(b.input("m", (), dtype="bool"), b.div(b.full(shape=(), value=1.0), x), y, name="under")
+    return b.add(b.div(z, under, name="q"), w if right else again(b, w, x), name="r")
+
+
 ALONE = (
+    under_a_branch,
+    scalar_under_a_branch,
     masked_quotient,
     quotient_in_a_branch,
     scalar_in_a_branch,
@@ -540,6 +556,24 @@ def test_what_no_point_shows_is_not_shown(hidden: Hidden, few: int, monkeypatch:
     assert shown(step(hidden, True), step(hidden, True)) >= {"loss", "updated state old"}
     assert set(step(hidden, True).sources) == set(step(hidden, False).sources)
     assert shown(step(hidden, True), step(hidden, False)).isdisjoint(("loss", "updated state old"))
+
+
+def other_case(right: bool) -> Program:
+    """y where x² is not positive, which is where it is 0; or nothing."""
+    b = tv.program("other case")
+    x, v, y = (b.input(n, (3,)) for n in "xvy")
+    mask = b.to(b.gt(b.square(x, name="xx"), value=0.0), dtype="f32", name="mask")
+    cases = b.to(b.one_hot(b.to(mask, dtype="i64"), num_classes=2), dtype="f32", name="cases")
+    masked, other = b.mul(mask, v, name="masked"), b.select(cases, dim=1, index=0, name="other")
+    b.loss(b.sum(b.add(masked, b.mul(other, y, name="y.other")) if right else masked, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("few", [expressions.FEW, 0])
+def test_what_is_0_where_a_mask_is_1_is_not_0_everywhere(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expressions, "FEW", few)
+    assert shown(other_case(True), other_case(True)) == {"loss"}
+    assert shown(other_case(True), other_case(False)) == set()
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------

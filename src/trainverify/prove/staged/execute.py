@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -70,6 +70,7 @@ class _Check:
         self.symbols: dict[int, Any] = {}
         self.met: set[int] = set()  # those that elements are made of; the others are there as some of these vanish with them
         self.values: dict[tuple[int, Place, int, bool], Any] = {}
+        self.sure: dict[tuple[int, Place, int, bool], Any] = {}  # values in which no branch needs anything
         self.defined: dict[int, Poly] = {}  # atoms of scalars whose definition is at hand
 
     def run(self, n: int) -> Result:
@@ -162,8 +163,6 @@ class _Check:
         """What the logical program divides by in any case, of the symbols that are met by now: those are in its key."""
         s, a, part = self.scalars, self.alignment, self.stage.logical
         known = {i for i in self.met if i not in self.stage.extra and self.stage.definition(i, a) is None}
-        before = s.needs, s.doubts, s.guarded
-        s.needs, s.doubts, s.guarded = {}, {}, {}
         found: dict[Need, None] = {}
         for call, term, symbols in a.divisors.granted(self.stage):
 
@@ -171,18 +170,34 @@ class _Check:
                 return self.value(part, *a.graph.leaf(call, info))
 
             if symbols <= known:
-                found["nonzero", frozenset(self.domain.real(value(term, leaf, self.domain)).items())] = None
-        s.needs, s.doubts, s.guarded = before
+                made = self.surely(lambda term=term, leaf=leaf: self.domain.real(value(term, leaf, self.domain)))
+                if made is not None:
+                    found["nonzero", frozenset(made.items())] = None
         return found
+
+    def surely(self, make: Callable[[], Poly]) -> Poly | None:
+        """What somebody makes, or None if a branch of it needs something: the solver would take that for granted. Of what was made before
+        nothing is used but what is sure, as conditions are noted once."""
+        s = self.scalars
+        before = s.needs, s.doubts, s.guarded, self.values
+        s.needs, s.doubts, s.guarded, self.values = {}, {}, {}, self.sure
+        made = make()
+        fine = not (s.doubts or s.guarded)
+        s.needs, s.doubts, s.guarded, self.values = before
+        if not fine:
+            self.sure = {}
+        return made if fine else None
 
     def written(self) -> dict[Need, None]:
         """The same of their definitions."""
         found: dict[Need, None] = {}
         for i, part in self.stage.written.items():
-            value = self.domain.real(self.value(part, *self.alignment.where(i)))
-            found["nonzero", frozenset(value.items())] = None
-            ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
-            self.defined[atom] = value
+            where = self.alignment.where(i)
+            value = self.surely(lambda part=part, where=where: self.domain.real(self.value(part, *where)))
+            if value is not None:
+                found["nonzero", frozenset(value.items())] = None
+                ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
+                self.defined[atom] = value
         return found
 
     def spelled(self, p: Poly) -> Poly:

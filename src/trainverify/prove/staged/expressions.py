@@ -592,7 +592,7 @@ class Masks:
         if len(masks) != 1:
             return self._make(op, info, [self.outside(a) for a in args]), None, False
         (mask,) = masks
-        known = [frozenset((mask,)) if zero else None if self._is_zero(inner) else NOWHERE for inner, _, zero in parts]
+        known = [frozenset((mask,)) if zero else None if m is None and self._is_zero(inner) else NOWHERE for inner, m, zero in parts]
         support = expression_support(op, info, known)
         return self._make(op, info, [inner for inner, _, _ in parts]), mask, support is None or mask in support
 
