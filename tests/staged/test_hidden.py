@@ -259,7 +259,23 @@ def scalar_under_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
     return b.add(b.div(z, under, name="q"), w if right else again(b, w, x), name="r")
 
 
+def first_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
+    """What is made in vain has the values of what is used, and no value where s is 0."""
+    w, v, s = (b.input(n, (3,)) for n in "wvs")
+    u, t = again(b, b.mul(w, v, name="w.v"), s), b.mul(v, w, name="t")
+    return b.tanh(t if right else u, name="r")
+
+
+def first_in_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """The same, where it is used in a branch."""
+    k, w, v, s = (b.input(n, (3,)) for n in "kwvs")
+    u, t = again(b, b.mul(w, v, name="w.v"), s), b.mul(v, w, name="t")
+    return b.add(b.where(b.gt(k, value=1e6), u, k, name="chosen"), b.tanh(t if right else u), name="r")
+
+
 ALONE = (
+    first_in_vain,
+    first_in_a_branch,
     under_a_branch,
     scalar_under_a_branch,
     masked_quotient,

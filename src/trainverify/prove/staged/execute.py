@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Final
 
 from trainverify.domains.element import Element
@@ -161,7 +162,7 @@ class _Check:
 
     def granted(self) -> dict[Need, None]:
         """What the logical program divides by in any case, of the symbols that are met by now: those are in its key."""
-        s, a, part = self.scalars, self.alignment, self.stage.logical
+        a, part = self.alignment, self.stage.logical
         known = {i for i in self.met if i not in self.stage.extra and self.stage.definition(i, a) is None}
         found: dict[Need, None] = {}
         for call, term, symbols in a.divisors.granted(self.stage):
@@ -170,18 +171,18 @@ class _Check:
                 return self.value(part, *a.graph.leaf(call, info))
 
             if symbols <= known:
-                made = self.surely(lambda term=term, leaf=leaf: self.domain.real(value(term, leaf, self.domain)))
+                made = self.surely(partial(value, term, leaf, self.domain))
                 if made is not None:
                     found["nonzero", frozenset(made.items())] = None
         return found
 
-    def surely(self, make: Callable[[], Poly]) -> Poly | None:
+    def surely(self, make: Callable[[], Any]) -> Poly | None:
         """What somebody makes, or None if a branch of it needs something: the solver would take that for granted. Of what was made before
         nothing is used but what is sure, as conditions are noted once."""
         s = self.scalars
         before = s.needs, s.doubts, s.guarded, self.values
         s.needs, s.doubts, s.guarded, self.values = {}, {}, {}, self.sure
-        made = make()
+        made = self.domain.real(make())
         fine = not (s.doubts or s.guarded)
         s.needs, s.doubts, s.guarded, self.values = before
         if not fine:
@@ -192,12 +193,11 @@ class _Check:
         """The same of their definitions."""
         found: dict[Need, None] = {}
         for i, part in self.stage.written.items():
-            where = self.alignment.where(i)
-            value = self.surely(lambda part=part, where=where: self.domain.real(self.value(part, *where)))
-            if value is not None:
-                found["nonzero", frozenset(value.items())] = None
+            made = self.surely(partial(self.value, part, *self.alignment.where(i)))
+            if made is not None:
+                found["nonzero", frozenset(made.items())] = None
                 ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
-                self.defined[atom] = value
+                self.defined[atom] = made
         return found
 
     def spelled(self, p: Poly) -> Poly:
