@@ -109,7 +109,7 @@ class Scalars:
         self.branches = 0  # such branches that are being looked at
         self.guarded: dict[Need, None] = {}  # what is needed in them
         self.max_terms = max_terms
-        self.deadline = deadline
+        self.deadline = deadline  # of processor time
         self._number: dict[Hashable, int] = {}
         self._products: dict[int, tuple[tuple[Mono, Any], ...]] = {}
         self.factors: list[Factors] = [()]  # of every monomial
@@ -253,7 +253,7 @@ class Scalars:
                         del out[m]
         if len(out) > self.max_terms:
             raise TooLarge(f"more than {self.max_terms} terms")
-        if self.deadline is not None and time.monotonic() > self.deadline:
+        if self.deadline is not None and time.process_time() > self.deadline:
             raise TooLarge("time limit of the obligation")
 
     def _product(self, a: Factors, b: Factors) -> tuple[tuple[Mono, Any], ...]:

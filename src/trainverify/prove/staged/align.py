@@ -43,7 +43,7 @@ from trainverify.prove.staged.points import (
     runs,
     with_everything,
 )
-from trainverify.prove.staged.signs import FINITE, WILD, described, term_state
+from trainverify.prove.staged.signs import FINITE, WILD, described, leaves_of, term_state
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
 from trainverify.prove.staged.terms import Term
@@ -98,7 +98,7 @@ class Alignment:
         steps = [Step(s.inputs, s.outputs, s.nodes) for s in self.small.logical_steps]
         self.strict = Strict([o.tensor for o in self.small.logical.outputs], steps)
         self.signs, self._tensor_states, self.doubtful = described(self.small, self.strict)
-        self._of_numbers: dict[Term, int] = {}  # states of expressions all of whose leaves are numbers
+        self._terms: dict[int, dict[Term, int]] = {}  # states of what logical ops make on the way
         self._states: dict[int, int] = {}  # of elements of tensors that are not all numbers
         self._kinds: dict[str, Any] = {}
         self._factors_in: dict[Place, frozenset[Factor]] = {}  # unnamed tensor → factors that are in what it is made of
@@ -248,17 +248,17 @@ class Alignment:
             return WILD
         found = self._states.get(i)
         if found is None:
-            term, leaves = self.graph.definition(*self.where(i))
-            ids = [int(self.ids[p[2]].reshape(-1)[q]) for p, q in leaves]
-            states = [self.state(k) for k in ids]
-            if any(states):
-                found = term_state(term, states.__getitem__)
-            else:  # of numbers: the same wherever it is
-                found = self._of_numbers.get(term)
-                if found is None:
-                    found = self._of_numbers[term] = term_state(term, states.__getitem__)
-            self._states[i] = found
+            found = self._states[i] = self._state(*self.where(i))
         return found
+
+    def _state(self, place: Place, at: int) -> int:
+        """Of an element that an op of the logical program makes; terms of an op share much."""
+        call = self.graph.makers[place]
+        inside, term = self._terms.setdefault(call.at, {}), self.graph.term(place, at)
+        for leaf in leaves_of(term, inside):
+            of, position = self.graph.leaf(call, leaf.info)
+            inside[leaf] = self.state(int(self.ids[of[2]].reshape(-1)[position]))
+        return term_state(term, inside)
 
     def symbol_kind(self, i: int) -> Any:
         """What a symbol stands for: (kind, domain)."""

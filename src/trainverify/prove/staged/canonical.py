@@ -146,7 +146,7 @@ class _Form:
             for n in np.unique(which).tolist():
                 where[which == n] = np.searchsorted(numbers[call.inputs[n]], leaves[which == n, 1])
             inputs = tuple([-1 if i is None else self.place(i) for i in call.inputs])
-            shape.append((self.place(o), inputs, terms, which.tobytes(), where.tobytes()))
+            shape.append((self.place(o), inputs, terms.tobytes(), which.tobytes(), where.tobytes()))
         return tuple(shape)
 
     def _numbered(self) -> tuple[bytes, bytes, tuple[tuple[int, int], ...]]:
@@ -254,7 +254,7 @@ class _Elements(_Form):
                     shape.append((self.place(p), graph.kind(p), len(numbers[p]), self.factor(factor)))
                 else:
                     terms, leaves = closure.made[p]
-                    shape.append((self.place(p), terms, *leaves_of(graph.makers[p], leaves)))
+                    shape.append((self.place(p), terms.tobytes(), *leaves_of(graph.makers[p], leaves)))
 
         for number, place, positions in goals:
             shape.append((number, name(place), np.where(positions < 0, -1, np.searchsorted(numbers[place], positions)).tobytes()))

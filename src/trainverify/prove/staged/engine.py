@@ -33,7 +33,7 @@ from trainverify.prove.staged.reduce import reduced, unreduced, with_fewer
 from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, Goal, NoStage, Stage, Term
 from trainverify.prove.staged.workers import run_all
 
-MAX_ELEMENTS: Final = 2_000_000
+MAX_ELEMENTS: Final = 6_000_000
 MANY: Final = 300_000  # elements of a plan that is looked at with fewer ranks, and less to choose from
 AS_IT_IS: Final = 50_000  # elements of what is not reduced
 RUN: Final = 100_000_000  # elements up to which both programs are run, with some ranks of each sort, to say what differs
@@ -162,7 +162,7 @@ def _different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layo
             small = shrink_system(system, kept=sampled(system, above=0, of_a_sort=of_a_sort), alternate=False, most=RUN)
             found = clearly_different(small, wanted, lineage)
             for read in small.readings() if found and small.readings is not None else ():
-                found &= clearly_different(read(small), wanted, lineage)
+                found = clearly_different(read(small), found, lineage) if found else found
         except (NotABoundary, NotComputed, TooMuch):
             continue
         if found:

@@ -52,8 +52,9 @@ class Short:
 class Expressions:
     """Of both sides of one stage."""
 
-    def __init__(self, stage: Stage, alignment: Alignment):
+    def __init__(self, stage: Stage, alignment: Alignment, times: int = 1):
         self.stage = stage
+        self._times = times  # how many elements each one that is looked at stands for
         self.alignment = alignment
         self.graph = alignment.graph
         self._numbers: dict[Key, int] = {}
@@ -198,7 +199,7 @@ class Expressions:
         defined = self.stage.definition(i, self.alignment)
         return self._number(("symbol", i, ())) if defined is None else self._element(*defined)
 
-    def _times(self, number: int, factor: Factor) -> int:
+    def _scaled(self, number: int, factor: Factor) -> int:
         if factor.plain:
             return number
         made = self._number(("map", ("mul", None, "NoneType"), (self._literal(factor.number), number)))
@@ -218,7 +219,7 @@ class Expressions:
         leaf = part.leaves.get(place)
         if leaf is not None:
             ids, factor = leaf
-            return self._times(self._symbol(int(ids[at]), self.graph.kind(place)), factor)
+            return self._scaled(self._symbol(int(ids[at]), self.graph.kind(place)), factor)
         sender = self.graph.sent(place)
         if sender is not None:
             return self._element(part, sender, at)
@@ -244,19 +245,19 @@ class Expressions:
         if stage.nonzero or stage.extra:
             return {}
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
-        if not pairs or (len(self._keys) < FEW and not stage.with_facts):
+        if not pairs or (len(self._keys) * self._times < FEW and not stage.with_facts):
             return {}
         self._each = any(i != NOTHING and self.alignment.state(i) == WILD for i in (int(stage.goal.ids[n]) for n in elements))
         divided = self._divided()
         self._nonzero = {number for info, number in divided if info[0] == "div"}
-        if len(self._keys) < FEW and not self._nonzero:
+        if len(self._keys) * self._times < FEW and not self._nonzero:
             return {}
         assumed = False
         if any(self._is_mask(key) for key in self._keys):
             masks = Masks(self, self._always([want for _, want in pairs.values()]), divided)
             pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
             assumed = masks.assumed
-        factor = self._times(self._literal(1), stage.goal.factor)
+        factor = self._scaled(self._literal(1), stage.goal.factor)
         self._describe()
         if stage.goal.factor.plain:
             self.equal = {n: assumed or self._partial[got] for n, (got, want) in pairs.items() if got == want}
@@ -276,7 +277,7 @@ class Expressions:
         real numbers that are made of the same symbols, those are compared. None if an element is not in parts."""
         last = max(max(pair) for pair in pairs.values()) + 1
         symbols = {n: at for at, n in enumerate(n for n in range(last) if self._keys[n][0] == "symbol")}
-        if last < LARGE or last * len(symbols) > BITS:
+        if last * self._times < LARGE or last * len(symbols) > BITS:
             return {}
         masks: list[int] = []
         for n in range(last):

@@ -50,6 +50,7 @@ class Graph:
         self.terms = Terms()
         self.same = self.terms.make("leaf", 0)  # what only passes on
         self._rows: dict[int, list[list[Term]]] = {}  # by signature
+        self._placed: dict[int, list[Array] | None] = {}
         self._canonical: dict[Term, Made] = {}
         self._compares: dict[int, bool] = {}  # by signature
         self._chooses: dict[int, bool] = {}
@@ -154,12 +155,33 @@ class Graph:
 
     def term(self, place: Place, at: int) -> Term:
         """An element as a term over elements of the inputs of the call that makes it, not a message; `leaf` says which those are."""
+        placed = self.placed(place)
+        if placed is not None:
+            number = int(placed["number"][at])
+            begin = placed["begin"][at].tolist()
+            return self.terms.there(number, tuple([(i, begin[i]) for i in self.terms.inputs(number)]))
         call = self.makers[place]
         rows = self._terms_of(call)
         output = call.outputs.index(place)
         if call.collective:
             return rows[0][at + output * (len(rows[0]) // len(call.outputs))]
         return rows[output][at]
+
+    def placed(self, place: Place) -> Array | None:
+        """All elements of a tensor that an op makes as numbers for how they are made, and where positions in each input begin; None for ops
+        whose elements have to be looked at one by one."""
+        call = self.makers[place]
+        if call.signature not in self._placed:
+            assert call.nodes is not None
+            self._placed[call.signature] = self.terms.placed(call.nodes, self._shapes(call))
+        outputs = self._placed[call.signature]
+        if outputs is None:
+            return None
+        output = call.outputs.index(place)
+        if call.collective:
+            size = len(outputs[0]) // len(call.outputs)
+            return outputs[0][output * size : (output + 1) * size]
+        return outputs[output]
 
     def leaf(self, call: Call, info: tuple[int, int]) -> tuple[Place, int]:
         """The element that a leaf of a term of this call is."""
@@ -218,12 +240,15 @@ class Graph:
 
     def _elements(self, call: Call) -> list[list[Term]]:
         assert call.nodes is not None
+        return self.terms.elements(call.nodes, self._shapes(call))
+
+    def _shapes(self, call: Call) -> list[tuple[int, ...] | None]:
+        """Of the inputs of a call; those of a collective are one."""
         if call.collective:
-            first = next(i for i in call.inputs if i is not None)
-            own = self.shape(first)
+            own = self.shape(next(i for i in call.inputs if i is not None))
             self._sizes[call.signature] = math.prod(own)
-            return self.terms.elements(call.nodes, [(len(call.inputs), *own)])
-        return self.terms.elements(call.nodes, [None if i is None else self.shape(i) for i in call.inputs])
+            return [(len(call.inputs), *own)]
+        return [None if i is None else self.shape(i) for i in call.inputs]
 
     def kind(self, place: Place) -> str:
         c, _, name = place

@@ -16,7 +16,7 @@ from trainverify.prove.staged.terms import Term
 if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part
 
-Made = tuple[tuple[int, ...], Array]  # how elements are made, as numbers; rows of input and position, those of the first element first
+Made = tuple[Array, Array]  # how elements are made, as numbers; rows of input and position, those of the first element first
 Divisor = tuple[Call, Any, Term]  # the op, what it does with the term (the last argument), and the term, over inputs of the op
 
 
@@ -74,14 +74,20 @@ class Needed:
         call = self.graph.makers[place]
         output = call.outputs.index(place)
         if call.nodes is None:
-            return (), np.stack([np.full_like(positions, output), positions], axis=1)
+            return np.empty(0, dtype=np.int64), np.stack([np.full_like(positions, output), positions], axis=1)
         key = (call.signature, call.collective, output, positions.tobytes())
         found = self._made.get(key)
         if found is None:
-            rows = [self.graph.positions(place, at) for at in positions.tolist()]
-            leaves = np.concatenate([np.empty((0, 2), dtype=np.int64), *(r for _, r in rows)])
+            placed = self.graph.placed(place)
+            if placed is None:
+                rows = [self.graph.positions(place, at) for at in positions.tolist()]
+                numbers = np.array([number for number, _ in rows], dtype=np.int64)
+                leaves = np.concatenate([np.empty((0, 2), dtype=np.int64), *(r for _, r in rows)])
+            else:
+                numbers = placed["number"][positions]
+                leaves = self.graph.terms.leaves(placed[positions])
             if call.collective:
                 size = math.prod(self.graph.shape(next(i for i in call.inputs if i is not None)))
                 leaves = np.stack(np.divmod(leaves[:, 1], size), axis=1)
-            found = self._made[key] = (tuple([number for number, _ in rows]), leaves)
+            found = self._made[key] = (numbers, leaves)
         return found

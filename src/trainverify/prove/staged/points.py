@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -163,14 +163,16 @@ class Digits:
         return gap(self._made[key][1]) <= FADES * here
 
 
-def clearly_different(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> set[Obligation]:
+def clearly_different(small: Small, wanted: Collection[Obligation], lineage: tuple[Layout, ...]) -> set[Obligation]:
     """Obligations that are off by much on one of a few points: a rank that chooses otherwise may do so on some only."""
     found: set[Obligation] = set()
     digits = Digits(small, lineage)
     for point in range(FEW):
         (at,) = runs(small, lineage, [point], QUIETLY)
-        off = [x for x in suspects(small, wanted, *at)[0] if x.distance > CLEAR]
+        off = [x for x in suspects(small, [o for o in wanted if o not in found], *at)[0] if x.distance > CLEAR]
         found.update(x.obligation for x in off if not _rounding(small, x, at, digits))
+        if len(found) == len(wanted):
+            break
     return found
 
 

@@ -6,7 +6,7 @@ Enough for norms and counts. Masks bring −∞ into sums, and its exponential i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainverify.evaluate.small import Small, Step
@@ -180,16 +180,25 @@ def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[i
     return None
 
 
-def term_state(term: Term, leaf: Callable[[Any], int]) -> int:
-    """Of a term, given that of its leaves."""
-    known: dict[Term, int] = {}
-
-    def walk(t: Term) -> int:
+def leaves_of(term: Term, known: Mapping[Term, int]) -> list[Term]:
+    """Leaves of a term that are not known, nor in what is."""
+    seen = {term}
+    stack, found = [term], []
+    while stack:
+        t = stack.pop()
         if t not in known:
-            known[t] = leaf(t.info) if t.op == "leaf" else expression_state(t.op, t.info, [walk(a) for a in t.args])
-        return known[t]
+            found += [t] if t.op == "leaf" else []
+            stack += [a for a in t.args if a not in seen]
+            seen.update(t.args)
+    return found
 
-    return walk(term)
+
+def term_state(term: Term, known: dict[Term, int]) -> int:
+    """Of a term, given that of its leaves and maybe of more; what is found on the way is noted."""
+    found = known.get(term)
+    if found is None:
+        found = known[term] = expression_state(term.op, term.info, [term_state(a, known) for a in term.args])
+    return found
 
 
 def expression_state(op: str, info: Any, args: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ made by whoever checks it. Stages that differ in names only have equal keys.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -16,6 +17,7 @@ import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.prove.staged.align import Alignment, Claim, Factor
+from trainverify.prove.staged.alike import Alike
 from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.divisors import Granted
 from trainverify.prove.staged.expressions import Expressions, Short
@@ -146,6 +148,10 @@ class Cutter:
     @cached_property
     def _canonical(self) -> Canonical:
         return Canonical(self.alignment)
+
+    @cached_property
+    def _alike(self) -> Alike:
+        return Alike(self._canonical)
 
     def goal_of(self, claim: Claim) -> Goal:
         size = len(claim.ids)
@@ -522,17 +528,21 @@ class Cutter:
         stage.identical, stage.partial, stage.foreign, stage.in_parts = known.identical, known.partial, known.foreign, known.in_parts
 
     def _look_through(self, stage: Stage, way: int) -> None:
-        expressions = Expressions(stage, self.alignment)
+        """Elements that differ in names only are looked at once."""
+        classes = self._alike.classes(stage)
+        every = np.arange(len(stage.goal.ids)) if classes is None else classes
+        alike = Counter(every.tolist())
+        expressions = Expressions(stage, self.alignment, len(every) // max(len(alike), 1))
         left: list[int] = []
-        for n in range(len(stage.goal.ids)):
+        for n in sorted(alike):
             same = expressions.same(n)
             if same is None:
                 left.append(n)
             else:
-                stage.identical += 1
+                stage.identical += alike[n]
                 stage.partial |= same
         short = {} if way == IN_FULL else expressions.short(left, way == APART)
-        stage.identical += len(expressions.equal)
+        stage.identical += sum(alike[n] for n in expressions.equal)
         stage.partial |= any(expressions.equal.values()) or any(expressions.by_parts.values())
         stage.in_parts = bool(expressions.by_parts)
         seen: dict[Any, int] = {}

@@ -18,6 +18,7 @@ from trainverify.domains.arrays import Array, ArrayDomain, labelled
 from trainverify.domains.element import Element, objects
 from trainverify.domains.polynomials import Choice, Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
+from trainverify.prove.staged.placed import NotPlaced, Placed
 
 NEAREST: Final = 3  # leaves of a summand that say where it belongs
 MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
@@ -47,6 +48,9 @@ class Terms(ArrayDomain):
         self._plain = Element(Scalars())
         self._at: dict[Term, tuple[int, tuple[Leaf, ...]]] = {}
         self._made: dict[Any, int] = {}
+        self._keys: list[Any] = []  # the same, by number
+        self._there: dict[tuple[int, tuple[Leaf, ...]], Term] = {}
+        self._inputs: dict[int, tuple[int, ...]] = {}
         self._inner: dict[int, tuple[Array, Array]] = {}  # how a term is made → which inputs, and leaves as if positions began at 0
 
     def make(self, op: str, info: Any, args: Sequence[Term] = ()) -> Term:
@@ -68,6 +72,46 @@ class Terms(ArrayDomain):
             size = 0 if shape is None else math.prod(shape)
             inputs.append(None if shape is None else objects([self.make("leaf", (n, p)) for p in range(size)], shape))
         return [[self.term(x) for x in np.asarray(o, dtype=object).reshape(-1)] for o in self.run(outputs, inputs)]
+
+    def placed(self, outputs: Sequence[Node], shapes: Sequence[tuple[int, ...] | None]) -> list[Array] | None:
+        """The same for all elements at once, as numbers for how they are made and where the positions in each input begin; None for ops
+        whose elements have to be looked at one by one."""
+        try:
+            return Placed(self._intern, _number, len(shapes)).elements(outputs, shapes)
+        except NotPlaced:
+            return None
+
+    def there(self, number: int, begin: tuple[Leaf, ...]) -> Term:
+        """The term that is made like this, where the positions in each input begin there."""
+        found = self._there.get((number, begin))
+        if found is None:
+            op, info, *rest = self._keys[number]
+            if op == "leaf":
+                found = self.make("leaf", begin[0])
+            else:
+                found = self.make(op, info, [self.there(n, self._begin(n, at, dict(begin))) for n, at in rest[0]])
+            self._there[number, begin] = found
+            self._at[found] = (number, begin)
+        return found
+
+    def _begin(self, number: int, at: tuple[int, ...], begin: dict[int, int]) -> tuple[Leaf, ...]:
+        """Where an argument begins in its inputs, given where the whole begins."""
+        return tuple([(n, begin[n] + p) for n, p in zip(self.inputs(number), at, strict=True)])
+
+    def inputs(self, number: int) -> tuple[int, ...]:
+        """The inputs that terms that are made like this speak of."""
+        found = self._inputs.get(number)
+        if found is None:
+            op, info, *rest = self._keys[number]
+            found = (info,) if op == "leaf" else tuple(sorted({i for n in dict.fromkeys(n for n, _ in rest[0]) for i in self.inputs(n)}))
+            self._inputs[number] = found
+        return found
+
+    def _intern(self, key: Any) -> int:
+        found = self._made.setdefault(key, len(self._keys))
+        if found == len(self._keys):
+            self._keys.append(key)
+        return found
 
     def canonical(self, term: Term) -> Made:
         """Leaves numbered in the order in which they appear."""
@@ -100,6 +144,32 @@ class Terms(ArrayDomain):
         which, leaves = inner
         return number, leaves + _rows(begin, which)
 
+    def width(self, number: int) -> int:
+        """How many leaves terms have that are made like this."""
+        return len(self._inner[number][0])
+
+    def leaves(self, entries: Array) -> Array:
+        """The leaves of elements that are given as numbers and beginnings, as rows of input and position, those of the first one first."""
+        numbers = entries["number"]
+        known: dict[int, tuple[Array, Array, Array]] = {}
+        for n in np.unique(numbers).tolist():
+            at = np.flatnonzero(numbers == n)
+            begin = entries["begin"][at[0]]
+            inputs = self.inputs(n)
+            self.relative(self.there(n, tuple([(i, int(begin[i])) for i in inputs])))
+            known[n] = (at, *self._inner[n])
+        widths = np.empty(len(numbers), dtype=np.int64)
+        for at, which, _ in known.values():
+            widths[at] = len(which)
+        ends = np.cumsum(widths)
+        made = np.empty((int(widths.sum()), 2), dtype=np.int64)
+        for n, (at, which, rows) in known.items():
+            begin = entries["begin"][at][:, self.inputs(n)]
+            where = (ends[at] - len(which))[:, None] + np.arange(len(which))
+            made[where, 0] = rows[:, 0]
+            made[where, 1] = rows[:, 1] + begin[:, which]
+        return made
+
     def _placed(self, term: Term) -> tuple[int, tuple[Leaf, ...]]:
         """How a term is made but for where the positions in each input begin, as a number, and the first position in each."""
         stack = [term]
@@ -115,14 +185,14 @@ class Terms(ArrayDomain):
 
     def _place(self, t: Term) -> tuple[int, tuple[Leaf, ...]]:
         if t.op == "leaf":
-            return self._made.setdefault(("leaf", t.info[0]), len(self._made)), (t.info,)
+            return self._intern(("leaf", t.info[0])), (t.info,)
         args = [self._at[a] for a in t.args]
         begin: dict[int, int] = {}
         for _, first in args:
             for n, p in first:
                 begin[n] = min(p, begin.get(n, p))
         key = (t.op, t.info, tuple([(number, tuple([p - begin[n] for n, p in first])) for number, first in args]))
-        return self._made.setdefault(key, len(self._made)), tuple(sorted(begin.items()))
+        return self._intern(key), tuple(sorted(begin.items()))
 
     def _leaves(self, term: Term) -> set[Leaf]:
         seen, stack = {term}, [term]
@@ -180,8 +250,7 @@ class Terms(ArrayDomain):
         return out
 
     def _real(self, value: Any) -> Term:
-        number = Fraction(value) if math.isfinite(value) else float(value)
-        return self.make("real", repr(number) if number != number else number)
+        return self.make("real", _number(value))
 
     def integers(self, values: Array) -> Array:
         return objects([int(v) for v in values.reshape(-1)], values.shape)
@@ -308,6 +377,12 @@ class Terms(ArrayDomain):
                         found.append(row[w] if 0 <= w < len(row) else zero)
             return np.moveaxis(objects(found, places.shape), -1, d)
         return super()._node(node, args, inputs, lead)
+
+
+def _number(value: Any) -> Any:
+    """A literal as terms have it."""
+    number = Fraction(value) if math.isfinite(value) else float(value)
+    return repr(number) if number != number else number
 
 
 def _rows(begin: tuple[Leaf, ...], which: Array) -> Array:

@@ -58,7 +58,7 @@ def _key(made: Made | Leaf, order: dict[int, int]) -> Any:
 
 
 def _zero(made: Made, seconds: float) -> bool:
-    scalars = Scalars(TERMS, time.monotonic() + seconds)
+    scalars = Scalars(TERMS, time.process_time() + seconds)
     domain = Element(scalars)
     symbols: dict[int, Any] = {NOTHING: {}}
 
