@@ -22,7 +22,7 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpDef, OpTable, op
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
-from trainverify.prove.staged import expressions
+from trainverify.prove.staged import alike, expressions
 from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.engine import Engine, StagedProof, aligned, prove
 from trainverify.prove.staged.execute import Limits
@@ -781,3 +781,41 @@ def counted(least: float, last: int | None) -> Program:
 def test_counts_up_to_the_last_are_the_sum(least: float, last: int, proved: bool) -> None:
     """Expected: the last count is the sum over all, and no other one is, although none is ever large."""
     assert ("loss" in shown(counted(least, None), counted(least, last))) == proved
+
+
+# -- elements that differ in names only ----------------------------------------------------------------------------------
+
+
+@op("looked_up_beside", "hidden")
+def looked_up_beside(x: Node, w: Node, v: Node, at: Node) -> Node:
+    """Of every row of w/x one element, times v; and all of the first row."""
+    q = w / x
+    first = F.take(q, 0, 0, 1) * (F.take(w, 0, 0, 1) + F.take(x, 0, 0, 1))
+    return F.concat([F.gather(q, at, 1) * v, F.reshape(F.total(first, [1]), (1, 1))], 0)
+
+
+@op("products_beside", "hidden")
+def products_beside(x: Node, w: Node, v: Node, at: Node) -> Node:
+    """The same, with all elements times 0 or 1."""
+    q = w / x
+    first = F.take(q, 0, 0, 1)
+    first = first * F.take(w, 0, 0, 1) + first * F.take(x, 0, 0, 1)
+    chosen = F.contract("n i k, n k -> n i", F.one_hot(at, x.shape[1]), q)
+    return F.concat([chosen * v, F.reshape(F.total(first, [1]), (1, 1))], 0)
+
+
+def test_what_must_have_a_value_for_one_element_need_not_for_those_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: all of the first row is divided by, of the others what is looked up."""
+    monkeypatch.setattr(expressions, "FEW", 0)
+    monkeypatch.setattr(alike, "FEWEST", 0)
+    monkeypatch.setattr(alike, "ELEMENTS", 1)
+    own = OPS.extended([looked_up_beside, products_beside])
+
+    def made(right: bool) -> Program:
+        b = tv.program("beside", own)
+        x, w, v, at = b.input("x", (8, 4)), b.input("w", (8, 4)), b.input("v", (8, 1)), b.input("at", (8, 1), "i64", ids=4)
+        b.loss(b.sum((b.looked_up_beside if right else b.products_beside)(x, w, v, at, name="r"), name="loss"))
+        return b.build()
+
+    assert by_stages(made(True), made(True), own) == {"loss"}
+    assert by_stages(made(True), made(False), own) == set()
