@@ -19,9 +19,10 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.ops.table import op
+from trainverify.ops.table import OpDef, OpTable, op
+from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
-from trainverify.prove.staged import expressions
+from trainverify.prove.staged import alike, expressions
 from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.engine import Engine, StagedProof, aligned, prove
 from trainverify.prove.staged.execute import Limits
@@ -228,7 +229,64 @@ def beside_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
     return b.where(b.gt(m, value=1e6), w if right else again(b, w, s), v, name="y")
 
 
-ALONE = (masked_quotient, quotient_in_a_branch, scalar_in_a_branch, scalar_in_vain, granted_elsewhere, beside_in_vain)
+def looked_up(b: ProgramBuilder, right: bool) -> Tensor:
+    """Some quotients are looked up: the others need not have values."""
+    x, w, v, at = *(b.input(n, (4,)) for n in "xwv"), b.input("at", (4,), "i64", ids=4)
+    q = b.index_select(b.div(v, x, name="v.x"), at, dim=0, name="q")
+    return b.add(q, w if right else again(b, w, x), name="r")
+
+
+def looked_up_by_products(b: ProgramBuilder, right: bool) -> Tensor:
+    """All of them times 0 or 1, which is 0·∞ for some that are not looked up."""
+    x, v, at = *(b.input(n, (4,)) for n in "xv"), b.input("at", (3,), "i64", ids=4)
+    q = b.div(v, x, name="q")
+    if right:
+        return b.index_select(q, at, dim=0, name="r")
+    return b.matmul(b.to(b.one_hot(at, num_classes=4), dtype="f32"), q, name="r")
+
+
+def under_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """What is divided by is not 0, and is 1/x in one case: x may be 0 in the other."""
+    x, y, z, w = (b.input(n, (3,)) for n in "xyzw")
+    under = b.where(b.input("m", (3,), dtype="bool"), b.div(b.full(shape=(3,), value=1.0), x), y, name="under")
+    return b.add(b.div(z, under, name="q"), w if right else again(b, w, x), name="r")
+
+
+def scalar_under_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """The same of scalars, which are written out."""
+    x, y, z, w = b.input("x", ()), b.input("y", ()), b.input("z", (3,)), b.input("w", (3,))
+    under = b.where(b.input("m", (), dtype="bool"), b.div(b.full(shape=(), value=1.0), x), y, name="under")
+    return b.add(b.div(z, under, name="q"), w if right else again(b, w, x), name="r")
+
+
+def first_in_vain(b: ProgramBuilder, right: bool) -> Tensor:
+    """What is made in vain has the values of what is used, and no value where s is 0."""
+    w, v, s = (b.input(n, (3,)) for n in "wvs")
+    u, t = again(b, b.mul(w, v, name="w.v"), s), b.mul(v, w, name="t")
+    return b.tanh(t if right else u, name="r")
+
+
+def first_in_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """The same, where it is used in a branch."""
+    k, w, v, s = (b.input(n, (3,)) for n in "kwvs")
+    u, t = again(b, b.mul(w, v, name="w.v"), s), b.mul(v, w, name="t")
+    return b.add(b.where(b.gt(k, value=1e6), u, k, name="chosen"), b.tanh(t if right else u), name="r")
+
+
+ALONE = (
+    first_in_vain,
+    first_in_a_branch,
+    under_a_branch,
+    scalar_under_a_branch,
+    masked_quotient,
+    quotient_in_a_branch,
+    scalar_in_a_branch,
+    scalar_in_vain,
+    granted_elsewhere,
+    beside_in_vain,
+    looked_up,
+    looked_up_by_products,
+)
 
 
 @pytest.mark.parametrize("few", [0, expressions.FEW])
@@ -244,6 +302,125 @@ def test_what_need_not_have_a_value_says_nothing(alone: Alone, few: int, monkeyp
 
     assert shown(made(True), made(True)) == {"loss"}
     assert shown(made(True), made(False)) == set()
+
+
+def by_stages(logical: Program, plan: Program, ops: OpTable) -> set[str]:
+    """What stages show of a plan on one device with ops of its own."""
+    right, wrong = logical, single(plan)
+    wanted, _ = obligations(right, wrong, units(wrong))
+    return {str(o) for o in prove(related(right, wrong, ops, units(wrong), wanted), wanted, wrong.lineage).proved}
+
+
+@op("branch_and_quotient", "hidden")
+def branch_and_quotient(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """v·w/x where m is true, else v²; and w/x·(v + w)."""
+    return F.concat([F.select(m, w / x, v) * v, w / x * (v + w)], 0)
+
+
+@op("product_and_quotient", "hidden")
+def product_and_quotient(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """The same, by a mask: 0·∞ where x is 0 and m is false."""
+    q = w / x
+    return F.concat([(v + F.cast(m, "real") * (q - v)) * v, q * v + q * w], 0)
+
+
+@op("mask_and_quotient", "hidden")
+def mask_and_quotient(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """v + w where w is positive, else 0; and w/x·(v + w)."""
+    return F.concat([F.cast(w > 0, "real") * (w + v), w / x * (v + w)], 0)
+
+
+@op("nothing_and_quotient", "hidden")
+def nothing_and_quotient(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """The same, and 0·v/x."""
+    mask = F.cast(w > 0, "real")
+    return F.concat([mask * w + mask * v + F.full(0, v.shape) * (v / x), w / x * v + w / x * w], 0)
+
+
+def _largest(x: Node, w: Node) -> Node:
+    return F.one_hot(F.rowwise("argmax", w / x, 0), x.shape[0])
+
+
+@op("sum_and_position", "hidden")
+def sum_and_position(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """v·(v + w); and v + w where w/x is largest."""
+    return F.concat([v * (v + w), _largest(x, w) * (v + w)], 0)
+
+
+@op("nothing_and_position", "hidden")
+def nothing_and_position(x: Node, w: Node, v: Node, m: Node) -> Node:
+    """The same, and 0 times whether w/x is largest."""
+    return F.concat([v * v + v * w + F.full(0, v.shape) * _largest(x, w), _largest(x, w) * v + _largest(x, w) * w], 0)
+
+
+PAIRS = (
+    (branch_and_quotient, product_and_quotient),
+    (mask_and_quotient, nothing_and_quotient),
+    (sum_and_position, nothing_and_position),
+)
+
+
+@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_elements_that_are_sliced_away_say_nothing_of_others(pair: tuple[OpDef, OpDef], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: the plan divides by x also for the elements that are used; the logical program does for those that nobody uses."""
+    monkeypatch.setattr(expressions, "FEW", few)
+
+    def made(which: int) -> Program:
+        b = tv.program("pair", OPS.extended(pair))
+        x, w, v = (b.input(n, (3,)) for n in "xwv")
+        both = getattr(b, pair[which].name)(x, w, v, b.input("m", (3,), dtype="bool"), name="both")
+        b.loss(b.sum(b.slice(both, dim=0, start=0, stop=3), name="loss"))
+        return b.build()
+
+    assert by_stages(made(0), made(0), OPS.extended(pair)) == {"loss"}
+    assert by_stages(made(0), made(1), OPS.extended(pair)) == set()
+
+
+@op("under_both", "hidden")
+def under_both(s: Node, t: Node) -> Node:
+    """1/(s·t)."""
+    return 1 / (s * t)
+
+
+@op("sum_and_positive", "hidden")
+def sum_and_positive(v: Node, s: Node, t: Node) -> Node:
+    """v + s, and t where that is positive."""
+    return F.concat([v + s, F.cast(t > 0, "real") * t], 0)
+
+
+@op("sum_again_and_t", "hidden")
+def sum_again_and_t(v: Node, s: Node, t: Node) -> Node:
+    """v·s/s + s, and t."""
+    return F.concat([v * s / s + s, t], 0)
+
+
+VANISHING = OPS.extended([under_both, sum_and_positive, sum_again_and_t])
+
+
+def vanishing(used: Collection[int], right: bool) -> Program:
+    """Layers with s = t·a, where t is compared with 0. Some divide by s·t."""
+    b = tv.program("vanishing", VANISHING)
+    for n in range(3):
+        x, a, v = (b.input(f"{k}{n}", (3,)) for k in "xav")
+        t = b.square(x, name=f"t{n}")
+        s = b.mul(t, a, name=f"s{n}")
+        q = b.under_both(s, t, name=f"q{n}")
+        if n in used:
+            b.output(b.sum(q, name=f"qs{n}"), "metric", f"q{n}")
+        y = (b.sum_and_positive if right else b.sum_again_and_t)(v, s, t, name=f"y{n}")
+        b.output(b.sum(y, name=f"ys{n}"), "metric", f"y{n}")
+    b.loss(b.sum(y, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("used", [(0,), (2,), (0, 1, 2)])
+def test_what_an_element_vanishes_with_is_granted_to_no_other(used: Collection[int], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: s is not 0 in layers that divide by s·t; others, whose elements look alike, may divide by 0 in the plan alone."""
+    monkeypatch.setattr(expressions, "FEW", few)
+    expected = {f"metric {name}{n}" for n in used for name in "qy"} | ({"loss"} if 2 in used else set())
+    assert by_stages(vanishing(used, True), vanishing(used, False), VANISHING) == expected
 
 
 @op("kept_quotient", "hidden")
@@ -395,6 +572,24 @@ def test_what_no_point_shows_is_not_shown(hidden: Hidden, few: int, monkeypatch:
     assert shown(step(hidden, True), step(hidden, True)) >= {"loss", "updated state old"}
     assert set(step(hidden, True).sources) == set(step(hidden, False).sources)
     assert shown(step(hidden, True), step(hidden, False)).isdisjoint(("loss", "updated state old"))
+
+
+def other_case(right: bool) -> Program:
+    """y where x² is not positive, which is where it is 0; or nothing."""
+    b = tv.program("other case")
+    x, v, y = (b.input(n, (3,)) for n in "xvy")
+    mask = b.to(b.gt(b.square(x, name="xx"), value=0.0), dtype="f32", name="mask")
+    cases = b.to(b.one_hot(b.to(mask, dtype="i64"), num_classes=2), dtype="f32", name="cases")
+    masked, other = b.mul(mask, v, name="masked"), b.select(cases, dim=1, index=0, name="other")
+    b.loss(b.sum(b.add(masked, b.mul(other, y, name="y.other")) if right else masked, name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("few", [expressions.FEW, 0])
+def test_what_is_0_where_a_mask_is_1_is_not_0_everywhere(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expressions, "FEW", few)
+    assert shown(other_case(True), other_case(True)) == {"loss"}
+    assert shown(other_case(True), other_case(False)) == set()
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
@@ -586,3 +781,41 @@ def counted(least: float, last: int | None) -> Program:
 def test_counts_up_to_the_last_are_the_sum(least: float, last: int, proved: bool) -> None:
     """Expected: the last count is the sum over all, and no other one is, although none is ever large."""
     assert ("loss" in shown(counted(least, None), counted(least, last))) == proved
+
+
+# -- elements that differ in names only ----------------------------------------------------------------------------------
+
+
+@op("looked_up_beside", "hidden")
+def looked_up_beside(x: Node, w: Node, v: Node, at: Node) -> Node:
+    """Of every row of w/x one element, times v; and all of the first row."""
+    q = w / x
+    first = F.take(q, 0, 0, 1) * (F.take(w, 0, 0, 1) + F.take(x, 0, 0, 1))
+    return F.concat([F.gather(q, at, 1) * v, F.reshape(F.total(first, [1]), (1, 1))], 0)
+
+
+@op("products_beside", "hidden")
+def products_beside(x: Node, w: Node, v: Node, at: Node) -> Node:
+    """The same, with all elements times 0 or 1."""
+    q = w / x
+    first = F.take(q, 0, 0, 1)
+    first = first * F.take(w, 0, 0, 1) + first * F.take(x, 0, 0, 1)
+    chosen = F.contract("n i k, n k -> n i", F.one_hot(at, x.shape[1]), q)
+    return F.concat([chosen * v, F.reshape(F.total(first, [1]), (1, 1))], 0)
+
+
+def test_what_must_have_a_value_for_one_element_need_not_for_those_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: all of the first row is divided by, of the others what is looked up."""
+    monkeypatch.setattr(expressions, "FEW", 0)
+    monkeypatch.setattr(alike, "FEWEST", 0)
+    monkeypatch.setattr(alike, "ELEMENTS", 1)
+    own = OPS.extended([looked_up_beside, products_beside])
+
+    def made(right: bool) -> Program:
+        b = tv.program("beside", own)
+        x, w, v, at = b.input("x", (8, 4)), b.input("w", (8, 4)), b.input("v", (8, 1)), b.input("at", (8, 1), "i64", ids=4)
+        b.loss(b.sum((b.looked_up_beside if right else b.products_beside)(x, w, v, at, name="r"), name="loss"))
+        return b.build()
+
+    assert by_stages(made(True), made(True), own) == {"loss"}
+    assert by_stages(made(True), made(False), own) == set()

@@ -148,10 +148,10 @@ def test_rows_have_their_own_names() -> None:
 A, B, C = ((LOGICAL, 0, name) for name in "abc")
 
 
-def cutter(dropped: Place | None = None) -> Cutter:
-    """a, b and c have two elements each, with the values of a."""
+def cutter(dropped: Place | None = None, doubtful: str = "") -> Cutter:
+    """a, b and c have two elements each, with the values of a; some may have no value."""
     same = np.array([0, 1, 0, 1, 0, 1])
-    made = Cutter(SimpleNamespace(graph=None, extra={}, same=same, owner=list("aabbcc")))  # type: ignore[arg-type]
+    made = Cutter(SimpleNamespace(graph=None, extra={}, same=same, owner=list("aabbcc"), doubtful=set(doubtful)))  # type: ignore[arg-type]
     if dropped is not None:
         made.dropped.add(dropped)
     return made
@@ -175,6 +175,14 @@ def test_equals_are_used_with_their_claims_only(dropped: Place | None, ids: list
     assert made._equals(np.array(ids), uses).tolist() == meant
     assert uses == needed
     assert made.alignment.same.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_what_may_have_no_value_is_no_name_for_others() -> None:
+    """Expected: b and c are a only if a has a value; whether they have one themselves does not matter."""
+    for doubtful, meant, needed in (("a", [2, 3, 4, 5], set()), ("bc", [0, 1, 0, 1], {B, C})):
+        uses: set[Place] = set()
+        assert cutter(None, doubtful)._equals(np.array([2, 3, 4, 5]), uses).tolist() == meant
+        assert uses == needed
 
 
 def test_a_claim_that_is_dropped_takes_what_used_it_along() -> None:

@@ -234,8 +234,9 @@ class Alignment:
         usable &= np.isfinite(values).all(axis=0)
         self.usable = usable
         values[:, ~usable] = 0.0
+        self.uncertain = np.array([name in self.doubtful for name in self.owner], dtype=bool)
         self.table = Table(values, usable, scale, self.numbers, self.quiet)
-        self.same = self.table.same if self.apart else self.table.first_of_equals()
+        self.same = self.table.same if self.apart else self.table.first_of_equals(self.uncertain)
         self.merged = bool((self.same != np.arange(self.count)).any())  # whether values say that logical elements are equal
         self._updates_are_new()
         self._number_logical()
@@ -505,8 +506,9 @@ class Alignment:
                 self.structure.logical(name, self.start[name])
             self.structure.named((LOGICAL, 0, name), ids)
         if not self.wrong:
-            self.same = np.array([self.structure.first[n] for n in self.structure.elements.tolist()], dtype=np.int64)
-            self.table.same = self.same
+            same = np.array([self.structure.first[n] for n in self.structure.elements.tolist()], dtype=np.int64)
+            own = (same >= 0) & self.uncertain[same]  # what may have no value is no name for others
+            self.same = self.table.same = np.where(own, np.arange(self.count), same)
         for place, ids in self.sources.items():
             self.structure.named(place, ids)
 

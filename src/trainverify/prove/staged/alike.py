@@ -80,12 +80,17 @@ class Alike:
         return np.array(sorted({*self.alignment.supports, *self.alignment.supported}), dtype=np.int64)
 
     def _chooses(self, call: Call) -> bool:
-        """Whether an op compares anything, or takes one of two values."""
+        """Whether an op compares or sorts anything, or takes one of several values."""
         if call.nodes is None:
             return False
         if call.signature not in self._choosing:
             nodes = topological(call.nodes)
-            self._choosing[call.signature] = any(n.prim == "select" or (n.prim == "map" and n.attrs[0] in COMPARES) for n in nodes)
+            self._choosing[call.signature] = any(
+                n.prim in ("select", "gather")
+                or (n.prim == "map" and n.attrs[0] in COMPARES)
+                or (n.prim == "rowwise" and n.attrs[0] != "cumsum")
+                for n in nodes
+            )
         return self._choosing[call.signature]
 
     def form(self, number: int, place: Place, at: int) -> tuple[Hashable, Array]:

@@ -18,7 +18,7 @@ from trainverify.primitives.node import topological
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place
 from trainverify.prove.staged.needed import Divisor, Needed
 from trainverify.prove.staged.structure import LARGE
-from trainverify.prove.staged.terms import MAY_FAIL, Term
+from trainverify.prove.staged.terms import CHOICES, MAY_FAIL, Term
 
 if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part, Stage
@@ -139,7 +139,8 @@ class Divisors:
 
 
 def divisors(terms: list[Term]) -> list[tuple[Any, Term]]:
-    """What terms that have values divide by, or take roots or logarithms of: not in branches, which need not be taken."""
+    """What terms that have values divide by, or take roots or logarithms of: not in branches, which need not be taken, nor in
+    rows that are looked up."""
     found: dict[tuple[Any, Term], None] = {}
     seen = set(terms)
     stack = list(reversed(terms))
@@ -147,7 +148,7 @@ def divisors(terms: list[Term]) -> list[tuple[Any, Term]]:
         t = stack.pop()
         if t.op == "map" and t.info[0] in MAY_FAIL:
             found[t.info, t.args[-1]] = None
-        for a in t.args[:1] if t.op == "choose" else t.args:
+        for a in t.args[:1] if t.op in CHOICES else t.args:
             if a not in seen:
                 seen.add(a)
                 stack.append(a)

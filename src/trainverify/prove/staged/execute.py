@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Final
 
 from trainverify.domains.element import Element
@@ -68,7 +69,9 @@ class _Check:
         self.solver = solver
         self.domain = Element(scalars)
         self.symbols: dict[int, Any] = {}
+        self.met: set[int] = set()  # those that elements are made of; the others are there as some of these vanish with them
         self.values: dict[tuple[int, Place, int, bool], Any] = {}
+        self.sure: dict[tuple[int, Place, int, bool], Any] = {}  # values in which no branch needs anything
         self.defined: dict[int, Poly] = {}  # atoms of scalars whose definition is at hand
 
     def run(self, n: int) -> Result:
@@ -158,11 +161,9 @@ class _Check:
         return {("nonzero", frozenset(self.domain.real(self.symbol(i)).items())): None for i in self.stage.facts}
 
     def granted(self) -> dict[Need, None]:
-        """What the logical program divides by in any case, of the symbols that are known by now."""
-        s, a, part = self.scalars, self.alignment, self.stage.logical
-        known = {i for i in self.symbols if i not in self.stage.extra and self.stage.definition(i, a) is None}
-        before = s.needs, s.doubts, s.guarded
-        s.needs, s.doubts, s.guarded = {}, {}, {}
+        """What the logical program divides by in any case, of the symbols that are met by now: those are in its key."""
+        a, part = self.alignment, self.stage.logical
+        known = {i for i in self.met if i not in self.stage.extra and self.stage.definition(i, a) is None}
         found: dict[Need, None] = {}
         for call, term, symbols in a.divisors.granted(self.stage):
 
@@ -170,18 +171,33 @@ class _Check:
                 return self.value(part, *a.graph.leaf(call, info))
 
             if symbols <= known:
-                found["nonzero", frozenset(self.domain.real(value(term, leaf, self.domain)).items())] = None
-        s.needs, s.doubts, s.guarded = before
+                made = self.surely(partial(value, term, leaf, self.domain))
+                if made is not None:
+                    found["nonzero", frozenset(made.items())] = None
         return found
+
+    def surely(self, make: Callable[[], Any]) -> Poly | None:
+        """What somebody makes, or None if a branch of it needs something: the solver would take that for granted. Of what was made before
+        nothing is used but what is sure, as conditions are noted once."""
+        s = self.scalars
+        before = s.needs, s.doubts, s.guarded, self.values
+        s.needs, s.doubts, s.guarded, self.values = {}, {}, {}, self.sure
+        made = self.domain.real(make())
+        fine = not (s.doubts or s.guarded)
+        s.needs, s.doubts, s.guarded, self.values = before
+        if not fine:
+            self.sure = {}
+        return made if fine else None
 
     def written(self) -> dict[Need, None]:
         """The same of their definitions."""
         found: dict[Need, None] = {}
         for i, part in self.stage.written.items():
-            value = self.domain.real(self.value(part, *self.alignment.where(i)))
-            found["nonzero", frozenset(value.items())] = None
-            ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
-            self.defined[atom] = value
+            made = self.surely(partial(self.value, part, *self.alignment.where(i)))
+            if made is not None:
+                found["nonzero", frozenset(made.items())] = None
+                ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
+                self.defined[atom] = made
         return found
 
     def spelled(self, p: Poly) -> Poly:
@@ -276,6 +292,10 @@ class _Check:
         return s.mul(made, element if f.power > 0 else s.inverse(element))
 
     def symbol(self, i: int) -> Any:
+        self.met.add(i)
+        return self._symbol(i)
+
+    def _symbol(self, i: int) -> Any:
         if i not in self.symbols:
             defined = self.stage.definition(i, self.alignment)
             if defined is not None:
@@ -286,5 +306,5 @@ class _Check:
             self.symbols[i] = symbol(self.scalars, i, *self.alignment.symbol_kind(i))
             for other in self.alignment.supports.get(i, ()):
                 if self.stage.definition(other, self.alignment) is None:
-                    self.scalars.vanishes(self.symbols[i], self.symbol(other))
+                    self.scalars.vanishes(self.symbols[i], self._symbol(other))
         return self.symbols[i]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.signs import FINITE, Sign, expression_sign, expression_state
+from trainverify.prove.staged.signs import FINITE, WILD, Sign, expression_sign, expression_state
 from trainverify.prove.staged.supports import NOWHERE, Support, expression_support
-from trainverify.prove.staged.terms import MAY_FAIL, Made, Term
+from trainverify.prove.staged.terms import CHOICES, MAY_FAIL, Made, Term
 
 if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part, Stage
@@ -70,6 +70,7 @@ class Expressions:
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
         self._nonzero: set[int] = set()  # what the logical program divides by
+        self._each = False  # whether some of what is to be shown may have no value, and says nothing of the rest
         self._counts: set[int] = set()  # sums of truth values
         self._zero = self._literal(0)
         self.by_parts: dict[int, bool] = {}  # elements that are equal if parts of them are, which are numbered behind all elements
@@ -246,6 +247,7 @@ class Expressions:
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
         if not pairs or (len(self._keys) * self._times < FEW and not stage.with_facts):
             return {}
+        self._each = any(i != NOTHING and self.alignment.state(i) == WILD for i in (int(stage.goal.ids[n]) for n in elements))
         divided = self._divided()
         self._nonzero = {number for info, number in divided if info[0] == "div"}
         if len(self._keys) * self._times < FEW and not self._nonzero:
@@ -320,9 +322,7 @@ class Expressions:
                 mine, visits = self._leaves((got, factor), stops)
                 theirs, more = self._leaves((want,), stops)
                 left -= visits + more
-                unmatched |= {
-                    u for u in (mine ^ theirs) & stops if self._keys[u][0] not in ("hit", "row")
-                }  # nothing more is known of positions
+                unmatched |= {u for u in (mine ^ theirs) & stops if not self._anywhere(u)}
                 if not theirs <= mine:
                     foreign.add(n)
                 if left < 0:
@@ -332,21 +332,34 @@ class Expressions:
             stops -= unmatched
         return {}
 
+    def _anywhere(self, number: int) -> bool:
+        """Whether a part may stand in one side of an element only: of positions nothing more is known, if they surely have a value."""
+        return self._keys[number][0] in ("hit", "row") and (self._total[number] or not self._each)
+
     def _common(self, pairs: Iterable[tuple[int, int]]) -> set[int]:
         """Parts that both sides have. Not what is turned into an integer, nor what may be without a value in a branch that is not taken,
         nor what is compared: it may be 0 because of a factor that it has."""
         got, want = zip(*pairs, strict=True)
         whole = {a for op, info, args in self._keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
-        branches = self._parts(a for op, _, args in self._keys if op == "choose" for a in args[1:])
-        always = self._always([*want, *self._nonzero])
+        branches = self._parts(a for op, _, args in self._keys if op in CHOICES for a in args[1:])
+        doubtful = {b for b in branches if not self._total[b]}
+        if doubtful:
+            doubtful -= self._always(want) | self._strict(self._nonzero)
         compared = self._parts(self._compared(), enter=lambda n: [a for a in self._keys[n][2] if self._may_vanish(a)])
         wide = self._above(compared)
         found = self._parts(got) & self._parts(want)
-        return found - whole - wide - {b for b in branches if not self._total[b] and b not in always}
+        return found - whole - wide - doubtful
 
     def _always(self, want: Sequence[int]) -> set[int]:
-        """Parts of the logical side that have a value wherever the logical program is defined: not those in branches."""
-        return self._parts(want, enter=lambda n: self._keys[n][2][:1] if self._keys[n][0] == "choose" else self._keys[n][2])
+        """Parts of the logical side that have a value wherever the logical program is defined, and what is to be shown has one."""
+        if not self._each:
+            return self._strict(want)
+        every = [self._strict([w]) for w in dict.fromkeys(want)]
+        return set.intersection(*every) if every else set()
+
+    def _strict(self, numbers: Iterable[int]) -> set[int]:
+        """Parts of these that have values where these have: not those in branches."""
+        return self._parts(numbers, enter=lambda n: self._keys[n][2][:1] if self._keys[n][0] in CHOICES else self._keys[n][2])
 
     def _divided(self) -> set[tuple[Any, int]]:
         """What ops of the logical side divide by, or take roots or logarithms of: all elements have values, not only the wanted."""
@@ -580,7 +593,7 @@ class Masks:
         if len(masks) != 1:
             return self._make(op, info, [self.outside(a) for a in args]), None, False
         (mask,) = masks
-        known = [frozenset((mask,)) if zero else None if self._is_zero(inner) else NOWHERE for inner, _, zero in parts]
+        known = [frozenset((mask,)) if zero else None if m is None and self._is_zero(inner) else NOWHERE for inner, m, zero in parts]
         support = expression_support(op, info, known)
         return self._make(op, info, [inner for inner, _, _ in parts]), mask, support is None or mask in support
 

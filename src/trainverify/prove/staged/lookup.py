@@ -66,8 +66,9 @@ class Table:
         found[self.shape_numbers] = heads[group]
         return found
 
-    def first_of_equals(self) -> Array:
-        """For every element the first one with the same values, for tensors all of whose elements have such ones."""
+    def first_of_equals(self, uncertain: Array) -> Array:
+        """For every element the first one with the same values, for tensors all of whose elements have such ones. Elements that may have no
+        value where others have one are no names for those, nor have they other names."""
         same = np.arange(self.values.shape[1])
         ordered, q = self.values[:, self.numbers], self.quiet
         gap = np.abs(ordered[:, 1:] - ordered[:, :-1])
@@ -79,7 +80,8 @@ class Table:
                 continue
             if i > head + 1:
                 group = self.numbers[head:i]
-                same[group] = group.min()
+                group = group[~uncertain[group]]
+                same[group] = group.min(initial=len(same))
             head = i
         alone = np.unique(self.tensor[same == np.arange(len(same))])  # a tensor with an element of its own keeps all
         keep = np.isin(self.tensor, alone)

@@ -406,12 +406,13 @@ class Cutter:
         return claim.ids, claim.factor
 
     def _equals(self, ids: Array, uses: set[Place]) -> Array:
-        """Elements of the logical program by the first ones that equal them; that they do is a claim of its own."""
+        """Elements of the logical program by the first ones that equal them; that they do is a claim of its own, which says nothing where
+        those have no value: so they must have one."""
         a = self.alignment
         same = a.same[ids]
         for n in np.flatnonzero(same != ids).tolist():
             owner = (LOGICAL, 0, a.owner[int(ids[n])])
-            if owner in self.dropped:
+            if owner in self.dropped or (same[n] != NOTHING and a.owner[int(same[n])] in a.doubtful):
                 same[n] = ids[n]
             else:
                 uses.add(owner)

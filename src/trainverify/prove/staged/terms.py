@@ -22,6 +22,7 @@ from trainverify.prove.staged.placed import NotPlaced, Placed
 
 NEAREST: Final = 3  # leaves of a summand that say where it belongs
 MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
+CHOICES: Final = ("choose", "pick")  # what is chosen, by the first argument, must have a value, and nothing else of the others
 
 
 class Term:
@@ -432,6 +433,8 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
                 return dot(t)
             case "choose":
                 return choose(t)
+            case "pick":
+                return pick(t)
         args = [walk(a) for a in t.args]
         match t.op:
             case "map":
@@ -445,9 +448,6 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
             case "hit":
                 (v,) = args
                 return s.tabulate(lambda i: i == t.info, [v]) if isinstance(v, dict) else s.const(1 if v == t.info else 0)
-            case "pick":
-                found = domain._picked(args[1:], args[0])
-                return domain.literal(0, t.info)[()] if found is None else found
         raise AssertionError(t.op)
 
     def choose(t: Term) -> Any:
@@ -461,6 +461,21 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
         finally:
             s.branches -= 1
         return domain._choose(c, a, b)
+
+    def pick(t: Term) -> Any:
+        """What is not looked up need not have a value, like a branch that is not taken."""
+        place, row = walk(t.args[0]), t.args[1:]
+        if not isinstance(place, dict):
+            return walk(row[place]) if 0 <= place < len(row) else domain.literal(0, t.info)[()]
+        s.branches += 1
+        try:
+            found = [walk(a) for a in row]
+        finally:
+            s.branches -= 1
+        for x in found:
+            if isinstance(x, dict):
+                domain._defined_anyway(x)
+        return domain._picked(found, place)
 
     def dot(t: Term) -> Any:
         at = 0
