@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from staged.test_canonical import cut, experts, llama, random_pair
+from staged.test_canonical import cut_once, experts, llama, random_pair
 from trainverify.domains.arrays import Array
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
@@ -42,7 +42,7 @@ def different(engine: Engine, stages: list[Stage]) -> list[Stage]:
 
 @pytest.fixture(scope="module")
 def of_llama() -> tuple[Engine, list[Stage]]:
-    engine, stages = cut(*llama())
+    engine, stages = cut_once(llama)
     return engine, different(engine, stages)
 
 
@@ -54,7 +54,7 @@ def keys(engine: Engine, stage: Stage, classes: Array) -> Iterator[tuple[Any, An
 
 @pytest.mark.parametrize("programs", PROGRAMS)
 def test_elements_that_are_looked_at_once_have_the_same_to_show(programs: Programs) -> None:
-    engine, stages = cut(*programs())
+    engine, stages = cut_once(programs)
     fewer = 0
     for stage in different(engine, stages):
         classes = engine.cutter._alike.classes(stage)
@@ -83,7 +83,7 @@ def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPat
     """Expected: what is shown of the others is not said of it. A stage is shown only if it is shown element by element."""
     engine, stages = of_llama
     seen = [0, 0]
-    for stage in stages[::2]:
+    for stage in stages[::4]:
         wrong = changed(replace(stage, **BEFORE), how) if stage.plan.leaves and len(stage.goal.ids) > 1 else None
         if wrong is None or (classes := engine.cutter._alike.classes(wrong)) is None:
             continue
@@ -94,7 +94,7 @@ def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPat
             m.setattr(alike, "FEWEST", 1_000_000)
             assert shown <= all_shown(engine, one_by_one)
         seen[shown] += 1
-    assert seen[False] >= 20
+    assert seen[False] >= 10
 
 
 def all_shown(engine: Engine, stage: Stage) -> bool:
@@ -121,7 +121,7 @@ def test_different_rows() -> None:
 @pytest.mark.parametrize("programs", PROGRAMS)
 def test_terms_of_whole_tensors_are_those_of_their_elements(programs: Programs) -> None:
     """The same terms, and the same numbers and leaves."""
-    engine, _ = cut(*programs())
+    engine, _ = cut_once(programs)
     graph, terms = engine.alignment.graph, Terms()
     signatures = {c.signature: c for c in graph.makers.values() if c.nodes is not None}
     read = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -50,6 +51,12 @@ def cut(logical: Program, plan: Plan) -> tuple[Engine, list[Stage]]:
     return engine, engine.first()
 
 
+@cache
+def cut_once(programs: Callable[[], tuple[Program, Plan]]) -> tuple[Engine, list[Stage]]:
+    """For whoever only looks at the stages."""
+    return cut(*programs())
+
+
 def shown(stage: Stage) -> object:
     return stage.tasks, stage.short, stage.identical, stage.partial, stage.foreign
 
@@ -57,7 +64,7 @@ def shown(stage: Stage) -> object:
 @pytest.mark.parametrize("programs", [llama, experts, *map(random_pair, (3, 9))])
 def test_forms_change_nothing(programs: Callable[[], tuple[Program, Plan]]) -> None:
     """Each stage numbered by itself, element by element, has what the first stage of its form has."""
-    engine, stages = cut(*programs())
+    engine, stages = cut_once(programs)
     forms = {engine.cutter._canonical.form(s) for s in stages}
     assert len(forms) < len(stages)
     alone = Cutter(engine.alignment)
@@ -72,7 +79,7 @@ def test_forms_change_nothing(programs: Callable[[], tuple[Program, Plan]]) -> N
 def test_ranks_and_microbatches_of_experts_have_one_form() -> None:
     """Expected: one form by elements of what both ranks make of their tokens in either micro-batch, whoever computes it; several forms by
     tensors, as the tensors of all ranks are in each stage."""
-    engine, stages = cut(*experts())
+    engine, stages = cut_once(experts)
     of = [s for s in stages if s.goal.terms[0].place[2].endswith("moe.combined") and s.plan.calls]
     canonical = engine.cutter._canonical
     assert len(of) == 4
@@ -81,7 +88,7 @@ def test_ranks_and_microbatches_of_experts_have_one_form() -> None:
 
 
 def test_what_differs_in_more_than_names_has_another_form() -> None:
-    engine, stages = cut(*llama())
+    engine, stages = cut_once(llama)
     form = engine.cutter._canonical.form
     stage = next(s for s in stages if s.goal.name == "layers.0.ffn.gate" and len(s.plan.leaves) == 2)
     (first, (ids, factor)), (second, other) = stage.plan.leaves.items()

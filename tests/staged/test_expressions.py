@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import trainverify as tv
-from staged.test_canonical import cut, llama, random_pair
+from staged.test_canonical import cut, cut_once, llama, random_pair
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import check
@@ -42,7 +42,7 @@ def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def of_llama() -> tuple[Engine, list[Stage]]:
     """One stage of each form."""
-    engine, stages = cut(*llama())
+    engine, stages = cut_once(llama)
     return engine, list({engine.cutter._canonical.form(s): s for s in stages}.values())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import trainverify as tv
-from staged.test_canonical import cut, llama
+from staged.test_canonical import cut, cut_once, llama
 from trainverify.campaign.agree import staged
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.graphs import LOGICAL
@@ -21,7 +21,7 @@ REAL = ("real", None)
 
 @pytest.fixture(scope="module")
 def of_llama() -> Engine:
-    return cut(*llama())[0]
+    return cut_once(llama)[0]
 
 
 def zeros(engine: Engine, name: str) -> np.ndarray:
