@@ -21,7 +21,7 @@ from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Domain, Function, Op, Output, Program, Ref, Source
 from trainverify.graph.types import TensorType
 
-unhurried = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+unhurried = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
 
 
 def round_trip(content: Program | Plan, folder: Path, name: str = "file.json") -> Program | Plan:

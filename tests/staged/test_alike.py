@@ -52,7 +52,7 @@ def keys(engine: Engine, stage: Stage, classes: Array) -> Iterator[tuple[Any, An
     return ((own[n], own[int(first)]) for n, first in enumerate(classes.tolist()))
 
 
-@pytest.mark.parametrize("programs", PROGRAMS[1:])
+@pytest.mark.parametrize("programs", PROGRAMS)
 def test_elements_that_are_looked_at_once_have_the_same_to_show(programs: Programs) -> None:
     engine, stages = cut_once(programs)
     fewer = 0
@@ -83,7 +83,7 @@ def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPat
     """Expected: what is shown of the others is not said of it. A stage is shown only if it is shown element by element."""
     engine, stages = of_llama
     seen = [0, 0]
-    for stage in stages[::8]:
+    for stage in stages[::2]:
         wrong = changed(replace(stage, **BEFORE), how) if stage.plan.leaves and len(stage.goal.ids) > 1 else None
         if wrong is None or (classes := engine.cutter._alike.classes(wrong)) is None:
             continue
@@ -94,7 +94,7 @@ def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPat
             m.setattr(alike, "FEWEST", 1_000_000)
             assert shown <= all_shown(engine, one_by_one)
         seen[shown] += 1
-    assert seen[False] >= 5
+    assert seen[False] >= 20
 
 
 def all_shown(engine: Engine, stage: Stage) -> bool:

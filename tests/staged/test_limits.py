@@ -17,7 +17,7 @@ from trainverify.bench.stages import bench
 from trainverify.campaign.agree import BAD, agree, compare, staged
 from trainverify.domains.polynomials import Scalars
 from trainverify.prove import attempt as attempts
-from trainverify.prove.staged import engine, execute, workers
+from trainverify.prove.staged import execute, workers
 from trainverify.prove.staged.execute import Limits
 from trainverify.prove.staged.solver import Z3
 from trainverify.prove.staged.stages import TOO_LONG
@@ -95,8 +95,6 @@ def test_elements_after_a_failure_have_no_result(monkeypatch: pytest.MonkeyPatch
 
 def test_time_of_an_obligation_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "check", lambda s, n, a, limits: execute.check(s, n, a, Limits(seconds=-1.0)))
-    monkeypatch.setattr(engine, "LEVELS", 0)
-    monkeypatch.setattr(engine, "GENTLY", 0)
     report = verify(logical(), plan(), engine="smt", points=1)
     assert report.verdict == "UNKNOWN"
     assert any("time limit of the obligation" in n for n in report.notes), report.notes
@@ -243,11 +241,11 @@ def test_agreement_looks_at_full_size_before_it_calls_it_a_contradiction() -> No
 
 
 def deep(spelled: bool) -> tv.Program:
-    """400 functions of functions, whose values soon stay the same."""
+    """600 functions of functions, whose values soon stay the same."""
     b = tv.program("deep")
     x = b.input("x", (4,))
     y = x
-    for _ in range(400):
+    for _ in range(600):
         y = b.exp(b.mul(b.add(y, b.mul(x, value=10.0)), value=0.1) if spelled else b.add(b.mul(y, value=0.1), x))
     b.loss(b.sum(y, name="loss"))
     return b.build()

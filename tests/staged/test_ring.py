@@ -95,9 +95,10 @@ def test_blocks_of_a_softmax() -> None:
 # -- plans -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_ring_of_three_is_proved() -> None:
-    config = replace(CONFIG, sequence=12)
-    proof = staged(llama_step(config), llama_plan(config, replace(HOW, cp=3)))
+@pytest.mark.parametrize("cp", [2, 3])
+def test_rings_are_proved(cp: int) -> None:
+    config = replace(CONFIG, sequence=4 * cp)
+    proof = staged(llama_step(config), llama_plan(config, replace(HOW, cp=cp)))
     assert not proof.failed, proof.failed
 
 

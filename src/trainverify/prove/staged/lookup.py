@@ -125,7 +125,7 @@ class Table:
             if (hits.any(axis=0) | (found[0] == NOTHING)).all():
                 picked = found[hits.argmax(axis=0), np.arange(found.shape[1])]
                 return _entries(self.same, picked, picked)
-        found = np.where(found < 0, found, _entries(self.same, found, found))
+        found = _entries(self.same, found, found)
         best = np.where(found == MISSING, np.iinfo(np.int64).max, found).min(axis=0)
         several = ((found != MISSING) & (found != best)).any(axis=0)  # values that coincide: of many tensors, any would do
         return np.where((found == MISSING).all(axis=0) | several, MISSING, best)
