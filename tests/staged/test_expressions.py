@@ -177,7 +177,7 @@ def test_what_is_divided_by_in_a_branch_may_be_0(nonzero: tuple[int, ...], reaso
     want = make("choose", None, [flag, make("map", ("div", None, "NoneType"), [x, t]), nothing])
     goal = make("goal", None, [make("choose", None, [flag, x, nothing]), t, want])
     kinds = (("bool", None), ("real", None), ("real", None))
-    result = check(replace(stage, short={0: Short(goal, kinds, (), nonzero, False)}), 0, engine.alignment)
+    result = check(replace(stage, short={0: Short(goal, kinds, (), nonzero, False, False)}), 0, engine.alignment)
     assert (result.proved, result.reason) == (not reason, reason)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -108,6 +109,9 @@ class Scalars:
         self.doubts: dict[Need, None] = {}  # conditions of a branch of a choice with a symbolic condition
         self.branches = 0  # such branches that are being looked at
         self.guarded: dict[Need, None] = {}  # what is needed in them
+        self._infinite_atoms: dict[int, bool] = {}
+        self.loose = 0  # places that are being looked at, where something may be infinite that nobody sees
+        self.unsure: dict[Need, None] = {}  # what is needed for it to be finite
         self.max_terms = max_terms
         self.deadline = deadline  # of processor time
         self._number: dict[Hashable, int] = {}
@@ -359,7 +363,7 @@ class Scalars:
     # -- powers ------------------------------------------------------------------------------------------------------
 
     def inverse(self, p: Poly) -> Poly:
-        self._need("nonzero", p)
+        self._need("nonzero", p, divides=True)
         c = self.constant(p)
         if c is not None:
             if not c:
@@ -430,7 +434,7 @@ class Scalars:
         e = exponent(e)
         if isinstance(e, int):
             return self.power(p if e >= 0 else self.inverse(p), abs(e))
-        self._need("nonnegative" if e > 0 else "positive", p)
+        self._need("nonnegative" if e > 0 else "positive", p, divides=e < 0)
         if not p:
             if e < 0:
                 raise Unsupported("division by zero")
@@ -673,9 +677,38 @@ class Scalars:
 
     # -- conditions --------------------------------------------------------------------------------------------------
 
-    def _need(self, kind: str, p: Poly) -> None:
+    @contextmanager
+    def loosely(self, yes: bool = True) -> Iterator[None]:
+        """While something is looked at that may be infinite."""
+        self.loose += yes
+        try:
+            yield
+        finally:
+            self.loose -= yes
+
+    def _need(self, kind: str, p: Poly, divides: bool = False) -> None:
+        """Note a condition. Of what may be infinite, which is 0 as a divisor, it says that it is not."""
         have = self.sign(p)
         c = self.constant(p)
         if have == "positive" or (have is not None and kind == "nonnegative") or (kind == "nonzero" and c is not None and c):
             return
-        (self.guarded if self.branches else self.needs)[kind, frozenset(p.items())] = None
+        noted = self.guarded if self.branches else self.needs
+        if self.loose or divides:
+            root = kind == "nonnegative" and not self.branches  # that of a negative number is no number, which is seen
+            if self._infinite(p) or (self.loose and not root):
+                noted = self.unsure
+        noted[kind, frozenset(p.items())] = None
+
+    def _infinite(self, p: Poly) -> bool:
+        """Whether something in it divides, or is a logarithm, unless of what is positive by its form."""
+        return any((e < 0 and self.atoms[x].sign != "positive") or self._infinite_atom(x) for m in p for x, e in self.factors[m])
+
+    def _infinite_atom(self, x: int) -> bool:
+        found = self._infinite_atoms.get(x)
+        if found is None:
+            atom = self.atoms[x]
+            args = atom.args[0] if atom.kind == "max" else atom.args
+            inner: list[Poly] = [dict(a) for a in args if isinstance(a, frozenset)]
+            found = any(self._infinite(p) for p in inner) or (atom.kind == "log" and self.sign(inner[0]) != "positive")
+            self._infinite_atoms[x] = found
+        return found

@@ -3,6 +3,7 @@
 A row of `SCALARS` is all there is to know about a function that `map` applies elementwise.
 `partials(F, y, *xs, param)` gives ∂y/∂x_i as nodes; `F` is the node module (calls, selects, casts).
 `needs` lists the conditions under which the function is defined: (argument, "nonzero" | "positive" | "nonneg").
+`finite` lists the arguments that are finite wherever the result is: not that of `exp`, which is 0 at −∞.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Scalar:
     partials: Callable[..., list[Any | None]] | None = None
     needs: tuple[tuple[int, str], ...] = ()
     text: str = ""  # how it prints; {0} {1} are the arguments
+    finite: tuple[int, ...] = ()  # see above; if in doubt, nothing
 
 
 def _decide(yes: bool, no: bool) -> bool:
@@ -159,24 +161,35 @@ def _pow_partial(F: Any, y: Any, a: Any, param: int | Fraction | float) -> list[
 _HALF = Fraction(1, 2)
 _ROWS = (
     # arithmetic
-    Scalar("add", 2, "number", None, np.add, lambda a, b: a + b, lambda F, y, a, b: [1, 1], text="{0} + {1}"),
-    Scalar("sub", 2, "number", None, np.subtract, lambda a, b: a - b, lambda F, y, a, b: [1, -1], text="{0} - {1}"),
-    Scalar("mul", 2, "number", None, np.multiply, lambda a, b: a * b, lambda F, y, a, b: [b, a], text="{0}·{1}"),
-    Scalar("div", 2, "real", None, np.divide, lambda a, b: a / b, lambda F, y, a, b: [1 / b, -(y / b)], ((1, "nonzero"),), "{0} / {1}"),
-    Scalar("neg", 1, "number", None, np.negative, lambda a: -a, lambda F, y, a: [-1], text="-{0}"),
-    Scalar("pow", 1, "number", None, _numeric_pow, _ball_pow, _pow_partial, text="{0}^{p}"),
+    Scalar("add", 2, "number", None, np.add, lambda a, b: a + b, lambda F, y, a, b: [1, 1], text="{0} + {1}", finite=(0, 1)),
+    Scalar("sub", 2, "number", None, np.subtract, lambda a, b: a - b, lambda F, y, a, b: [1, -1], text="{0} - {1}", finite=(0, 1)),
+    Scalar("mul", 2, "number", None, np.multiply, lambda a, b: a * b, lambda F, y, a, b: [b, a], text="{0}·{1}", finite=(0, 1)),
+    Scalar(
+        "div",
+        2,
+        "real",
+        None,
+        np.divide,
+        lambda a, b: a / b,
+        lambda F, y, a, b: [1 / b, -(y / b)],
+        ((1, "nonzero"),),
+        "{0} / {1}",
+        finite=(0,),
+    ),
+    Scalar("neg", 1, "number", None, np.negative, lambda a: -a, lambda F, y, a: [-1], text="-{0}", finite=(0,)),
+    Scalar("pow", 1, "number", None, _numeric_pow, _ball_pow, _pow_partial, text="{0}^{p}", finite=(0,)),
     # smooth functions
     Scalar("exp", 1, "real", None, np.exp, lambda a: a.exp(), lambda F, y, a: [y]),
-    Scalar("log", 1, "real", None, np.log, lambda a: a.log(), lambda F, y, a: [1 / a], ((0, "positive"),)),
-    Scalar("sin", 1, "real", None, np.sin, lambda a: a.sin(), lambda F, y, a: [F.call("cos", a)]),
-    Scalar("cos", 1, "real", None, np.cos, lambda a: a.cos(), lambda F, y, a: [-F.call("sin", a)]),
+    Scalar("log", 1, "real", None, np.log, lambda a: a.log(), lambda F, y, a: [1 / a], ((0, "positive"),), finite=(0,)),
+    Scalar("sin", 1, "real", None, np.sin, lambda a: a.sin(), lambda F, y, a: [F.call("cos", a)], finite=(0,)),
+    Scalar("cos", 1, "real", None, np.cos, lambda a: a.cos(), lambda F, y, a: [-F.call("sin", a)], finite=(0,)),
     Scalar("tanh", 1, "real", None, np.tanh, lambda a: a.tanh(), lambda F, y, a: [1 - y * y]),
     Scalar("erf", 1, "real", None, _erf, lambda a: a.erf(), lambda F, y, a: [F.call("exp", -(a * a)) * 2 * F.power(F.call("pi"), -_HALF)]),
     Scalar("pi", 0, "any", "real", lambda: np.float64(math.pi), lambda: arb.pi()),
     # functions with kinks; derivatives as PyTorch chooses them
-    Scalar("abs", 1, "number", None, np.abs, abs, lambda F, y, a: [F.call("sign", a)], text="|{0}|"),
+    Scalar("abs", 1, "number", None, np.abs, abs, lambda F, y, a: [F.call("sign", a)], text="|{0}|", finite=(0,)),
     Scalar("sign", 1, "real", None, np.sign, _ball_sign, lambda F, y, a: [None]),
-    Scalar("floor", 1, "real", None, np.floor, _ball_floor, lambda F, y, a: [None]),
+    Scalar("floor", 1, "real", None, np.floor, _ball_floor, lambda F, y, a: [None], finite=(0,)),
     Scalar("max", 2, "number", None, np.maximum, _ball_max, lambda F, y, a, b: _half_at_ties(F, a, b)),
     Scalar("min", 2, "number", None, np.minimum, _ball_min, lambda F, y, a, b: _half_at_ties(F, b, a)),
     # comparisons and logic
@@ -190,10 +203,10 @@ _ROWS = (
     Scalar("floordiv", 2, "int", "int", np.floor_divide, lambda a, b: a // b, needs=((1, "nonzero"),)),
     Scalar("mod", 2, "int", "int", np.mod, lambda a, b: a % b, needs=((1, "nonzero"),)),
     # casts; real → int truncates, so it is not the identity
-    Scalar("as_real", 1, "any", "real", lambda a: a.astype(np.float64), arb, lambda F, y, a: [None]),
+    Scalar("as_real", 1, "any", "real", lambda a: a.astype(np.float64), arb, lambda F, y, a: [None], finite=(0,)),
     Scalar("as_int", 1, "any", "int", lambda a: np.trunc(a).astype(np.int64), _ball_int, lambda F, y, a: [None]),
     Scalar("as_bool", 1, "any", "bool", lambda a: a != 0, lambda a: not _eq(a, 0), lambda F, y, a: [None]),
-    Scalar("detach", 1, "any", None, lambda a: a, lambda a: a, lambda F, y, a: [None], text="{0}"),
+    Scalar("detach", 1, "any", None, lambda a: a, lambda a: a, lambda F, y, a: [None], text="{0}", finite=(0,)),
     # randomness is a function of (key, offset, index)
     Scalar("uniform", 3, "int", "real", _numeric_uniform, lambda k, o, i: arb(fmpq(*hashed_uniform(k, o, i).as_integer_ratio()))),
 )
@@ -207,3 +220,13 @@ def conditions(fn: str, param: int | Fraction | float | None = None) -> tuple[tu
     if param == int(param):
         return () if param >= 0 else ((0, "nonzero"),)
     return ((0, "nonneg" if param > 0 else "positive"),)
+
+
+def finite(fn: str, param: int | Fraction | float | None = None) -> tuple[int, ...]:
+    """Arguments that are finite wherever the result is: `finite` of its row, but 1/∞ is 0."""
+    return () if fn == "pow" and param is not None and param <= 0 else SCALARS[fn].finite
+
+
+def is_root(fn: str, param: int | Fraction | float | None = None) -> bool:
+    """Whether a function needs its argument to be positive or 0, and is finite where that is."""
+    return conditions(fn, param) == ((0, "nonneg"),)

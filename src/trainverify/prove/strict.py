@@ -1,16 +1,21 @@
 """What of the logical program must have a value for its outputs to have one, whatever the inputs are. Trusted.
 
 A quotient in a branch that may not be taken, or of which only some elements are used, need not have a value where the
-outputs have one: the conditions of such ops are not assumed.
+outputs have one: the conditions of such ops are not assumed. Nor are those of what may be infinite: exp(log 0) is 0. But a
+root of a negative number is no number at all, and nothing makes one of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from trainverify.primitives.node import Node, topological
+from trainverify.primitives.scalars import finite, is_root
+
+NUMBER: Final = 1  # or infinite
+FINITE: Final = 2
 
 
 class Step(NamedTuple):
@@ -23,75 +28,115 @@ class Step(NamedTuple):
 
 @dataclass
 class Use:
-    """How much of a tensor must have a value: all of it, or positions along a dimension, as bits of a number."""
+    """How much of a tensor must be finite: all of it, or positions along a dimension, as bits of a number. Or all of it must be numbers.
+    And whether something takes it that may be finite where it is not."""
 
     whole: bool = False
     along: dict[int, int] = field(default_factory=dict)
+    number: bool = False
+    loose: bool = False
 
-    def everything(self, shape: Sequence[int]) -> bool:
-        return self.whole or any(at == (1 << shape[d]) - 1 for d, at in self.along.items())
+    def level(self, shape: Sequence[int]) -> int:
+        if self.whole or any(at == (1 << shape[d]) - 1 for d, at in self.along.items()):
+            return FINITE
+        return NUMBER if self.number else 0
 
     def join(self, other: Use) -> None:
         self.whole |= other.whole
+        self.number |= other.number
+        self.loose |= other.loose
         for d, at in other.along.items():
             self.along[d] = self.along.get(d, 0) | at
 
 
+Asked = tuple[tuple[int, bool], ...]  # of the outputs of an op: what they must be, and whether they are taken loosely
+Within = tuple[frozenset[int], frozenset[int], dict[int, Use]]
+
+
 class Strict:
-    """Of every op of a program, the nodes that must have a value, and which of its outputs must."""
+    """Of every op of a program, the nodes that must be finite, the roots that must be numbers, and what its outputs must be."""
 
     def __init__(self, wanted: Iterable[str], ops: Sequence[Step]):
         self.nodes: list[frozenset[int]] = [frozenset()] * len(ops)
-        self.outputs: list[tuple[bool, ...]] = [()] * len(ops)
-        self.tensors: set[str] = set()
-        self._known: dict[tuple[int, tuple[bool, ...]], tuple[frozenset[int], dict[int, Use]]] = {}
+        self.roots: list[frozenset[int]] = [frozenset()] * len(ops)
+        self.outputs: list[Asked] = [()] * len(ops)
+        self.tensors: set[str] = set()  # that must be finite
+        self.loose: set[str] = set()  # that may be infinite where the outputs are not
+        self._known: dict[tuple[int, Asked], Within] = {}
         uses: dict[str, Use] = {t: Use(whole=True) for t in wanted}
         for n in range(len(ops) - 1, -1, -1):
             op = ops[n]
-            asked = tuple(t in uses and uses[t].everything(x.shape) for t, x in zip(op.outputs, op.nodes, strict=True))
-            self.outputs[n] = asked
-            self.tensors |= {t for t, a in zip(op.outputs, asked, strict=True) if a}
-            self.nodes[n], given = self._within(op.nodes, asked)
+            mine = [uses.get(t, Use()) for t in op.outputs]
+            self.outputs[n] = asked = tuple([(u.level(x.shape), u.loose) for u, x in zip(mine, op.nodes, strict=True)])
+            self.tensors |= {t for t, (level, _) in zip(op.outputs, asked, strict=True) if level == FINITE}
+            self.loose |= {t for t, (level, loose) in zip(op.outputs, asked, strict=True) if level != FINITE and loose}
+            self.nodes[n], self.roots[n], given = self._within(op.nodes, asked)
             for i, use in given.items():
                 uses.setdefault(str(op.inputs[i]), Use()).join(use)
 
-    def _within(self, outputs: tuple[Node, ...], asked: tuple[bool, ...]) -> tuple[frozenset[int], dict[int, Use]]:
+    def _within(self, outputs: tuple[Node, ...], asked: Asked) -> Within:
         """The nodes of an op that must have a value if these outputs must, and what of its inputs must."""
         key = (id(outputs), asked)  # whoever asks keeps them
         if key not in self._known:
             uses: dict[int, Use] = {}
-            for o, a in zip(outputs, asked, strict=True):
-                if a:
-                    uses[id(o)] = Use(whole=True)
+            for o, (level, loose) in zip(outputs, asked, strict=True):
+                uses.setdefault(id(o), Use()).join(Use(whole=level == FINITE, number=level == NUMBER, loose=loose))
             found: set[int] = set()
+            roots: set[int] = set()
             given: dict[int, Use] = {}
             for node in reversed(topological(outputs)):
-                if id(node) not in uses:
-                    continue
+                use = uses.get(id(node), Use())
+                level = use.level(node.shape)
                 if node.prim == "input":
-                    given[node.attrs[0]] = uses[id(node)]
-                elif uses[id(node)].everything(node.shape):
+                    given[node.attrs[0]] = use
+                    continue
+                if level == FINITE:
                     found.add(id(node))
-                    for arg, use in _arguments(node):
-                        uses.setdefault(id(arg), Use()).join(use)
-            self._known[key] = frozenset(found), given
+                elif level == NUMBER and node.prim == "map" and is_root(*node.attrs):
+                    roots.add(id(node))
+                kept = _kept(node)
+                for k, (arg, part) in enumerate(zip(node.args, _arguments(node, level, kept), strict=True)):
+                    part.loose = use.loose or k not in kept
+                    uses.setdefault(id(arg), Use()).join(part)
+            self._known[key] = frozenset(found), frozenset(roots), given
         return self._known[key]
 
 
-def _arguments(node: Node) -> list[tuple[Node, Use]]:
-    """What of a node's arguments must have a value if the node must."""
-    if 0 in node.shape:
-        return []
+def _kept(node: Node) -> Sequence[int]:
+    """Arguments that are finite wherever the node is, if they matter. Integers and truth values always are."""
+    kept: Sequence[int] = range(len(node.args))
+    if node.prim == "map":
+        kept = finite(*node.attrs)
+    elif node.prim in ("reduce", "rowwise") and node.attrs[0] not in ("prod", "cumsum"):
+        kept = ()
+    return [k for k, a in enumerate(node.args) if k in kept or a.kind != "real"]
+
+
+def _arguments(node: Node, level: int, kept: Sequence[int]) -> list[Use]:
+    """What of a node's arguments must be finite or numbers if the node must."""
+    nothing = [Use() for _ in node.args]
+    if 0 in node.shape or not level:
+        return nothing
     match node.prim:
         case "contract" if any(0 in a.shape for a in node.args):  # a sum of nothing
-            return []
+            return nothing
         case "select":  # the branch that is not taken does not matter
-            return [(node.args[0], Use(whole=True))]
+            return [Use(whole=True), *nothing[1:]]
         case "gather":  # nor do elements that are not looked up
-            return [(node.args[1], Use(whole=True))]
+            return [Use(), Use(whole=True)]
         case "slice":
             d, start, step = node.attrs
             n, apart = node.shape[d], abs(step)
             bits = ((1 << (n * apart)) - 1) // ((1 << apart) - 1)  # one in every `apart`, n times
-            return [(node.args[0], Use(along={d: bits << min(start, start + step * (n - 1)) if n else 0}))]
-    return [(a, Use(whole=True)) for a in node.args]
+            return [Use(along={d: bits << min(start, start + step * (n - 1))} if level == FINITE else {})]
+    found = []
+    for k, a in enumerate(node.args):
+        whole = k in kept and (level == FINITE or a.kind != "real")
+        found.append(Use(whole=whole, number=not whole and _seen(node)))
+    return found
+
+
+def _seen(node: Node) -> bool:
+    """Whether something is no number if an argument is none. Comparisons and positions say nothing of what they look at, and anything
+    to the power of 0 is 1."""
+    return node.kind == "real" and node.attrs[:2] != ("pow", 0) and (node.prim != "rowwise" or node.attrs[0] == "cumsum")

@@ -24,7 +24,7 @@ from trainverify.prove.algebra.masked import MaskedSums
 from trainverify.prove.algebra.memo import Memo
 from trainverify.prove.algebra.notation import show
 from trainverify.prove.algebra.ranks import Ranks
-from trainverify.prove.algebra.terms import Need, Poly, TooLarge, Unsupported
+from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, Need, Poly, TooLarge, Unsupported
 from trainverify.prove.algebra.values import Missing, Values, get
 from trainverify.prove.strict import Step, Strict
 
@@ -185,14 +185,14 @@ class Prover:
         strict = Strict([o.tensor for o in system.logical.outputs], ops)
 
         def run(n: int, env: Values) -> None:
-            self.forms.strict = strict.nodes[n]
+            self.forms.strict, self.forms.roots = strict.nodes[n], strict.roots[n]
             self._apply(system.logical_ops[n][0], system.logical.ops[n], env, {}, loose, system.scope)
-            self.forms.strict = None
+            self.forms.strict, self.forms.roots = None, ()
 
-        self.kernel.noting = False  # only nodes that must have a value say what they need, not how something is kept
+        self.kernel.noting = NOTHING  # only nodes that must have a value say what they need, not how something is kept
         for block in system.logical_blocks:
             self._block(block, self.logical, tuple([strict.outputs[n] for n in block.ops]), loose, run)
-        self.kernel.noting = True
+        self.kernel.noting = EVERYTHING
 
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
         """A block of an input: a tensor of its own, over the leaves that it has."""
@@ -391,9 +391,9 @@ class Prover:
             env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
         else:
             if n in self._unused_of[unit]:  # nobody needs that it has a value
-                self.forms.strict, self.kernel.noting = frozenset(), False
+                self.forms.strict, self.kernel.noting = frozenset(), NOTHING
             self._apply(x, op, env, offsets, self._loose_of[unit], self.system.unit_scopes[unit])
-            self.forms.strict, self.kernel.noting = None, True
+            self.forms.strict, self.kernel.noting = None, EVERYTHING
 
     # -- lineage -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from trainverify.axes.structure import Axis
 from trainverify.prove.algebra.grids import Grid, Grids, Key, mixed_radix
 from trainverify.prove.algebra.kernel import Kernel
-from trainverify.prove.algebra.terms import Coef, Factor, Index, Mono, Poly, TooLarge, Unsupported, constant
+from trainverify.prove.algebra.terms import NOTHING, Coef, Factor, Index, Mono, Poly, TooLarge, Unsupported, constant
 
 _COORDINATE = -(3 * 10**6)  # digits of positions count down from here
 _DIGITS = 64  # at most, of one position
@@ -136,7 +136,7 @@ class Flat:
         k = self.kernel
         noting = k.noting
         if not k.named and not all(f.whole for f in frames.values()):
-            k.noting = False  # the logical program needs something of a piece: that is not of the whole
+            k.noting = NOTHING  # the logical program needs something of a piece: that is not of the whole
         try:
             return self.lower(function(lifted), frames)
         finally:

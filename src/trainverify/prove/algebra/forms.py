@@ -21,7 +21,7 @@ from trainverify.primitives.node import Node, topological
 from trainverify.prove.algebra.flat import Flat
 from trainverify.prove.algebra.grids import Grid, Grids, Key, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Kernel
-from trainverify.prove.algebra.terms import Index, Poly, Unsupported, as_constant, constant, scale
+from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, OF_ROOTS, Index, Poly, Unsupported, as_constant, constant, scale
 
 Value = dict[Key, Poly]  # blocks by their tags
 Dims = Sequence[Axis]
@@ -37,6 +37,7 @@ class Forms:
     mesh_sizes: dict[Index, int] = field(default_factory=dict)  # of mesh leaf variables
     where: str = ""  # the op at hand
     strict: Collection[int] | None = None  # nodes of the op at hand whose conditions are noted; all of them, if None
+    roots: Collection[int] = ()  # others that must be numbers
     exps: dict[object, list[tuple[str, bool]]] = field(default_factory=dict)  # argument without maxima → (op, maximum subtracted)
 
     def __post_init__(self) -> None:
@@ -62,7 +63,11 @@ class Forms:
 
     def _noted(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
         """What a node makes; what that needs is noted if the node must have a value."""
-        before, self.kernel.noting = self.kernel.noting, self.strict is None or id(node) in self.strict
+        before = self.kernel.noting
+        if self.strict is None or id(node) in self.strict:
+            self.kernel.noting = EVERYTHING
+        else:
+            self.kernel.noting = OF_ROOTS if id(node) in self.roots else NOTHING
         try:
             return self._node(node, args, axes, offsets)
         finally:

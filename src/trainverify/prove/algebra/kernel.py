@@ -26,6 +26,7 @@ from typing import Any
 
 from trainverify.prove.algebra.terms import (
     BOUND,
+    EVERYTHING,
     ONE,
     Atom,
     Coef,
@@ -34,6 +35,7 @@ from trainverify.prove.algebra.terms import (
     Limits,
     Mono,
     Need,
+    Noting,
     Poly,
     Power,
     TooLarge,
@@ -71,7 +73,7 @@ class Kernel:
     _fresh: int = BOUND
     _depth: int = 0
     trace: Trace | None = None
-    noting: bool = True  # conditions are noted; not those of what need not have a value
+    noting: Noting = EVERYTHING  # which conditions are noted; not those of what need not have a value
     uncertain: bool = False  # whether some case of the last distinction needs something that it does not have by its form
     _cases: list[Need] | None = None  # what the case at hand needs
     _opening: bool = False
@@ -812,7 +814,7 @@ class Kernel:
 
     def need(self, what: str, uid: int, idx: Sequence[Index]) -> None:
         """Note a condition."""
-        if not self.noting:
+        if what not in self.noting:
             return
         if self._cases is not None:
             self._cases.append(named_need(what, uid, idx))

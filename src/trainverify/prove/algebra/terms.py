@@ -17,6 +17,10 @@ Poly = dict[Mono, Coef]
 
 # ("nonzero" | "positive" | "nonnegative" | "finite" | "defined", atom, indices): for all values of the variables, numbered from -1 down
 Need = tuple[str, int, tuple[Index, ...]]
+Noting = frozenset[str]  # which of them are noted
+EVERYTHING: Final[Noting] = frozenset(("nonzero", "positive", "nonnegative", "finite", "defined"))
+OF_ROOTS: Final[Noting] = frozenset(("nonnegative", "defined"))  # of what may be infinite, but must be a number
+NOTHING: Final[Noting] = frozenset()
 
 ONE: Final[Mono] = ()
 BOUND: Final = -(10**9)  # bound variables inside stored definitions count down from here

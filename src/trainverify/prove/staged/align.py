@@ -178,6 +178,11 @@ class Alignment:
         """Whether all elements of a logical tensor are numbers wherever the program is defined."""
         return self._tensor_states[name] == FINITE and name not in self.doubtful
 
+    def loose(self, ids: Array) -> bool:
+        """Whether some of these elements may be infinite where the outputs of the logical program are not."""
+        owners = {self.owner[i] for i in np.unique(ids).tolist() if 0 <= i < self.count} if self.doubtful else set()
+        return not owners.isdisjoint(self.strict.loose & self.doubtful)
+
     def state(self, i: int) -> int:
         """Whether an element is a number wherever the logical program is defined; the −∞ of a mask is not, and no symbol stands for it."""
         if i >= self.count or self.numbers_only(self.owner[i]):

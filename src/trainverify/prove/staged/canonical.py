@@ -88,7 +88,8 @@ class _Form:
     def of(self, stage: Stage) -> Hashable:
         goal = stage.goal
         self.arrays.append(goal.ids)
-        shape: list[Hashable] = [stage.nonzero, stage.value, len(goal.ids), self.factor(goal.factor)]
+        loose = self.canonical.alignment.loose(goal.ids)
+        shape: list[Hashable] = [stage.nonzero, stage.value, loose, len(goal.ids), self.factor(goal.factor)]
         shape += [(t.number, self.place(t.place), t.elements.tobytes()) for t in goal.terms]
         shape.append(self.part(stage.plan))
         shape += self.wanted(stage)
@@ -205,7 +206,7 @@ class _Elements(_Form):
         alignment, goal = self.canonical.alignment, stage.goal
         compares = any(alignment.compares(c) for part in stage.parts() for c in part.calls)
         self.arrays.append(goal.ids)
-        shape: list[Hashable] = [compares, len(goal.ids), self.factor(goal.factor)]
+        shape: list[Hashable] = [compares, alignment.loose(goal.ids), len(goal.ids), self.factor(goal.factor)]
         shape.append(self.side(stage.plan, goal.wanted(), [(t.number, t.place, t.elements) for t in goal.terms], []))
         owners = [(p, self.canonical.within(goal.ids, n)) for n, p in self.canonical.places(goal.ids) if p in stage.logical]
         wanted = {p: [at[at >= 0]] for p, at in owners}

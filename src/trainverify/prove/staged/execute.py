@@ -20,7 +20,7 @@ from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.signs import FINITE
 from trainverify.prove.staged.solver import Z3, Solver
 from trainverify.prove.staged.stages import Part, Stage
-from trainverify.prove.staged.terms import symbol, value
+from trainverify.prove.staged.terms import SEEN, Sight, sight, symbol, value
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,9 @@ class _Check:
         self.domain = Element(scalars)
         self.symbols: dict[int, Any] = {}
         self.met: set[int] = set()  # those that elements are made of; the others are there as some of these vanish with them
-        self.values: dict[tuple[int, Place, int, bool], Any] = {}
-        self.sure: dict[tuple[int, Place, int, bool], Any] = {}  # values in which no branch needs anything
+        self.values: dict[tuple[int, Place, int, Sight], Any] = {}
+        self.sure: dict[tuple[int, Place, int, Sight], Any] = {}  # values in which no branch needs anything
+        self.loose = alignment.loose(stage.goal.ids)
         self.defined: dict[int, Poly] = {}  # atoms of scalars whose definition is at hand
 
     def run(self, n: int) -> Result:
@@ -81,8 +82,8 @@ class _Check:
         for i, (place, part) in stage.extra.items():
             self.symbols[i] = self.value(part, place, 0)
         got = self.got(n)
-        mine = self.noted() | s.guarded
-        s.guarded = {}
+        mine = self.noted() | s.guarded | s.unsure
+        s.guarded, s.unsure = {}, {}
         if stage.value:
             return Result(not (mine or s.doubts), "a condition that only the plan needs: a scalar may have no value", "normal form")
         if stage.nonzero:
@@ -91,8 +92,9 @@ class _Check:
         if stage.goal.factor.power < 0:
             mine |= s.needs
         s.needs = {}
-        want = s.mul(factor, self.wanted(int(stage.goal.ids[n])))
-        given = self.noted()  # not what only a branch needs that may not be taken
+        with s.loosely(self.loose):
+            want = s.mul(factor, self.wanted(int(stage.goal.ids[n])))
+        given = self.noted()  # not what only a branch needs that may not be taken, nor what may be infinite
         facts = self.facts() | self.granted()
         if stage.written:  # to write them out takes time, and their names are enough as a rule
             known = self.judged(n, got, want, mine, given, facts, None)
@@ -119,6 +121,9 @@ class _Check:
         for doubt in s.doubts:
             if not self.implied(doubt, facts, ask):
                 return Result(False, f"a condition inside a choice: {self.show(doubt)}")
+        for need in s.unsure:
+            if not self.implied(need, given, ask):
+                return Result(False, f"something may be infinite: {self.show(need)}")
         checked = equal(s, got, want, given, solver)
         if checked.how is None:
             return Result(False, f"element {n}: {checked.reason}", model=checked.model)
@@ -141,10 +146,13 @@ class _Check:
         got, factor, want, *granted = short.term.args
         mine = domain.real(value(got, symbols.__getitem__, domain))
         times = domain.real(value(factor, symbols.__getitem__, domain))
-        needed = self.noted() | s.guarded
-        theirs = s.mul(times, domain.real(value(want, symbols.__getitem__, domain)))
+        needed = self.noted() | s.guarded | s.unsure
+        s.unsure = {}
+        with s.loosely(short.loose):
+            theirs = s.mul(times, domain.real(value(want, symbols.__getitem__, domain)))
         facts: dict[Need, None] = {("nonzero", frozenset(domain.real(symbols[k]).items())): None for k in short.nonzero}
         needs, doubts = self.noted(), dict(s.doubts)
+        needed |= s.unsure
         facts |= {("nonzero", frozenset(domain.real(value(g, symbols.__getitem__, domain)).items())): None for g in granted}
         given = needs | facts
         if not all(self.implied(doubt, facts, ask=False) for doubt in doubts):
@@ -180,11 +188,12 @@ class _Check:
         """What somebody makes, or None if a branch of it needs something: the solver would take that for granted. Of what was made before
         nothing is used but what is sure, as conditions are noted once."""
         s = self.scalars
-        before = s.needs, s.doubts, s.guarded, self.values
-        s.needs, s.doubts, s.guarded, self.values = {}, {}, {}, self.sure
-        made = self.domain.real(make())
-        fine = not (s.doubts or s.guarded)
-        s.needs, s.doubts, s.guarded, self.values = before
+        before = s.needs, s.doubts, s.guarded, s.unsure, self.values
+        s.needs, s.doubts, s.guarded, s.unsure, self.values = {}, {}, {}, {}, self.sure
+        with s.loosely():
+            made = self.domain.real(make())
+        fine = not (s.doubts or s.guarded or s.unsure)
+        s.needs, s.doubts, s.guarded, s.unsure, self.values = before
         if not fine:
             self.sure = {}
         return made if fine else None
@@ -263,9 +272,9 @@ class _Check:
 
     def value(self, part: Part, place: Place, at: int) -> Any:
         """One element of a tensor, from the leaves of the piece of graph that it is in."""
-        where = (id(part), place, at, False)
-        if where not in self.values and self.scalars.branches:
-            where = (id(part), place, at, True)  # its conditions are noted again if it is needed elsewhere
+        where = (id(part), place, at, SEEN)
+        if where not in self.values:
+            where = (id(part), place, at, sight(self.scalars))  # its conditions are noted again if it is needed elsewhere
         if where not in self.values:
             self.values[where] = self._value(part, place, at)
         return self.values[where]

@@ -18,7 +18,7 @@ from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.signs import FINITE, WILD, Sign, expression_sign, expression_state
 from trainverify.prove.staged.supports import NOWHERE, Support, expression_support
-from trainverify.prove.staged.terms import CHOICES, MAY_FAIL, Made, Term
+from trainverify.prove.staged.terms import MAY_FAIL, Made, Term, finite_arguments
 
 if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part, Stage
@@ -47,6 +47,7 @@ class Short:
     vanishing: tuple[tuple[int, int], ...]  # which of them are 0 wherever which others are
     nonzero: tuple[int, ...]  # which of them are not 0: other stages show it, or the logical program divides by them
     partial: bool  # whether it rests on what the logical program divides by, or takes a root or logarithm of
+    loose: bool  # whether it may be infinite, for all that is said of it
 
 
 class Expressions:
@@ -70,6 +71,8 @@ class Expressions:
         self._elements: dict[tuple[int, Place, int], int] = {}
         self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
         self._nonzero: set[int] = set()  # what the logical program divides by
+        self._loose = alignment.loose(stage.goal.ids)
+        self._loose_parts: set[int] = set()  # of parts of elements, by number
         self._each = False  # whether some of what is to be shown may have no value, and says nothing of the rest
         self._counts: set[int] = set()  # sums of truth values
         self._zero = self._literal(0)
@@ -286,25 +289,27 @@ class Expressions:
             for a in args:
                 mask |= masks[a]
             masks.append(mask)
-        found: dict[tuple[int, int], None] = {}
-        seen: set[tuple[int, int]] = set()
-        stack = list(pairs.values())
-        whole = set(stack)
+        found: dict[tuple[int, int], bool] = {}
+        seen: set[tuple[tuple[int, int], bool]] = set()
+        whole = set(pairs.values())
+        stack = [(pair, self._loose) for pair in whole]
         while stack:
-            pair = stack.pop()
-            if pair in seen:
+            pair, loose = stack.pop()
+            if (pair, loose) in seen:
                 continue
-            seen.add(pair)
+            seen.add((pair, loose))
             (op, info, args), (other, same, theirs) = self._keys[pair[0]], self._keys[pair[1]]
             inner = [(a, b) for a, b in zip(args, theirs, strict=False) if a != b]
             alike = op == other and info == same and len(args) == len(theirs) and op in ("dot", "map", "reduce")
             if alike and all(masks[a] == masks[b] and self._number_for_sure(a) and self._number_for_sure(b) for a, b in inner):
-                stack += inner
+                kept = {(args[k], theirs[k]) for k in finite_arguments(op, info, len(args))}
+                stack += [(p, loose or p not in kept) for p in inner]
             elif pair in whole:
                 return {}
             else:
-                found[pair] = None
+                found[pair] = found.get(pair, False) or loose
         first = len(self.stage.goal.ids)
+        self._loose_parts = {first + n for n, loose in enumerate(found.values()) if loose}
         return {first + n: pair for n, pair in enumerate(found)}
 
     def _number_for_sure(self, number: int) -> bool:
@@ -338,11 +343,13 @@ class Expressions:
 
     def _common(self, pairs: Iterable[tuple[int, int]]) -> set[int]:
         """Parts that both sides have. Not what is turned into an integer, nor what may be without a value in a branch that is not taken,
-        nor what is compared: it may be 0 because of a factor that it has."""
+        or infinite where nobody sees it, nor what is compared: it may be 0 because of a factor that it has."""
         got, want = zip(*pairs, strict=True)
         whole = {a for op, info, args in self._keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
-        branches = self._parts(a for op, _, args in self._keys if op in CHOICES for a in args[1:])
-        doubtful = {b for b in branches if not self._total[b]}
+        hidden = self._parts(
+            a for op, info, args in self._keys for n, a in enumerate(args) if n not in finite_arguments(op, info, len(args))
+        )
+        doubtful = {b for b in (self._parts(want) | hidden if self._loose else hidden) if not self._total[b]}
         if doubtful:
             doubtful -= self._always(want) | self._strict(self._nonzero)
         compared = self._parts(self._compared(), enter=lambda n: [a for a in self._keys[n][2] if self._may_vanish(a)])
@@ -352,6 +359,8 @@ class Expressions:
 
     def _always(self, want: Sequence[int]) -> set[int]:
         """Parts of the logical side that have a value wherever the logical program is defined, and what is to be shown has one."""
+        if self._loose:
+            return set()
         if not self._each:
             return self._strict(want)
         every = [self._strict([w]) for w in dict.fromkeys(want)]
@@ -359,7 +368,12 @@ class Expressions:
 
     def _strict(self, numbers: Iterable[int]) -> set[int]:
         """Parts of these that have values where these have: not those in branches."""
-        return self._parts(numbers, enter=lambda n: self._keys[n][2][:1] if self._keys[n][0] in CHOICES else self._keys[n][2])
+
+        def enter(number: int) -> Sequence[int]:
+            op, info, args = self._keys[number]
+            return [args[n] for n in finite_arguments(op, info, len(args))]
+
+        return self._parts(numbers, enter)
 
     def _divided(self) -> set[tuple[Any, int]]:
         """What ops of the logical side divide by, or take roots or logarithms of: all elements have values, not only the wanted."""
@@ -467,7 +481,8 @@ class Expressions:
             shown = [self._keys[number][0] == "symbol" and self._keys[number][1] in facts for number in leaves]
             nonzero = tuple([k for k, number in enumerate(leaves) if shown[k] or number in self._nonzero])
             partial |= len(goals[n].args) > 3 or not self._nonzero.isdisjoint(leaves)
-            made[n] = Short(canonical[0], kinds, self._vanishing(leaves), nonzero, partial)
+            loose = self._loose or n in self._loose_parts
+            made[n] = Short(canonical[0], kinds, self._vanishing(leaves), nonzero, partial, loose)
         return made
 
     def _vanishing(self, leaves: Sequence[int]) -> tuple[tuple[int, int], ...]:

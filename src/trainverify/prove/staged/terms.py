@@ -18,11 +18,25 @@ from trainverify.domains.arrays import Array, ArrayDomain, labelled
 from trainverify.domains.element import Element, objects
 from trainverify.domains.polynomials import Choice, Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
+from trainverify.primitives.scalars import finite
 from trainverify.prove.staged.placed import NotPlaced, Placed
 
 NEAREST: Final = 3  # leaves of a summand that say where it belongs
 MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
-CHOICES: Final = ("choose", "pick")  # what is chosen, by the first argument, must have a value, and nothing else of the others
+
+
+def finite_arguments(op: str, info: Any, count: int) -> Sequence[int]:
+    """Arguments of a term that have finite values where the term has one: of what may be chosen, nothing is said."""
+    match op:
+        case "choose" | "pick":
+            return (0,)
+        case "map":
+            return finite(*info[:2])
+        case "reduce" if info != "prod":
+            return ()
+        case "row" if info[0] != "cumsum":
+            return ()
+    return range(count)
 
 
 class Term:
@@ -36,6 +50,8 @@ class Term:
         self.args = args
 
 
+Sight = tuple[bool, bool]
+SEEN: Final[Sight] = (False, False)
 Leaf = tuple[int, int]  # number of an input, flat position in it
 Made = tuple[Term, tuple[Leaf, ...]]  # a term over leaves numbered as they appear, and what they are
 
@@ -404,15 +420,20 @@ def symbol(scalars: Scalars, number: int, kind: str, domain: Any) -> Any:
     return scalars.symbol(number, domain[0] if domain is not None and domain[0] in ("positive", "nonnegative") else None)
 
 
+def sight(scalars: Scalars) -> Sight:
+    """Whether a branch is being looked at, and whether something that may be infinite is."""
+    return scalars.branches > 0, scalars.loose > 0
+
+
 def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
     """What a term is in the element domain, given its leaves."""
     s = domain.scalars
-    known: dict[tuple[int, bool], Any] = {}
+    known: dict[tuple[int, Sight], Any] = {}
 
     def walk(t: Term) -> Any:
-        if (id(t), False) in known:
-            return known[id(t), False]
-        inside = bool(s.branches)  # what is needed in a branch is noted apart
+        if (id(t), SEEN) in known:
+            return known[id(t), SEEN]
+        inside = sight(s)  # what is needed there is noted apart
         if (id(t), inside) not in known:
             known[id(t), inside] = make(t)
         return known[id(t), inside]
@@ -435,7 +456,7 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
                 return choose(t)
             case "pick":
                 return pick(t)
-        args = [walk(a) for a in t.args]
+        args = arguments(t)
         match t.op:
             case "map":
                 return domain._apply(t.info[0], tuple(args), t.info[1])
@@ -449,6 +470,15 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
                 (v,) = args
                 return s.tabulate(lambda i: i == t.info, [v]) if isinstance(v, dict) else s.const(1 if v == t.info else 0)
         raise AssertionError(t.op)
+
+    def arguments(t: Term) -> list[Any]:
+        """Of what may be infinite, conditions are noted apart."""
+        kept = finite_arguments(t.op, t.info, len(t.args))
+        found = []
+        for n, a in enumerate(t.args):
+            with s.loosely(n not in kept):
+                found.append(walk(a))
+        return found
 
     def choose(t: Term) -> Any:
         c = walk(t.args[0])
