@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -42,25 +43,32 @@ def some(items: Any, most: int = 3, least: int = 0) -> Any:
     return st.lists(items, min_size=least, max_size=most).map(tuple)
 
 
-def unique_names(most: int = 5, least: int = 0) -> Any:
-    return st.lists(names, min_size=least, max_size=most, unique=True)
+@cache  # to make a strategy takes longer than to draw from it
+def unique_names(most: int) -> Any:
+    return st.lists(names, max_size=most, unique=True)
+
+
+op_names = names.filter(lambda n: n != "call")
+either = st.booleans()
+phases = st.sampled_from(PHASES)
+maybe_sources = st.none() | sources
 
 
 @st.composite
 def ops(draw: Any, tensors: list[str], functions: list[str]) -> Op:
     attrs = {n: draw(values) for n in draw(unique_names(3)) if n != "function"}
-    name = draw(names.filter(lambda n: n != "call"))
-    if functions and draw(st.booleans()):
+    name = draw(op_names)
+    if functions and draw(either):
         name, attrs = "call", attrs | {"function": draw(st.sampled_from(functions))}
-    known = st.sampled_from(tensors) if tensors else st.nothing()
+    maybe = st.sampled_from([None, *tensors])
     return Op(
         name,
-        draw(some(st.none() | known)),
-        draw(some(known)) if tensors else (),
+        draw(some(maybe)),
+        draw(some(st.sampled_from(tensors))) if tensors else (),
         tuple(attrs.items()),
-        draw(st.sampled_from(PHASES)),
-        draw(st.none() | known),
-        draw(st.none() | sources),
+        draw(phases),
+        draw(maybe),
+        draw(maybe_sources),
     )
 
 
@@ -72,10 +80,17 @@ def functions(draw: Any, outer: list[str]) -> dict[str, Function]:
         if name in outer:
             continue
         tensors = {n: draw(types) for n in draw(unique_names(4))}
-        inputs = tuple(n for n in tensors if draw(st.booleans()))
+        inputs = tuple(n for n in tensors if draw(either))
         outputs = draw(some(st.sampled_from(list(tensors)))) if tensors else ()
         result[name] = Function(name, tensors, inputs, outputs, draw(some(ops(list(tensors), [*outer, *result]))))
-    return dict(reversed(result.items())) if draw(st.booleans()) else result
+    return dict(reversed(result.items())) if draw(either) else result
+
+
+kinds = st.integers(0, 3)
+roles = st.sampled_from(["loss", "gradient", "parameter", "state", "metric"])
+maybe_names = st.none() | names
+numbers = st.none() | st.integers(0, 2**62)
+any_domains = st.builds(Domain, st.sampled_from(["ids", "positive"]), numbers, numbers)
 
 
 @st.composite
@@ -83,12 +98,10 @@ def programs(draw: Any, outer: tuple[str, ...] = ()) -> Program:
     tensors = {n: draw(types) for n in draw(unique_names(6))}
     heads: list[list[str]] = [[], [], [], []]
     for n in tensors:
-        heads[draw(st.integers(0, 3))].append(n)
+        heads[draw(kinds)].append(n)
     bodies = draw(functions(list(outer)))
-    roles = st.sampled_from(["loss", "gradient", "parameter", "state", "metric"])
-    outputs = draw(some(st.builds(Output, st.sampled_from(list(tensors)), roles, st.none() | names))) if tensors else ()
-    numbers = st.none() | st.integers(0, 2**62)
-    domains = {n: draw(st.builds(Domain, st.sampled_from(["ids", "positive"]), numbers, numbers)) for n in heads[0]}
+    outputs = draw(some(st.builds(Output, st.sampled_from(list(tensors)), roles, maybe_names))) if tensors else ()
+    domains = {n: draw(any_domains) for n in heads[0]}
     body = draw(some(ops(list(tensors), [*outer, *bodies])))
     return Program(draw(names), tensors, tuple(heads[0]), tuple(heads[1]), tuple(heads[2]), body, outputs, bodies, domains)
 
@@ -100,12 +113,12 @@ runs = st.builds(Run, small, small) | st.builds(Run, small, small, st.integers(1
 
 @st.composite
 def parts(draw: Any) -> Part:
-    flat = draw(st.booleans())
+    flat = draw(either)
     n = 1 if flat else draw(st.integers(0, 3))
     count = draw(st.integers(1, 5))
     partial = draw(st.none() | st.tuples(reductions, st.integers(0, count - 1), st.just(count)))
     exact = {"min_size": n, "max_size": n}
-    return Part(tuple(draw(st.lists(small, **exact))), tuple(draw(st.lists(runs, **exact))), partial, flat, draw(st.booleans()))
+    return Part(tuple(draw(st.lists(small, **exact))), tuple(draw(st.lists(runs, **exact))), partial, flat, draw(either))
 
 
 @st.composite
@@ -147,7 +160,7 @@ def columns(draw: Any, n: int) -> tuple[Any, ...]:
 def plans(draw: Any) -> Plan:
     sizes = draw(st.lists(st.sampled_from([1, 2, 3, 5]), max_size=3))
     mesh = Mesh(tuple(zip(draw(st.permutations(["dp", "tp", "pp", "c-p"])), sizes, strict=False)))
-    ranks = list(draw(st.permutations(range(mesh.size)))) if draw(st.booleans()) else list(range(mesh.size))
+    ranks = list(draw(st.permutations(range(mesh.size)))) if draw(either) else list(range(mesh.size))
     cut = draw(st.integers(0, len(ranks)))
     bodies = draw(functions([]))
     templates = []
@@ -155,7 +168,7 @@ def plans(draw: Any) -> Plan:
         bindings = {n: draw(columns(len(mine))) for n in draw(unique_names(3))}
         templates.append(Template(draw(programs(tuple(bodies))), tuple(mine), bindings))
     groups = {n: tuple(draw(st.lists(st.integers(0, mesh.size - 1), unique=True))) for n in draw(unique_names(3))}
-    if draw(st.booleans()):
+    if draw(either):
         groups["all"] = tuple(range(mesh.size))
         groups["back"] = tuple(reversed(range(0, mesh.size, 2)))
     edits = []

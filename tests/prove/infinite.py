@@ -117,6 +117,21 @@ def branch_of_a_divisor(b: ProgramBuilder, right: bool) -> Tensor:
     return b.add(b.div(v, d, name="r"), w if right else again(b, w, x), name="sum")
 
 
+def looked_up(b: ProgramBuilder, right: bool) -> Tensor:
+    """Rows of v/x that are looked up have values; the others need not."""
+    v, w, x = (b.input(n, (5, 3)) for n in "vwx")
+    rows = b.embedding(b.input("ids", (4,), dtype="i64", ids=5), b.div(v, x, name="q"), name="rows")
+    return b.add(b.sum(rows, name="r"), b.sum(w if right else again(b, w, x), name="s"), name="sum")
+
+
+def labelled(b: ProgramBuilder, right: bool) -> Tensor:
+    """The score of a label has a value; those of other classes need not, where they are −∞."""
+    s, w = b.input("s", (2, 3)), b.input("w", (2, 3))
+    m = b.input("m", (2, 3), domain="nonnegative")
+    loss = b.cross_entropy(b.add(s, b.log(m, name="logm"), name="a"), b.input("ids", (2,), dtype="i64", ids=3), name="r")
+    return b.add(loss, b.sum(w if right else again(b, w, m), name="s1"), name="sum")
+
+
 def compared(b: ProgramBuilder, right: bool) -> Tensor:
     """Whether v/x is positive can be said where x is 0."""
     v, w, x, y = three(b, "v", "w", "x", "y")
@@ -164,6 +179,8 @@ INFINITE: Final[list[Body]] = [
     of_a_power,
     inside_a_divisor,
     branch_of_a_divisor,
+    looked_up,
+    labelled,
     compared,
     compared_otherwise,
     root_of_a_quotient,

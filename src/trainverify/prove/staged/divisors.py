@@ -18,7 +18,7 @@ from trainverify.primitives.node import topological
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place
 from trainverify.prove.staged.needed import Divisor, Needed
 from trainverify.prove.staged.structure import LARGE
-from trainverify.prove.staged.terms import MAY_FAIL, Term, finite_arguments
+from trainverify.prove.staged.terms import MAY_FAIL, Term
 
 if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part, Stage
@@ -148,7 +148,7 @@ def divisors(terms: list[Term]) -> list[tuple[Any, Term]]:
         t = stack.pop()
         if t.op == "map" and t.info[0] in MAY_FAIL:
             found[t.info, t.args[-1]] = None
-        for a in [t.args[n] for n in finite_arguments(t.op, t.info, len(t.args))]:
+        for a in [t.args[n] for n in t.finite_arguments()]:
             if a not in seen:
                 seen.add(a)
                 stack.append(a)

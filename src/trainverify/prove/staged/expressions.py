@@ -18,7 +18,7 @@ from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.signs import FINITE, WILD, Sign, expression_sign, expression_state
 from trainverify.prove.staged.supports import NOWHERE, Support, expression_support
-from trainverify.prove.staged.terms import MAY_FAIL, Made, Term, finite_arguments
+from trainverify.prove.staged.terms import MAY_FAIL, Made, Term, finite_arguments, looks_up
 
 if TYPE_CHECKING:
     from trainverify.prove.staged.stages import Part, Stage
@@ -60,6 +60,7 @@ class Expressions:
         self.graph = alignment.graph
         self._numbers: dict[Key, int] = {}
         self._keys: list[Key] = []
+        self._picks: list[bool] = []  # whether it says which elements are looked up
         self._masked = any(alignment.compares(c) for part in (stage.plan, stage.logical) for c in part.calls)  # then products have one form
         self._literals: dict[Fraction | int, int] = {}
         self._partial: list[bool] = []  # whether something in it divides, or takes a root or logarithm
@@ -111,6 +112,7 @@ class Expressions:
         found = self._numbers.setdefault(key, len(self._keys))
         if found == len(self._keys):
             self._keys.append(key)
+            self._picks.append(looks_up(key[0], key[1], [self._picks[a] for a in key[2]]))
         return found
 
     def _simple(self, key: Key) -> int:
@@ -302,7 +304,7 @@ class Expressions:
             inner = [(a, b) for a, b in zip(args, theirs, strict=False) if a != b]
             alike = op == other and info == same and len(args) == len(theirs) and op in ("dot", "map", "reduce")
             if alike and all(masks[a] == masks[b] and self._number_for_sure(a) and self._number_for_sure(b) for a, b in inner):
-                kept = {(args[k], theirs[k]) for k in finite_arguments(op, info, len(args))}
+                kept = {(args[k], theirs[k]) for k in finite_arguments(op, info, [self._picks[a] for a in args])}
                 stack += [(p, loose or p not in kept) for p in inner]
             elif pair in whole:
                 return {}
@@ -346,9 +348,7 @@ class Expressions:
         or infinite where nobody sees it, nor what is compared: it may be 0 because of a factor that it has."""
         got, want = zip(*pairs, strict=True)
         whole = {a for op, info, args in self._keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
-        hidden = self._parts(
-            a for op, info, args in self._keys for n, a in enumerate(args) if n not in finite_arguments(op, info, len(args))
-        )
+        hidden = self._parts(a for number in range(len(self._keys)) for a in self._unseen(number))
         doubtful = {b for b in (self._parts(want) | hidden if self._loose else hidden) if not self._total[b]}
         if doubtful:
             doubtful -= self._always(want) | self._strict(self._nonzero)
@@ -368,12 +368,18 @@ class Expressions:
 
     def _strict(self, numbers: Iterable[int]) -> set[int]:
         """Parts of these that have values where these have: not those in branches."""
+        return self._parts(numbers, enter=self._demanded)
 
-        def enter(number: int) -> Sequence[int]:
-            op, info, args = self._keys[number]
-            return [args[n] for n in finite_arguments(op, info, len(args))]
+    def _demanded(self, number: int) -> list[int]:
+        """What of an expression must be finite where that is."""
+        op, info, args = self._keys[number]
+        return [args[n] for n in finite_arguments(op, info, [self._picks[a] for a in args])]
 
-        return self._parts(numbers, enter)
+    def _unseen(self, number: int) -> list[int]:
+        """What of it need not."""
+        op, info, args = self._keys[number]
+        kept = finite_arguments(op, info, [self._picks[a] for a in args])
+        return [] if len(kept) == len(args) else [a for n, a in enumerate(args) if n not in kept]
 
     def _divided(self) -> set[tuple[Any, int]]:
         """What ops of the logical side divide by, or take roots or logarithms of: all elements have values, not only the wanted."""

@@ -25,29 +25,53 @@ NEAREST: Final = 3  # leaves of a summand that say where it belongs
 MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
 
 
-def finite_arguments(op: str, info: Any, count: int) -> Sequence[int]:
-    """Arguments of a term that have finite values where the term has one: of what may be chosen, nothing is said."""
+def finite_arguments(op: str, info: Any, picks: Sequence[bool]) -> Sequence[int]:
+    """Arguments of a term that have finite values where the term has one: of what may be chosen or looked up, nothing is said."""
     match op:
         case "choose" | "pick":
             return (0,)
+        case "dot" if any(picks):
+            return [k for p in products(info) for k in kept_factors(p, picks)]
         case "map":
             return finite(*info[:2])
         case "reduce" if info != "prod":
             return ()
         case "row" if info[0] != "cumsum":
             return ()
-    return range(count)
+    return range(len(picks))
+
+
+def products(info: Sequence[int]) -> list[range]:
+    """Which arguments of a sum of products are factors of which."""
+    ends = list(accumulate(info))
+    return [range(end - n, end) for n, end in zip(info, ends, strict=True)]
+
+
+def kept_factors(product: Sequence[int], picks: Sequence[bool]) -> Sequence[int]:
+    """Factors that must have values: those that say which elements are looked up, if any does."""
+    return [k for k in product if picks[k]] or product
+
+
+def looks_up(op: str, info: Any, picks: Sequence[bool]) -> bool:
+    """Whether something is 0 but for elements that are looked up by their positions, given which arguments are."""
+    if op == "dot":
+        return any(picks) and all(any(picks[k] for k in p) for p in products(info))
+    return op == "hit" or (op == "map" and info[0] == "mul" and any(picks))
 
 
 class Term:
     """An application of `op` to terms; compared by identity, as equal ones are the same object."""
 
-    __slots__ = ("args", "info", "op")
+    __slots__ = ("args", "info", "op", "picks")
 
     def __init__(self, op: str, info: Any, args: tuple[Term, ...]):
         self.op = op
         self.info = info
         self.args = args
+        self.picks: bool = looks_up(op, info, [a.picks for a in args])
+
+    def finite_arguments(self) -> Sequence[int]:
+        return finite_arguments(self.op, self.info, [a.picks for a in self.args])
 
 
 Sight = tuple[bool, bool]
@@ -473,7 +497,7 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
 
     def arguments(t: Term) -> list[Any]:
         """Of what may be infinite, conditions are noted apart."""
-        kept = finite_arguments(t.op, t.info, len(t.args))
+        kept = t.finite_arguments()
         found = []
         for n, a in enumerate(t.args):
             with s.loosely(n not in kept):
@@ -507,12 +531,31 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
                 domain._defined_anyway(x)
         return domain._picked(found, place)
 
+    def looked_up(factors: Sequence[Term]) -> list[Any]:
+        """Factors of a product; as for `pick`, if some of them say which elements are looked up."""
+        kept = kept_factors(range(len(factors)), [f.picks for f in factors])
+        found = {k: walk(factors[k]) for k in kept}
+        if len(kept) < len(factors):
+            known = [s.constant(x) if isinstance(x, dict) else x for x in found.values()]
+            if any(c is not None and not c for c in known):
+                return [0]
+            sure = all(c is not None for c in known)
+            s.branches += not sure
+            try:
+                found |= {k: walk(f) for k, f in enumerate(factors) if k not in kept}
+            finally:
+                s.branches -= not sure
+            for x in found.values():
+                if isinstance(x, dict) and not sure:
+                    domain._defined_anyway(x)
+        return [found[k] for k in range(len(factors))]
+
     def dot(t: Term) -> Any:
         at = 0
         total: Poly = {}
         whole: int | None = 0  # as long as everything is a known integer
         for n in t.info:
-            factors = [walk(a) for a in t.args[at : at + n]]
+            factors = looked_up(t.args[at : at + n])
             at += n
             if whole is not None and not any(isinstance(f, dict | Infinity) for f in factors):
                 whole += math.prod(map(int, factors))
