@@ -37,8 +37,9 @@ class Found:
         return f"rank {self.rank}: {self.tensor} = {self.logical}{scale} {self.placement}"
 
 
-def discover(prover: Prover) -> Iterator[Found]:
-    """Every tensor of every distinct program, in execution order. The prover must have run."""
+def discover(prover: Prover, sums: bool = True) -> Iterator[Found]:
+    """Every tensor of every distinct program, in execution order; also as a partial sum, which takes most of the time. The prover must
+    have run."""
     known: _Known = {}
     for name, value in prover.logical.all_items():
         if not isinstance(value, Exception) and list(value) == [()] and len(value[()]) == 1:
@@ -52,7 +53,7 @@ def discover(prover: Prover) -> Iterator[Found]:
             if held is None or isinstance(held, Exception) or list(held) != [()]:
                 yield Found(instance.rank, tensor, None, "")
             else:
-                yield _found(prover, i, tensor, held[()], known)
+                yield _found(prover, i, tensor, held[()], known, sums)
 
 
 def _indexed(m: Mono) -> Mono:
@@ -64,9 +65,9 @@ def _skeleton(m: Mono) -> tuple[tuple[int, object], ...]:
     return tuple((u, w) for u, _, w in m)
 
 
-def _found(prover: Prover, i: int, tensor: str, p: Poly, known: _Known) -> Found:
+def _found(prover: Prover, i: int, tensor: str, p: Poly, known: _Known, sums: bool) -> Found:
     rank = prover.instances[i].rank
-    folded = prover.instances[i].folded
+    folded = prover.instances[i].folded if sums else ()
     for partial in itertools.chain([()], itertools.combinations(folded, 1), itertools.combinations(folded, 2)):
         over = {v: a.size for axis in partial for v, a in prover.mesh_vars[axis]}
         if partial and not set(over) & variables(p):
@@ -95,8 +96,8 @@ def covered(prover: Prover) -> tuple[dict[tuple[int, str], str], set[str]]:
     """What each tensor of each instance is (by the instance's first rank), and the logical tensors that are all there."""
     held: dict[tuple[int, str], str] = {}
     seen: dict[str, set[tuple[tuple[int, int, int], ...]]] = {}
-    for f in discover(prover):
-        if f.logical is not None and not f.partial:
+    for f in discover(prover, sums=False):
+        if f.logical is not None:
             held[f.rank, f.tensor] = f.logical
             seen.setdefault(f.logical, set()).add(f.blocks)
     whole = set()
