@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainverify.primitives.node import Literal, Node, topological
+from trainverify.primitives.node import Literal, Node, ordered
 
 Array = Any  # np.ndarray of float64, int64, bool or object
 
@@ -43,12 +43,10 @@ class ArrayDomain:
     def indicator(self, hits: Array) -> Array:
         raise TypeError("abstract")
 
-    def run(
-        self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = (), order: Sequence[Node] | None = None
-    ) -> list[Array]:
-        """Values of `outputs`; `inputs[i]` has shape lead + the shape of input node i. `order` are all nodes, arguments first, if known."""
+    def run(self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = ()) -> list[Array]:
+        """Values of `outputs`; `inputs[i]` has shape lead + the shape of input node i."""
         values: dict[int, Array] = {}
-        for node in topological(outputs) if order is None else order:
+        for node in ordered(tuple(outputs)):
             values[id(node)] = self._node(node, [values[id(a)] for a in node.args], inputs, lead)
         return [values[id(o)] for o in outputs]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.evaluate.small import Meeting, Small, Step, Wiring
-from trainverify.primitives.node import Node, topological
+from trainverify.primitives.node import ordered
 
 Tensor = tuple[int, str]  # class and name
 
@@ -124,7 +124,6 @@ class Flow:
         self.complete = sum(len(batch) for batches in self.levels for batch in batches) == len(every)  # else some wait for ever
         self.reads = frozenset(t for task in every for t in task.reads)
         self._rows: dict[tuple[int, tuple[int, ...]], Array | None] = {}
-        self._orders: dict[int, tuple[tuple[Node, ...], list[Node]]] = {}
         self._wired: dict[int, tuple[Wiring, _Wired]] = {}
         self._drop: list[list[Tensor]] = [[] for _ in self.levels]
         if keep is not None:
@@ -167,7 +166,7 @@ class Flow:
             return
         counts = [len(step.rows) * self.points for step, _, _ in steps]
         nodes = steps[0][0].nodes
-        used = {n.attrs[0] for n in self._order(nodes) if n.prim == "input"}  # others may differ from step to step
+        used = {n.attrs[0] for n in ordered(nodes) if n.prim == "input"}  # others may differ from step to step
         args: list[Array | None] = []
         for i, name in enumerate(steps[0][0].inputs):
             if name is None or i not in used:
@@ -178,7 +177,7 @@ class Flow:
                 value = values[c][step.inputs[i]]  # type: ignore[index]
                 parts.append(value if rows is None else value[rows])
             args.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
-        made = domain.run(nodes, args, (sum(counts),), self._order(nodes))
+        made = domain.run(nodes, args, (sum(counts),))
         for i, result in enumerate(made):
             whole = np.asarray(result)
             at = 0
@@ -213,7 +212,7 @@ class Flow:
         for several in alike.values():
             given = parts[several[0]] if len(several) == 1 else np.concatenate([parts[n] for n in several])
             nodes = met[several[0]][0].nodes
-            result = given if nodes is None else np.asarray(domain.run(nodes, [given], (len(given),), self._order(nodes))[0])
+            result = given if nodes is None else np.asarray(domain.run(nodes, [given], (len(given),))[0])
             at = 0
             for n in several:
                 m, wired = met[n]
@@ -221,12 +220,6 @@ class Flow:
                 at += len(parts[n])
                 for c, group, place in wired.receivers:
                     values[c][m.taken[c]] = own[group, place]
-
-    def _order(self, nodes: tuple[Node, ...]) -> list[Node]:
-        known = self._orders.get(id(nodes))
-        if known is None:
-            known = self._orders[id(nodes)] = nodes, topological(nodes)
-        return known[1]
 
     def _wire(self, wiring: Wiring) -> _Wired:
         known = self._wired.get(id(wiring))

@@ -17,7 +17,7 @@ from trainverify.axes.inference import NodeAxes, literal
 from trainverify.axes.reduction import Sizes
 from trainverify.axes.system import System
 from trainverify.primitives import node as F
-from trainverify.primitives.node import Node, rebuild, topological
+from trainverify.primitives.node import Node, ordered, rebuild
 
 Counts = Mapping[int, int]  # product of sizes → the same at small sizes
 
@@ -70,7 +70,7 @@ def everywhere(system: System, sizes: Sizes) -> Iterator[Reading]:
                 for before, after in _products([(a.root().size, sizes(a)) for a in dims]):
                     found.setdefault(before, set()).add(after)
     for lowered in {id(x.lowered): x.lowered for x in ops}.values():
-        literals = (n.attrs[0] for n in topological(lowered.outputs) if n.prim == "const" and n.kind != "bool")
+        literals = (n.attrs[0] for n in ordered(tuple(lowered.outputs)) if n.prim == "const" and n.kind != "bool")
         written.update(v for v in literals if not isinstance(v, Fraction))
     for n in [n for n in found if n > 2]:  # one less: an unbiased variance
         found.setdefault(n - 1, {max(x - 1, 1) for x in found[n]})
@@ -97,10 +97,10 @@ def _products(counts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def scaled(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: Sizes, reading: Reading) -> list[Node]:
     """An op at small sizes with its literals read that way; what counts positions on a line has shrunk with it."""
-    if not any(n.prim == "const" and n.kind != "bool" and n.attrs[0] not in (0, 1) for n in topological(small)):
+    if not any(n.prim == "const" and n.kind != "bool" and n.attrs[0] not in (0, 1) for n in ordered(tuple(small))):
         return list(small)
     own: dict[int, int] = {}
-    for node in topological(full):
+    for node in ordered(tuple(full)):
         for before, after in _products([(a.root().size, sizes(a)) for a in axes.dims[id(node)]]):
             if before != after:
                 own.setdefault(before, after)

@@ -26,7 +26,7 @@ from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pa
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Domain, Op, Program
 from trainverify.ops.table import Lowered
-from trainverify.primitives.node import Node, topological
+from trainverify.primitives.node import Node, ordered
 
 Full = tuple[Lowered, NodeAxes]  # what nodes at small sizes are made of
 
@@ -480,7 +480,7 @@ def _signature(outputs: Sequence[Node]) -> object:
     """What nodes compute. `repr` tells a float literal, which may be widened, from the fraction that it is equal to."""
     number: dict[int, int] = {}
     found: list[object] = []
-    for node in topological(outputs):
+    for node in ordered(tuple(outputs)):
         number[id(node)] = len(number)
         found.append((node.prim, repr(node.attrs), node.shape, node.kind, tuple(number[id(a)] for a in node.args)))
     return tuple(found), tuple(number[id(o)] for o in outputs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Final
 
 from trainverify.primitives.scalars import SCALARS
@@ -410,6 +411,12 @@ def topological(outputs: Iterable[Node]) -> list[Node]:
             else:
                 order.append(node)
     return order
+
+
+@lru_cache(maxsize=1 << 13)
+def ordered(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The same of nodes that are run again and again."""
+    return tuple(topological(outputs))
 
 
 def rebuild(outputs: Sequence[Node], change: Callable[[Node, tuple[Node, ...]], Node] | None = None) -> list[Node]:

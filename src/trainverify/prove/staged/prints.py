@@ -24,11 +24,9 @@ WHOLE: Final = np.dtype([("print", np.uint64), ("value", np.int64), ("known", np
 class Prints(ArrayDomain):
     """The domain: entries are fingerprints, those of integers and booleans with their values where these are known."""
 
-    def run(
-        self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = (), order: Sequence[Node] | None = None
-    ) -> list[Array]:
+    def run(self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = ()) -> list[Array]:
         with np.errstate(over="ignore"):
-            return super().run(outputs, inputs, lead, order)
+            return super().run(outputs, inputs, lead)
 
     def literal(self, value: Literal, kind: str) -> Array:
         return np.asarray(_real(float(value))) if kind == "real" else known(np.asarray(value))
