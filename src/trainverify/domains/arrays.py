@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainverify.primitives.node import Literal, Node, ordered
+from trainverify.primitives.node import Literal, Node, wired
 
 Array = Any  # np.ndarray of float64, int64, bool or object
 
@@ -45,38 +45,43 @@ class ArrayDomain:
 
     def run(self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = ()) -> list[Array]:
         """Values of `outputs`; `inputs[i]` has shape lead + the shape of input node i."""
-        values: dict[int, Array] = {}
-        for node in ordered(tuple(outputs)):
-            values[id(node)] = self._node(node, [values[id(a)] for a in node.args], inputs, lead)
-        return [values[id(o)] for o in outputs]
+        order, args, ends = wired(tuple(outputs))
+        values: list[Array] = []
+        for node, own in zip(order, args, strict=True):
+            values.append(self._node(node, [values[k] for k in own], inputs, lead))
+        return [values[k] for k in ends]
 
     def _node(self, node: Node, args: list[Array], inputs: Sequence[Array], lead: tuple[int, ...]) -> Array:
         n = len(lead)
         match node.prim:
-            case "input":
-                return inputs[node.attrs[0]]
-            case "const":
-                return self._repeat(self.literal(node.attrs[0], node.kind), lead)
-            case "iota":
-                start, step = node.attrs
-                return self._repeat(self.integers(start + step * np.arange(node.shape[0])), lead)
             case "map":
                 if not args:  # a constant such as pi
                     return self._repeat(np.asarray(self.map(node.attrs[0], [], None)), lead)
                 return self.map(node.attrs[0], args, node.attrs[1] if len(node.attrs) > 1 else None)
-            case "select":
-                return self.select(*args)
+            case "input":
+                return inputs[node.attrs[0]]
+            case "broadcast":
+                (dims,) = node.attrs
+                thin = (*lead, *(s if i in dims else 1 for i, s in enumerate(node.shape)))
+                return np.broadcast_to(args[0].reshape(thin), lead + node.shape)
             case "contract":
                 return self.contract(node.attrs[0], node.attrs[1], args, n)
+            case "const":
+                return self._repeat(self.literal(node.attrs[0], node.kind), lead)
+            case "reshape":
+                return args[0].reshape(lead + node.shape)
+            case "transpose":
+                return args[0].transpose((*range(n), *(p + n for p in node.attrs[0])))
+            case "iota":
+                start, step = node.attrs
+                return self._repeat(self.integers(start + step * np.arange(node.shape[0])), lead)
+            case "select":
+                return self.select(*args)
             case "reduce":
                 return self.reduce(node.attrs[0], args[0], tuple(d + n for d in node.attrs[1]))
             case "rowwise":
                 fn, d, descending = node.attrs
                 return self.rowwise(fn, args[0], d + n, descending)
-            case "reshape":
-                return args[0].reshape(lead + node.shape)
-            case "transpose":
-                return args[0].transpose((*range(n), *(p + n for p in node.attrs[0])))
             case "slice":
                 d, start, step = node.attrs
                 index = start + step * np.arange(node.shape[d])
@@ -90,10 +95,6 @@ class ArrayDomain:
                     shape = (*lead, *node.shape[:d], size, *node.shape[d + 1 :])
                     blocks.append(np.broadcast_to(self.literal(value, node.kind), shape))
                 return np.concatenate([blocks[0], args[0], blocks[1]], axis=d + n)
-            case "broadcast":
-                (dims,) = node.attrs
-                thin = (*lead, *(s if i in dims else 1 for i, s in enumerate(node.shape)))
-                return np.broadcast_to(args[0].reshape(thin), lead + node.shape)
             case "one_hot":
                 positions = self.integers(node.attrs[0] + np.arange(node.shape[-1]))
                 return self.indicator(args[0][..., None] == positions)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainverify.domains.arrays import Array, ArrayDomain
-from trainverify.primitives.node import Literal
+from trainverify.primitives.node import Literal, Node
 from trainverify.primitives.scalars import SCALARS
 
 AT_ONCE: Final = 20_000  # products of one contraction that are added up in the order in which they come: a better one takes time to find
@@ -22,10 +22,13 @@ class Numeric(ArrayDomain):
     def literal(self, value: Literal, kind: str) -> Array:
         return np.array(float(value) if kind == "real" else value, dtype=_DTYPES[kind])
 
+    def run(self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = ()) -> list[Array]:
+        with np.errstate(all="ignore"):
+            return super().run(outputs, inputs, lead)
+
     def map(self, fn: str, args: Sequence[Array], param: Any) -> Array:
         f = SCALARS[fn].numeric
-        with np.errstate(all="ignore"):
-            return f(*args) if param is None else f(*args, param)
+        return f(*args) if param is None else f(*args, param)
 
     def contract(self, terms: Sequence[Sequence[int]], target: Sequence[int], args: Sequence[Array], lead: int) -> Array:
         shift = list(range(lead))
@@ -36,8 +39,7 @@ class Numeric(ArrayDomain):
             operands += [x, labels]
             sizes.update(zip(labels, x.shape, strict=True))
         large = len(args) > 1 and math.prod(sizes.values()) > AT_ONCE
-        with np.errstate(all="ignore"):
-            return np.asarray(np.einsum(*operands, [*shift, *(t + lead for t in target)], optimize=large))
+        return np.asarray(np.einsum(*operands, [*shift, *(t + lead for t in target)], optimize=large))
 
     def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
         return np.asarray(_REDUCTIONS[fn](x, axis=dims))
@@ -71,8 +73,7 @@ class Extended(Numeric):
         if fn == "as_real":
             return args[0].astype(np.longdouble)
         if fn == "pow" and isinstance(param, Fraction) and args[0].dtype.kind == "f" and param != Fraction(-1, 2):
-            with np.errstate(all="ignore"):
-                return np.power(args[0], np.longdouble(param.numerator) / np.longdouble(param.denominator))
+            return np.power(args[0], np.longdouble(param.numerator) / np.longdouble(param.denominator))
         return super().map(fn, args, param)
 
     def indicator(self, hits: Array) -> Array:

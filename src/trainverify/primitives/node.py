@@ -419,6 +419,14 @@ def ordered(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(topological(outputs))
 
 
+@lru_cache(maxsize=1 << 13)
+def wired(outputs: tuple[Node, ...]) -> tuple[tuple[Node, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """All nodes that the outputs need, where their arguments are among those, and where the outputs are."""
+    order = ordered(outputs)
+    at = {id(node): k for k, node in enumerate(order)}
+    return order, tuple([tuple([at[id(a)] for a in node.args]) for node in order]), tuple([at[id(o)] for o in outputs])
+
+
 def rebuild(outputs: Sequence[Node], change: Callable[[Node, tuple[Node, ...]], Node] | None = None) -> list[Node]:
     """The same nodes with equal ones shared; `change` may replace a node given its new arguments."""
     known: dict[tuple[Any, ...], Node] = {}

@@ -25,7 +25,7 @@ class Prints(ArrayDomain):
     """The domain: entries are fingerprints, those of integers and booleans with their values where these are known."""
 
     def run(self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = ()) -> list[Array]:
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             return super().run(outputs, inputs, lead)
 
     def literal(self, value: Literal, kind: str) -> Array:
