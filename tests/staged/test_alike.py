@@ -90,9 +90,10 @@ def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPat
         assert all(own == first for own, first in keys(engine, wrong, classes))
         one_by_one = replace(wrong)
         shown = all_shown(engine, wrong)
-        with monkeypatch.context() as m:
-            m.setattr(alike, "FEWEST", 1_000_000)
-            assert shown <= all_shown(engine, one_by_one)
+        if shown:
+            with monkeypatch.context() as m:
+                m.setattr(alike, "FEWEST", 1_000_000)
+                assert all_shown(engine, one_by_one)
         seen[shown] += 1
     assert seen[False] >= 20
 

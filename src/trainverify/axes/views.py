@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
+
+from flint import fmpq, fmpq_mat
 
 from trainverify.axes.structure import Axes, Axis
 
@@ -123,23 +125,11 @@ class Views:
     def _solved(self, part: list[_Equation]) -> dict[int, int] | None:
         """Whole numbers from 1 on for all pieces."""
         unknown = sorted({p for e in part for p, _ in e.pieces if self._atoms[p].size > 1}, key=lambda p: (-self._atoms[p].size, p))
-        rows = [[Fraction(dict(e.pieces).get(p, 0)) for p in unknown] + [Fraction(self._right(e) - self._ones(e))] for e in part]
-        pivots: list[int] = []
-        done = 0
-        for column in range(len(unknown)):
-            at = next((r for r in range(done, len(rows)) if rows[r][column]), None)
-            if at is None:
-                continue
-            rows[done], rows[at] = rows[at], rows[done]
-            lead = rows[done][column]
-            rows[done] = [x / lead for x in rows[done]]
-            for r in range(len(rows)):
-                if r != done and rows[r][column]:
-                    times = rows[r][column]
-                    rows[r] = [x - times * y for x, y in zip(rows[r], rows[done], strict=True)]
-            pivots.append(column)
-            done += 1
-        if any(row[-1] for row in rows[done:]):
+        equations = [[*(dict(e.pieces).get(p, 0) for p in unknown), self._right(e) - self._ones(e)] for e in part]
+        reduced, rank = fmpq_mat(len(part), len(unknown) + 1, [x for row in equations for x in row]).rref()
+        rows = reduced.tolist()[:rank]
+        pivots = [next(c for c, x in enumerate(row) if x) for row in rows]
+        if len(unknown) in pivots:  # 0 = 1
             return None
         free = [c for c in range(len(unknown)) if c not in pivots]
         if len(free) > _FREE:
@@ -149,18 +139,18 @@ class Views:
         near = [round(self._atoms[unknown[c]].size * scale) for c in free]  # in proportion, or small
         tried = [dict.fromkeys([*range(max(1, n - 2), n + 3), *range(1, _LARGEST + 1)]) for n in near]
         for chosen in itertools.product(*tried):
-            values = dict(zip(free, map(Fraction, chosen), strict=True))
+            values: dict[int, Any] = dict(zip(free, map(fmpq, chosen), strict=True))
             for r, c in enumerate(pivots):
-                values[c] = rows[r][-1] - sum((rows[r][f] * values[f] for f in free), Fraction(0))
-                if values[c] < 1 or values[c].denominator > 1:
+                values[c] = sum((-rows[r][f] * values[f] for f in free), rows[r][-1])
+                if values[c] < 1 or values[c].q != 1:
                     break
             else:
                 if not self._ordered or self._in_order([(self._atoms[unknown[c]].size, v) for c, v in values.items()]):
-                    return {unknown[c]: int(v) for c, v in values.items()}
+                    return {unknown[c]: int(v.p) for c, v in values.items()}
         return None
 
     @staticmethod
-    def _in_order(sizes: list[tuple[int, Fraction]]) -> bool:
+    def _in_order(sizes: list[tuple[int, Any]]) -> bool:
         """(full, small) sizes: what is smaller stays smaller."""
         sizes.sort()
         return all(b > a or m == n for (m, a), (n, b) in itertools.pairwise(sizes))

@@ -48,11 +48,11 @@ def balls(values: Array) -> Array:
     """A numeric array, exactly, in this domain."""
     kind = values.dtype.kind
     convert: Any = arb if kind == "f" else bool if kind == "b" else int
-    return _objects([convert(v.item()) for v in values.reshape(-1)], values.shape)
+    return _objects([convert(v) for v in values.reshape(-1).tolist()], values.shape)
 
 
 def _each(f: Any, *args: Array) -> Array:
-    return _objects([f(*xs) for xs in zip(*(a.flat for a in args), strict=True)], args[0].shape)
+    return _objects([f(*xs) for xs in zip(*(a.reshape(-1).tolist() for a in args), strict=True)], args[0].shape)
 
 
 def _objects(entries: list[Any], shape: tuple[int, ...]) -> Array:
