@@ -12,7 +12,7 @@ import numpy as np
 
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, balls
-from trainverify.domains.numeric import EXTENDED, NUMERIC, Extended
+from trainverify.domains.numeric import EXTENDED, NUMERIC, SHAKEN, Extended
 from trainverify.evaluate.flow import Flow, Tensor, logical_tasks, tasks_of
 from trainverify.evaluate.small import NotJoined, Small
 from trainverify.graph.lineage import Layout, region
@@ -24,6 +24,7 @@ NOISE: Final = 1e-11  # relative, of a value that float64 computes well enough
 REMEMBERED: Final = 1000  # programs on points
 _NOISY: Final[dict[bytes, int]] = {}  # how many outputs of programs with these inputs and results lose digits
 LOOKED_AT: Final = 20_000_000  # elements up to which it is looked for
+IN_DIGITS: Final = 1_000_000  # up to which that is done with more digits, in which many machines are slow
 _FILL: Any = {"real": 0.0, "int": 0, "bool": False}
 
 
@@ -61,8 +62,12 @@ def random_points(small: Small, seeds: Sequence[int], keep: Collection[str] | No
     return best[2]
 
 
+def _elements(small: Small, points: int) -> int:
+    return points * sum(math.prod(s) for s in small.shapes.values())
+
+
 def _looked_at(small: Small, points: int) -> bool:
-    return points * sum(math.prod(s) for s in small.shapes.values()) <= LOOKED_AT
+    return _elements(small, points) <= LOOKED_AT
 
 
 def _noisy(small: Small, points: Sequence[Mapping[str, Array]], values: Sequence[Mapping[str, Array]]) -> int:
@@ -76,10 +81,10 @@ def _noisy(small: Small, points: Sequence[Mapping[str, Array]], values: Sequence
         if len(_NOISY) >= REMEMBERED:
             _NOISY.clear()
         with np.errstate(all="ignore"):
-            better = run_logicals(small, points, EXTENDED, made)
+            other = run_logicals(small, points, EXTENDED if _elements(small, len(points)) <= IN_DIGITS else SHAKEN, made)
             _NOISY[key] = sum(
-                bool(np.abs(v[n] - b[n]).max(initial=0) > NOISE * np.abs(b[n]).max(initial=0))
-                for v, b in zip(values, better, strict=True)
+                bool(np.abs(v[n] - b[n]).max(initial=0) > NOISE * np.abs(v[n]).max(initial=0))
+                for v, b in zip(values, other, strict=True)
                 for n in made
             )
     return _NOISY[key]
