@@ -64,6 +64,15 @@ def there_and_back(b: ProgramBuilder, right: bool) -> Tensor:
     return b.exp(t if right else b.sub(b.add(t, t, name="tt"), t, name="ttt"), name="e")
 
 
+def beside_a_finite_one(b: ProgramBuilder, right: bool) -> Tensor:
+    """The same of two logarithms, of which one must be finite: that says nothing of the other."""
+    n = b.input("n", (3,), domain="nonnegative")
+    one, two = b.log(n, name="one"), b.log(weight(b), name="two")
+    if not right:
+        one, two = [b.sub(b.add(t, t, name=f"{k}.t2"), t, name=f"{k}.t3") for k, t in (("one", one), ("two", two))]
+    return b.add(one, b.exp(two, name="e"), name="sum")
+
+
 def in_a_tanh(b: ProgramBuilder, right: bool) -> Tensor:
     """tanh is 1 at ∞."""
     v, w, x = three(b, "v", "w", "x")
@@ -172,6 +181,7 @@ INFINITE: Final[list[Body]] = [
     of_a_logarithm,
     weighted,
     there_and_back,
+    beside_a_finite_one,
     in_a_tanh,
     in_a_maximum,
     in_a_row,

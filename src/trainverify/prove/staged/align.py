@@ -180,8 +180,14 @@ class Alignment:
 
     def loose(self, ids: Array) -> bool:
         """Whether some of these elements may be infinite where the outputs of the logical program are not."""
-        owners = {self.owner[i] for i in np.unique(ids).tolist() if 0 <= i < self.count} if self.doubtful else set()
-        return not owners.isdisjoint(self.strict.loose & self.doubtful)
+        if not self._unsure:
+            return False
+        return not self._unsure.isdisjoint({self.owner[i] for i in np.unique(ids).tolist() if 0 <= i < self.count})
+
+    @cached_property
+    def _unsure(self) -> set[str]:
+        """Logical tensors that may be infinite where the outputs are not."""
+        return self.strict.loose & self.doubtful
 
     def state(self, i: int) -> int:
         """Whether an element is a number wherever the logical program is defined; the −∞ of a mask is not, and no symbol stands for it."""

@@ -549,7 +549,7 @@ class Cutter:
         settled = expressions.equal.keys() | expressions.by_parts.keys()
         for n in [*(n for n in left if n not in settled), *(n for n in short if n >= len(stage.goal.ids))]:
             if n in short:
-                key: Any = (short[n].term, short[n].kinds, short[n].vanishing, short[n].nonzero)
+                key: Any = (short[n].term, short[n].kinds, short[n].vanishing, short[n].nonzero, short[n].loose)
                 stage.partial |= short[n].partial
             else:
                 walk = _Walk(self, stage)
@@ -609,7 +609,8 @@ class _Walk:
         kinds = tuple((self.cutter.alignment.symbol_kind(i), self.cutter.alignment.state(i)) for i in self.numbers)
         kinds += self.cutter.alignment.vanishing(self.numbers)
         facts = tuple(f in stage.written for f in stage.facts)
-        return (stage.nonzero, stage.value, stage.with_facts, tuple(self.tokens), len(goal.terms), facts, kinds)
+        loose = self.cutter.alignment.loose(goal.ids)
+        return (stage.nonzero, stage.value, stage.with_facts, loose, tuple(self.tokens), len(goal.terms), facts, kinds)
 
     def wanted(self, i: int) -> None:
         a = self.cutter.alignment
