@@ -133,6 +133,25 @@ def looked_up(b: ProgramBuilder, right: bool) -> Tensor:
     return b.add(b.sum(rows, name="r"), b.sum(w if right else again(b, w, x), name="s"), name="sum")
 
 
+def outside(b: ProgramBuilder, right: bool) -> Tensor:
+    """What is looked up in a table of positive numbers is positive, but 0 outside of it."""
+    v, p = b.input("v", (3,)), b.input("p", (5,), domain="positive")
+    w = b.take_along_dim(p, b.input("ids", (3,), dtype="i64", ids=7), dim=0, name="there")
+    return b.add(w, v if right else again(b, v, w), name="sum")
+
+
+def largest(b: ProgramBuilder, right: bool, of: int) -> Tensor:
+    """What is looked up among five positive numbers by the positions of the largest elements of a row."""
+    v, p = b.input("v", (3,)), b.input("p", (5,), domain="positive")
+    w = b.take_along_dim(p, b.topk(b.input("x", (of,)), k=3, dim=0, name=("top", "ids"))[1], dim=0, name="there")
+    return b.add(w, v if right else again(b, v, w), name="sum")
+
+
+def place_in_another_row(b: ProgramBuilder, right: bool) -> Tensor:
+    """A position among seven elements need not be one among five."""
+    return largest(b, right, 7)
+
+
 def labelled(b: ProgramBuilder, right: bool) -> Tensor:
     """The score of a label has a value; those of other classes need not, where they are −∞."""
     s, w = b.input("s", (2, 3)), b.input("w", (2, 3))
@@ -190,6 +209,8 @@ INFINITE: Final[list[Body]] = [
     inside_a_divisor,
     branch_of_a_divisor,
     looked_up,
+    outside,
+    place_in_another_row,
     labelled,
     compared,
     compared_otherwise,
@@ -214,3 +235,8 @@ def root_in_a_divisor(b: ProgramBuilder, right: bool) -> Tensor:
 
 
 FINITE: Final[list[Body]] = [demanded, root_in_a_divisor]  # the second is right, as the program has no value elsewhere
+
+
+def place_in_the_row(b: ProgramBuilder, right: bool) -> Tensor:
+    """A position among five elements is one."""
+    return largest(b, right, 5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prove.infinite import FINITE, INFINITE, Body, made
+from prove.infinite import FINITE, INFINITE, Body, made, place_in_the_row
 from prove.test_hidden import shown
 from staged.test_hidden import shown as shown_by_stages
 from trainverify.prove.staged import expressions
@@ -35,3 +35,8 @@ def test_what_must_be_finite_is_granted(body: Body) -> None:
     assert shown(logical, plan) >= {"loss"}
     assert shown_by_stages(logical, plan) >= {"loss"}
     assert verify(logical, plan, points=1).verdict == "PROVED"
+
+
+def test_what_is_looked_up_where_it_is() -> None:
+    """Expected: shown by stages, as a position in a row is inside of one as long."""
+    assert shown_by_stages(made(place_in_the_row, True), made(place_in_the_row, False)) >= {"loss"}

@@ -18,7 +18,7 @@ from trainverify.prove.staged.expressions import Expressions, Short
 from trainverify.prove.staged.graphs import Place
 from trainverify.prove.staged.signs import BELOW, FINITE, WILD, expression_sign, expression_state, tensor_signs
 from trainverify.prove.staged.stages import Cutter, NoStage, Part, Stage
-from trainverify.verify import verify
+from trainverify.verify import single, verify
 
 BEFORE = {"tasks": (), "short": {}, "identical": 0, "partial": False, "foreign": False, "in_parts": False}
 
@@ -127,6 +127,10 @@ def test_signs_of_expressions() -> None:
     assert expression_sign("dot", (1, 1), ["positive", None], [FINITE] * 2, [5, 6]) is None
     assert expression_sign("map", ("sub", None), ["positive", "positive"], [FINITE] * 2, [5, 6]) is None
     assert expression_sign("real", 0, [], [], []) == "nonnegative"
+    picked = ("pick", "real", [None, "positive", "positive"], [FINITE] * 3, [5, 6, 7])
+    assert expression_sign(*picked) == "nonnegative"  # 0 outside
+    assert expression_sign(*picked, inside=True) == "positive"
+    assert expression_sign("pick", "real", [None, "positive", None], [FINITE] * 3, [5, 6, 7], inside=True) is None
 
 
 def masked(mask: bool, divided: bool = False, scaled: bool = False) -> tuple[tv.Program, tv.Plan]:
@@ -159,6 +163,19 @@ def test_the_exponential_of_a_masked_element_may_be_zero(mask: bool, sign: str) 
     for scaled in (False, True):
         engine, _ = cut(*masked(mask, scaled=scaled))
         assert tensor_signs(engine.small)["e"] == sign
+
+
+def test_what_is_looked_up_outside_is_zero() -> None:
+    """Expected: the largest of positive numbers are positive, but not what is looked up anywhere."""
+    b = tv.program("places")
+    p = b.input("p", (2, 5), domain="positive")
+    there, _ = b.topk(p, k=3, name=("there", "ids"))
+    maybe = b.take_along_dim(p, b.input("x", (2, 3), dtype="i64", ids=7), dim=1, name="maybe")
+    b.loss(b.sum(b.mul(there, maybe, name="both"), name="loss"))
+    engine, _ = cut(b.build(), single(b.build()))
+    signs = tensor_signs(engine.small)
+    assert signs["there"] == "positive"
+    assert signs["maybe"] == "nonnegative"
 
 
 def test_dividing_by_what_may_be_zero() -> None:

@@ -19,6 +19,7 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
+from trainverify.ops.moe import best
 from trainverify.ops.table import OpDef, OpTable, op
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
@@ -819,3 +820,29 @@ def test_what_must_have_a_value_for_one_element_need_not_for_those_like_it(monke
 
     assert by_stages(made(True), made(True), own) == {"loss"}
     assert by_stages(made(True), made(False), own) == set()
+
+
+@op("at_the_largest", "hidden")
+def at_the_largest(v: Node, p: Node, x: Node, *, longer: bool, again: bool) -> Node:
+    """v + w, or v·w/w + w, where w is p at the position of the largest element of x; or of x and one that is hardly ever the largest."""
+    row = F.concat([x, F.reshape(0.001 - F.total(x * x, [0]), (1,))], 0) if longer else x
+    w = F.gather(p, best(row, 1), 0)
+    return (v * w / w if again else v) + w
+
+
+PLACES = OPS.extended([at_the_largest])
+
+
+def at_places(longer: bool, again: bool) -> Program:
+    b = tv.program("places", PLACES)
+    p, x = b.input("p", (5,), domain="positive"), b.input("x", (5,))
+    b.loss(b.sum(b.at_the_largest(b.input("v", (1,)), p, x, longer=longer, again=again, name="y"), name="loss"))
+    return b.build()
+
+
+@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize(("longer", "expected"), [(False, {"loss"}), (True, set())])
+def test_what_is_looked_up_outside_of_a_row_is_zero(longer: bool, expected: set[str], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: positions among five elements are positions in p, so w is positive; of those among six, one is not."""
+    monkeypatch.setattr(expressions, "FEW", few)
+    assert by_stages(at_places(longer, False), at_places(longer, True), PLACES) == expected

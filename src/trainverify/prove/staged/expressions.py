@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.signs import FINITE, WILD, Sign, expression_sign, expression_state
+from trainverify.prove.staged.signs import FINITE, POSITIONS, WILD, Sign, expression_sign, expression_state
 from trainverify.prove.staged.supports import NOWHERE, Support, expression_support
 from trainverify.prove.staged.terms import MAY_FAIL, Made, Term, finite_arguments, looks_up
 
@@ -33,7 +33,6 @@ VISITS: Final = 2_000_000  # of expressions of a stage, in search for common par
 REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
 ARITHMETIC: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs", "detach"))  # whose values are so if an argument is
 COMPARES: Final = frozenset(("lt", "le", "eq", "sign"))
-POSITIONS: Final = ("argsort", "argmax", "argmin")
 _NOTHING: Final = {"real": Fraction(0), "int": 0, "bool": 0}
 
 
@@ -171,11 +170,18 @@ class Expressions:
                 continue
             inner = [states[a] for a in args]
             real.append(_is_real(op, info, [real[a] for a in args]))
-            signs.append(expression_sign(op, info, [signs[a] for a in args], inner, args))
+            signs.append(expression_sign(op, info, [signs[a] for a in args], inner, args, self._there(op, args)))
             may_fail = op == "map" and info[0] in MAY_FAIL
             partial.append(may_fail or any(partial[a] for a in args))
             total.append(not (may_fail and signs[args[-1]] != "positive") and all(total[a] for a in args))
             states.append(expression_state(op, info, inner))
+
+    def _there(self, op: str, args: Sequence[int]) -> bool:
+        """Whether something is looked up by a position in a row that is no longer than what it is looked up in."""
+        if op != "pick":
+            return False
+        op, info, row = self._keys[args[0]]
+        return op == "row" and info[0] in POSITIONS and len(row) < len(args)
 
     def _support(self, number: int) -> Support:
         """The symbols with which an expression vanishes."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from trainverify.evaluate.small import Small, Step
 from trainverify.primitives.node import Node, topological
@@ -16,6 +16,7 @@ from trainverify.prove.staged.terms import Term
 from trainverify.prove.strict import Strict
 
 Sign = str | None
+POSITIONS: Final = ("argsort", "argmax", "argmin")
 FINITE, BELOW, WILD = range(3)  # an expression is a number, a number or −∞, or perhaps neither, wherever the logical program is defined
 
 
@@ -116,6 +117,9 @@ def _sign(node: Node, known: Mapping[int, Sign], states: Mapping[int, int], inpu
             return _weakest(args)
         case "select":
             return _weakest(args[1:])
+        case "gather":  # 0 outside
+            table, places = node.args
+            return args[0] if _positions(places) <= table.shape[node.attrs[0]] else _weakest([args[0], "nonnegative"])
         case "one_hot":
             return "nonnegative"
         case "contract":
@@ -128,6 +132,13 @@ def _sign(node: Node, known: Mapping[int, Sign], states: Mapping[int, int], inpu
             param = node.attrs[1] if len(node.attrs) > 1 else None
             return _mapped(node.attrs[0], param, args, twice, all(states[id(a)] == FINITE for a in node.args))
     return None
+
+
+def _positions(node: Node) -> float:
+    """Below what integers are, if they are positions in rows."""
+    while node.prim in ("reshape", "transpose", "broadcast", "slice"):
+        (node,) = node.args
+    return node.args[0].shape[node.attrs[1]] if node.prim == "rowwise" and node.attrs[0] in POSITIONS else math.inf
 
 
 def _mapped(fn: str, param: Any, args: Sequence[Sign], twice: bool, finite: bool) -> Sign:
@@ -156,8 +167,9 @@ def _mapped(fn: str, param: Any, args: Sequence[Sign], twice: bool, finite: bool
     return None
 
 
-def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[int], numbers: Sequence[int]) -> Sign:
-    """Of an expression (`terms.Term`) of arguments with these signs and states; `numbers` tells equal ones."""
+def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[int], numbers: Sequence[int], inside: bool = False) -> Sign:
+    """Of an expression (`terms.Term`) of arguments with these signs and states; `numbers` tells equal ones, `inside` that something is
+    looked up at a place that is there."""
     match op:
         case "real":
             return None if isinstance(info, str) or not math.isfinite(info) or info < 0 else "positive" if info else "nonnegative"
@@ -175,6 +187,8 @@ def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[i
             return "nonnegative"
         case "choose":
             return _weakest(args[1:])
+        case "pick":
+            return _weakest(args[1:] if inside else [*args[1:], "nonnegative"])
         case "reduce":
             return _weakest(args)
     return None
@@ -209,7 +223,7 @@ def expression_state(op: str, info: Any, args: Sequence[int]) -> int:
         return FINITE
     if WILD in args:
         return WILD
-    if op == "row" and info[0] in ("argsort", "argmax", "argmin"):  # positions, whatever is sorted
+    if op == "row" and info[0] in POSITIONS:  # positions, whatever is sorted
         return FINITE
     if op == "choose":
         return max(args[1:])
