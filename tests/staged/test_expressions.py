@@ -84,9 +84,9 @@ def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tup
     shorts = Expressions._shorts
 
     def noted(self, pairs, factor, stops, assumed):  # type: ignore[no-untyped-def]
-        seen.append([(self._keys[c], [self._states[a] for a in self._keys[c][2]], self._states[c], self._signs[c]) for c in stops])
-        branches = self._parts(a for op, _, args in self._keys if op == "choose" for a in args[1:])
-        doubtful.extend(c for c in stops & branches if self._partial[c])
+        seen.append([(self.keys[c], [self.states[a] for a in self.keys[c][2]], self.states[c], self.signs[c]) for c in stops])
+        branches = self._parts(a for op, _, args in self.keys if op == "choose" for a in args[1:])
+        doubtful.extend(c for c in stops & branches if self.partial[c])
         chosen.update(branches)
         return shorts(self, pairs, factor, stops, assumed)
 
@@ -202,11 +202,11 @@ def test_counts_are_one_expression_however_they_are_shared(of_llama: tuple[Engin
     """Expected: in any order and in groups; not if one is counted twice, nor one more, nor if something is a factor."""
     engine, stages = of_llama
     e = Expressions(stages[0], engine.alignment)
-    flags = [e._number(("map", ("as_real", None, "NoneType"), (e._number(("symbol", i, ())),))) for i in range(4)]
+    flags = [e.number(("map", ("as_real", None, "NoneType"), (e.number(("symbol", i, ())),))) for i in range(4)]
     a, b, c, d = flags
 
     def total(*args: int, each: int = 1) -> int:
-        return e._simple(("dot", (each,) * (len(args) // each), args))
+        return e.simple(("dot", (each,) * (len(args) // each), args))
 
     whole = total(a, b, c, d)
     assert total(total(c, a), total(d, b)) == whole

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trainverify.primitives.node import Node, topological
 from trainverify.primitives.scalars import finite, is_root
@@ -102,13 +102,16 @@ class Strict:
         return self._known[key]
 
 
+def kept_arguments(prim: str, attrs: Sequence[Any], count: int) -> Sequence[int]:
+    """Arguments that are finite wherever a result is, if they matter: of a row, all of those that are multiplied or added up."""
+    if prim == "map":
+        return finite(*attrs[:2])
+    return () if prim in ("reduce", "rowwise") and attrs[0] not in ("prod", "cumsum") else range(count)
+
+
 def _kept(node: Node) -> Sequence[int]:
-    """Arguments that are finite wherever the node is, if they matter. Integers and truth values always are."""
-    kept: Sequence[int] = range(len(node.args))
-    if node.prim == "map":
-        kept = finite(*node.attrs)
-    elif node.prim in ("reduce", "rowwise") and node.attrs[0] not in ("prod", "cumsum"):
-        kept = ()
+    """Those of a node. Integers and truth values always are."""
+    kept = kept_arguments(node.prim, node.attrs, len(node.args))
     return [k for k, a in enumerate(node.args) if k in kept or a.kind != "real"]
 
 

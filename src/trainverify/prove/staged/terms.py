@@ -18,8 +18,8 @@ from trainverify.domains.arrays import Array, ArrayDomain, labelled
 from trainverify.domains.element import Element, objects
 from trainverify.domains.polynomials import Choice, Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
-from trainverify.primitives.scalars import finite
 from trainverify.prove.staged.placed import NotPlaced, Placed
+from trainverify.prove.strict import kept_arguments
 
 NEAREST: Final = 3  # leaves of a summand that say where it belongs
 MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
@@ -32,13 +32,11 @@ def finite_arguments(op: str, info: Any, picks: Sequence[bool]) -> Sequence[int]
             return (0,)
         case "dot" if any(picks):
             return [k for p in products(info) for k in kept_factors(p, picks)]
-        case "map":
-            return finite(*info[:2])
-        case "reduce" if info != "prod":
-            return ()
-        case "row" if info[0] != "cumsum":
-            return ()
-    return range(len(picks))
+        case "row":
+            return kept_arguments("rowwise", info, len(picks))
+        case "reduce":
+            return kept_arguments(op, (info,), len(picks))
+    return kept_arguments(op, info, len(picks))
 
 
 def products(info: Sequence[int]) -> list[range]:
