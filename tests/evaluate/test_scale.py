@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import trainverify as tv
 from trainverify.evaluate.compare import calm, compare
 from trainverify.evaluate.sample import sampled
 from trainverify.evaluate.small import shrink_system
+from trainverify.graph.lineage import layout
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Edit, Plan, units
 from trainverify.graph.program import Program, Ref
@@ -71,6 +73,31 @@ def test_a_rank_with_an_odd_integer_is_evaluated(both: tuple[Program, Plan]) -> 
     wrong = replace(plan, templates=(replace(template, bindings={**template.bindings, **columns}),))
     assert 130 not in kept(logical, plan)
     assert 130 in kept(logical, wrong)
+
+
+def means(metric: str) -> tuple[Program, Plan]:
+    """Σ x²/70 over 70 ranks, of which one is said to hold that, or another number, besides."""
+    b = tv.program("means")
+    x = b.input("x", (140, 3))
+    b.metric("mean", b.mul(b.sum(x, name="sum"), value=1 / 70, name="mean"))
+    b.loss(b.sum(b.mul(x, x, name="xx"), name="loss"))
+    p = tv.plan("means", tv.Mesh(dp=70))
+    with p.ranks() as r:
+        x = r.input("x", (2, 3), "(dp a) b")
+        r.metric("mean", r.mul(r.all_reduce(r.sum(x, name="share"), group="dp", name="sum"), value=1 / 70, name="mean"))
+        r.loss(r.all_reduce(r.sum(r.mul(x, x, name="xx"), name="part"), group="dp", name="loss"))
+    return b.build(), replace(p.build(), lineage=(*p.build().lineage, layout(metric, "", "mean", where={"dp": 30})))
+
+
+@pytest.mark.parametrize(("metric", "verdict"), [("mean", "PROVED"), ("sum", "REFUTED")])
+def test_a_rank_of_which_more_is_said_is_evaluated(metric: str, verdict: str) -> None:
+    """Expected: a claim about one rank is looked at on that rank, and rejected if it is wrong."""
+    logical, plan = means(metric)
+    assert 30 in kept(logical, plan)
+    report = verify(logical, plan)
+    assert report.verdict == verdict
+    if verdict == "REFUTED":
+        assert "declared lineage of sum differs on rank 30" in report.reason
 
 
 def test_noise_is_calm_and_a_difference_is_not(both: tuple[Program, Plan]) -> None:

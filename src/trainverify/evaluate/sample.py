@@ -48,7 +48,8 @@ def sampled(system: System, also: Collection[int] = (), above: int = RANKS, of_a
     mesh = system.plan.mesh
     if mesh.size <= above:
         return ALL
-    odd = [mesh.coordinates(r) for r in (*also, *(r for found in out_of_line(system) for r in found[:_OF_A_SORT]))]
+    others = [r for found in (*out_of_line(system), *singled_out(system)) for r in found[:_OF_A_SORT]]
+    odd = [mesh.coordinates(r) for r in (*also, *others)]
     apart = Apart(system)
     return _chosen(apart, odd, rows(system), of_a_sort) or _chosen(apart, odd, [], of_a_sort) or ALL
 
@@ -204,6 +205,15 @@ def out_of_line(system: System) -> list[list[int]]:
         for column in {c for c in unit.bindings.values() if all(type(v) is int for v in c)}:
             wrong = np.flatnonzero(predicted(at, np.asarray(column)) != np.asarray(column))
             found.append([unit.ranks[i] for i in wrong])
+    return found
+
+
+def singled_out(system: System) -> list[list[int]]:
+    """Ranks of which something is said, or wanted, that is not said of others of their sort."""
+    found = []
+    for holders in {frozenset(ranks) for _, ranks in system.holdings()}:
+        mine = [holders.intersection(k.ranks) for k in system.schedule.classes]
+        found += [sorted(some) for some, k in zip(mine, system.schedule.classes, strict=True) if 0 < len(some) < len(k.ranks)]
     return found
 
 

@@ -17,7 +17,7 @@ import z3
 
 from trainverify.axes.reduction import Sizes
 from trainverify.axes.system import System
-from trainverify.evaluate.sample import out_of_line, sampled
+from trainverify.evaluate.sample import out_of_line, sampled, singled_out
 from trainverify.evaluate.small import Small, mesh_axes, shrink_system
 
 LEAST = 2
@@ -81,10 +81,7 @@ def with_fewer(system: System, of_a_sort: int) -> Small | None:
     mesh, held = system.plan.mesh, system.holdings()
     if any(mesh_axes(layout, mesh) is None for layout, _ in held):
         return None
-    alone = {r for ranks in out_of_line(system) for r in ranks}
-    sorts = [frozenset(k.ranks) for k in system.schedule.classes]
-    for ranks in {holders for _, holders in held}:  # what is said of some ranks of a sort only is looked at on all of them
-        alone.update(ranks if any(not sort.isdisjoint(ranks) and not sort.issubset(ranks) for sort in sorts) else ())
+    alone = {r for ranks in (*out_of_line(system), *singled_out(system)) for r in ranks}
     return shrink_system(system, LEAST, alternate=False, kept=sampled(system, also=alone, above=0, of_a_sort=of_a_sort))
 
 
