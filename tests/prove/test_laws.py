@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import pytest
@@ -12,7 +13,7 @@ from trainverify.domains.ball import precision
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
 from trainverify.prove.algebra.masked import MaskedSums
-from trainverify.prove.algebra.terms import Limits, Poly, TooLarge, Unsupported, constant, scale
+from trainverify.prove.algebra.terms import Limits, Poly, TooLarge, Unsupported, constant, looks_alike, scale
 
 POINTS = 40
 
@@ -524,3 +525,38 @@ def test_results_of_a_row_with_other_digits_are_other_atoms() -> None:
     three_two = k.row("row sort 0", x, {a: 6}, [P, Q], [3, 2])
     whole = k.row("row sort 0", x, {a: 6}, [P], [6])
     assert len({next(iter(p))[0][0] for p in (two_three, three_two, whole)}) == 3
+
+
+def tournament(kernel: Kernel, order: Sequence[int], names: Sequence[int], turned: bool = False) -> Poly:
+    """Σ x(a,b)·x(a,c)·x(a,d)·x(b,c)·x(b,d)·x(c,d)·x(a,P), or with one matrix the other way round; factors in some order, variables
+    under some names."""
+    variables = [-100 - n for n in names]
+    pairs = [*itertools.combinations(variables, 2), (variables[0], -1)]
+    if turned:
+        pairs[2] = pairs[2][::-1]
+    product = constant(1)
+    for n in order:
+        product = kernel.times(product, kernel.input("x", (3, 3), pairs[n]))
+    return kernel.sum(product, dict.fromkeys(variables, 3))
+
+
+def test_many_equal_factors_have_one_form() -> None:
+    """Expected: one form whatever their order and the names of variables; another one if a matrix is turned round."""
+    rng, kernel = random.Random(0), Kernel()
+    forms, others = set(), set()
+    for _ in range(40):
+        order, names = rng.sample(range(7), 7), rng.sample(range(9), 4)
+        forms.add(str(tournament(kernel, order, names)))
+        others.add(str(tournament(kernel, order, names, turned=True)))
+    assert len(forms) == len(others) == 1
+    assert forms != others
+
+
+def test_factors_that_look_alike() -> None:
+    """Expected: a factor with a free index tells all others of a chain apart; of a ring, nothing does."""
+    over = dict.fromkeys((-10, -11, -12), 3)
+    ring = [(7, (-10, -11), 1), (7, (-11, -12), 1), (7, (-12, -10), 1)]
+    assert [len(g) for g in looks_alike(ring, over).values()] == [3]
+    ends = [(7, (-10, -11), 1), (7, (-11, -12), 1), (7, (-12, -1), 1)]
+    assert [len(g) for g in looks_alike(ends, over).values()] == [1, 1, 1]
+    assert looks_alike(ends[::-1], over) == looks_alike(ends, over)

@@ -27,6 +27,7 @@ from typing import Any
 from trainverify.prove.algebra.terms import (
     BOUND,
     EVERYTHING,
+    FEW,
     ONE,
     Atom,
     Coef,
@@ -48,6 +49,8 @@ from trainverify.prove.algebra.terms import (
     constant,
     family,
     instance,
+    looks_alike,
+    orders,
     roots,
     scale,
     sort_coef,
@@ -636,17 +639,18 @@ class Kernel:
 
     def _sum_atom(self, kind: str, factors: list[Factor], over: Mapping[Index, int]) -> Factor:
         """A hash-consed component: the smallest form over all orders of factors that look alike."""
-        groups: dict[tuple[int, Power], list[Factor]] = {}
+        groups: dict[Any, list[Factor]] = {}
         for f in sorted(factors, key=lambda f: (f[0], f[2])):
             groups.setdefault((f[0], f[2]), []).append(f)
-        count = math.prod(math.factorial(len(g)) for g in groups.values())
-        if count > self.limits.ties:
-            raise TooLarge(f"{count} orders of a product")
+        if orders(groups.values()) > FEW:
+            groups = looks_alike(factors, over)
+        if orders(groups.values()) > self.limits.ties:
+            raise TooLarge(f"{orders(groups.values())} orders of a product")
         best: tuple[Any, tuple[Index, ...], tuple[int, ...]] | None = None
-        for orders in itertools.product(*(itertools.permutations(g) for g in groups.values())):
+        for order in itertools.product(*(itertools.permutations(g) for g in groups.values())):
             number: dict[Index, int] = {}
             body, slots, sizes = [], [], []
-            for u, idx, w in itertools.chain.from_iterable(orders):
+            for u, idx, w in itertools.chain.from_iterable(order):
                 entries = []
                 for i in idx:
                     if i in over:

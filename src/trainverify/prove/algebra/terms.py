@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -43,6 +43,9 @@ class Limits:
     atoms: int = 5_000_000
     bits: int = 100_000  # of a coefficient
     depth: int = 100  # of sums within sums while one is normalised
+
+
+FEW: Final = 24  # orders of factors that are all tried
 
 
 @dataclass(slots=True)
@@ -107,6 +110,37 @@ def connected(factors: list[Factor], bound: set[Index]) -> list[tuple[list[Facto
                 rest.append((fs, vs))
         parts = [*rest, (joined, mine)]
     return parts
+
+
+def orders(groups: Iterable[Sequence[Factor]]) -> int:
+    """In how many orders factors can be put, if only those of a group are exchanged."""
+    return math.prod(math.factorial(len(g)) for g in groups)
+
+
+def looks_alike(factors: Sequence[Factor], over: Mapping[Index, int]) -> dict[Any, list[Factor]]:
+    """Factors of a Σ in groups that look alike, whatever indices are called: by their bound variables, and these by factors they are in."""
+    looks = _places([(u, w) for u, _, w in factors])
+    while True:
+        within: dict[Index, list[tuple[int, int]]] = {i: [] for i in over}
+        for mine, (_, idx, _) in zip(looks, factors, strict=True):
+            for k, i in enumerate(idx):
+                if i in over:
+                    within[i].append((mine, k))
+        bound = dict(zip(over, _places([(size, tuple(sorted(within[i]))) for i, size in over.items()]), strict=True))
+        finer = _places([(mine, tuple([bound.get(i, -1) for i in idx])) for mine, (_, idx, _) in zip(looks, factors, strict=True)])
+        if max(finer) == max(looks):
+            break
+        looks = finer
+    groups: dict[Any, list[Factor]] = {n: [] for n in range(max(looks) + 1)}
+    for n, f in zip(looks, factors, strict=True):
+        groups[n].append(f)
+    return groups
+
+
+def _places(keys: Sequence[Any]) -> list[int]:
+    """Of each, its place among the different ones in order."""
+    at = {k: n for n, k in enumerate(sorted(set(keys)))}
+    return [at[k] for k in keys]
 
 
 def body_key(best: tuple[Any, tuple[Index, ...], tuple[int, ...]]) -> Any:
