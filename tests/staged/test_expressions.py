@@ -11,12 +11,13 @@ import pytest
 
 import trainverify as tv
 from staged.test_canonical import cut, cut_once, llama, random_pair
+from trainverify.prove.signs import BELOW, FINITE, WILD, expression_state
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import check
 from trainverify.prove.staged.expressions import Expressions, Short
 from trainverify.prove.staged.graphs import Place
-from trainverify.prove.staged.signs import BELOW, FINITE, WILD, expression_sign, expression_state, tensor_signs
+from trainverify.prove.staged.signs import expression_sign, tensors
 from trainverify.prove.staged.stages import Cutter, NoStage, Part, Stage
 from trainverify.verify import single, verify
 
@@ -162,7 +163,7 @@ def masked(mask: bool, divided: bool = False, scaled: bool = False) -> tuple[tv.
 def test_the_exponential_of_a_masked_element_may_be_zero(mask: bool, sign: str) -> None:
     for scaled in (False, True):
         engine, _ = cut(*masked(mask, scaled=scaled))
-        assert tensor_signs(engine.small)["e"] == sign
+        assert tensors(engine.small).tensors["e"].sign == sign
 
 
 def test_what_is_looked_up_outside_is_zero() -> None:
@@ -173,9 +174,9 @@ def test_what_is_looked_up_outside_is_zero() -> None:
     maybe = b.take_along_dim(p, b.input("x", (2, 3), dtype="i64", ids=7), dim=1, name="maybe")
     b.loss(b.sum(b.mul(there, maybe, name="both"), name="loss"))
     engine, _ = cut(b.build(), single(b.build()))
-    signs = tensor_signs(engine.small)
-    assert signs["there"] == "positive"
-    assert signs["maybe"] == "nonnegative"
+    signs = tensors(engine.small).tensors
+    assert signs["there"].sign == "positive"
+    assert signs["maybe"].sign == "nonnegative"
 
 
 def test_dividing_by_what_may_be_zero() -> None:

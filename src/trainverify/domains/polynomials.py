@@ -111,6 +111,7 @@ class Scalars:
         self.guarded: dict[Need, None] = {}  # what is needed in them
         self._infinite_atoms: dict[int, bool] = {}
         self.loose = 0  # places that are being looked at, where something may be infinite that nobody sees
+        self.blind = 0  # places where nobody sees that something is no number
         self.unsure: dict[Need, None] = {}  # what is needed for it to be finite
         self.max_terms = max_terms
         self.deadline = deadline  # of processor time
@@ -678,13 +679,15 @@ class Scalars:
     # -- conditions --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def loosely(self, yes: bool = True) -> Iterator[None]:
-        """While something is looked at that may be infinite."""
+    def loosely(self, yes: bool = True, blind: bool = False) -> Iterator[None]:
+        """While something is looked at that may be infinite, and of which nobody may see that it is no number."""
         self.loose += yes
+        self.blind += blind
         try:
             yield
         finally:
             self.loose -= yes
+            self.blind -= blind
 
     def _need(self, kind: str, p: Poly, divides: bool = False) -> None:
         """Note a condition. Of what may be infinite, which is 0 as a divisor, it says that it is not."""
@@ -694,12 +697,12 @@ class Scalars:
             return
         noted = self.guarded if self.branches else self.needs
         if self.loose or divides:
-            root = kind == "nonnegative" and not self.branches  # that of a negative number is no number, which is seen
-            if self._infinite(p) or (self.loose and not root):
+            root = kind == "nonnegative" and not self.branches and not self.blind  # that of a negative number is no number, which is seen
+            if self.may_be_infinite(p) or (self.loose and not root):
                 noted = self.unsure
         noted[kind, frozenset(p.items())] = None
 
-    def _infinite(self, p: Poly) -> bool:
+    def may_be_infinite(self, p: Poly) -> bool:
         """Whether something in it divides, or is a logarithm, unless of what is positive by its form."""
         return any((e < 0 and self.atoms[x].sign != "positive") or self._infinite_atom(x) for m in p for x, e in self.factors[m])
 
@@ -709,6 +712,8 @@ class Scalars:
             atom = self.atoms[x]
             args = atom.args[0] if atom.kind == "max" else atom.args
             inner: list[Poly] = [dict(a) for a in args if isinstance(a, frozenset)]
-            found = any(self._infinite(p) for p in inner) or (atom.kind == "log" and self.sign(inner[0]) != "positive")
+            if atom.kind == "exp":
+                inner = [{args[0]: ONE}]
+            found = any(self.may_be_infinite(p) for p in inner) or (atom.kind == "log" and self.sign(inner[0]) != "positive")
             self._infinite_atoms[x] = found
         return found

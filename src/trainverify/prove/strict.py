@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from trainverify.primitives.node import Node, topological
-from trainverify.primitives.scalars import finite, is_root
+from trainverify.primitives.scalars import SCALARS, finite, is_root
 
 NUMBER: Final = 1  # or infinite
 FINITE: Final = 2
@@ -90,7 +90,7 @@ class Strict:
                 if node.prim == "input":
                     given[node.attrs[0]] = use
                     continue
-                if level == FINITE:
+                if level == FINITE and 0 not in node.shape:
                     found.add(id(node))
                 elif level == NUMBER and node.prim == "map" and is_root(*node.attrs):
                     roots.add(id(node))
@@ -107,6 +107,14 @@ def kept_arguments(prim: str, attrs: Sequence[Any], count: int) -> Sequence[int]
     if prim == "map":
         return finite(*attrs[:2])
     return () if prim in ("reduce", "rowwise") and attrs[0] not in ("prod", "cumsum") else range(count)
+
+
+def sees(prim: str, attrs: Sequence[Any]) -> bool:
+    """Whether a result is no number if an argument is none. Comparisons say nothing of what they look at, nor does what is sorted, and
+    anything to the power of 0 is 1."""
+    if prim == "map":
+        return SCALARS[attrs[0]].result in (None, "real") and tuple(attrs[:2]) != ("pow", 0)
+    return prim != "rowwise" or attrs[0] == "cumsum"
 
 
 def _kept(node: Node) -> Sequence[int]:
@@ -138,7 +146,7 @@ def _arguments(node: Node, level: int, kept: Sequence[int]) -> list[Use]:
     found = []
     for k, a in enumerate(node.args):
         whole = k in kept and (level == FINITE or a.kind != "real")
-        found.append(Use(whole=whole, number=not whole and _seen(node)))
+        found.append(Use(whole=whole, number=not whole and seen(node)))
     return found
 
 
@@ -149,7 +157,6 @@ def _picks(node: Node) -> bool:
     return node.prim == "one_hot"
 
 
-def _seen(node: Node) -> bool:
-    """Whether something is no number if an argument is none. Comparisons and positions say nothing of what they look at, and anything
-    to the power of 0 is 1."""
-    return node.kind == "real" and node.attrs[:2] != ("pow", 0) and (node.prim != "rowwise" or node.attrs[0] == "cumsum")
+def seen(node: Node) -> bool:
+    """Whether a node is no number if an argument is none. Positions say nothing of what they look at."""
+    return node.kind == "real" and sees(node.prim, node.attrs)

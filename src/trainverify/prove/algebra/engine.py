@@ -26,6 +26,7 @@ from trainverify.prove.algebra.notation import show
 from trainverify.prove.algebra.ranks import Ranks
 from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, Need, Poly, TooLarge, Unsupported
 from trainverify.prove.algebra.values import Missing, Values, get
+from trainverify.prove.signs import Signs, of_source
 from trainverify.prove.strict import Step, Strict
 
 WRITTEN_OUT = 10_000  # ops of a plan up to which a failed proof is tried again without blocks
@@ -183,15 +184,17 @@ class Prover:
         lowered = [system.logical_ops[n][0].lowered for n in range(len(system.logical.ops))]
         ops = [Step(op.inputs, op.outputs, x.outputs) for op, x in zip(system.logical.ops, lowered, strict=True)]
         strict = Strict([o.tensor for o in system.logical.outputs], ops)
+        kinds = {n: d.kind for n, d in system.logical.domains.items()}
+        signs = Signs({n: of_source(system.logical.tensors[n].kind, kinds.get(n)) for n in system.logical.sources}, ops, strict)
 
         def run(n: int, env: Values) -> None:
-            self.forms.strict, self.forms.roots = strict.nodes[n], strict.roots[n]
+            self.forms.strict, self.forms.roots, self.forms.unsure = strict.nodes[n], strict.roots[n], signs.unsure[n]
             self._apply(system.logical_ops[n][0], system.logical.ops[n], env, {}, loose, system.scope)
-            self.forms.strict, self.forms.roots = None, ()
+            self.forms.strict, self.forms.roots, self.forms.unsure = None, (), ()
 
         self.kernel.noting = NOTHING  # only nodes that must have a value say what they need, not how something is kept
         for block in system.logical_blocks:
-            self._block(block, self.logical, tuple([strict.outputs[n] for n in block.ops]), loose, run)
+            self._block(block, self.logical, tuple([(strict.outputs[n], signs.given[n]) for n in block.ops]), loose, run)
         self.kernel.noting = EVERYTHING
 
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:

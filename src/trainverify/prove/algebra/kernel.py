@@ -738,8 +738,8 @@ class Kernel:
             out = self.add(out, self.monomial(parts, c))
         return out
 
-    def exp(self, p: Poly) -> Poly:
-        """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator."""
+    def exp(self, p: Poly, bounded: bool = True) -> Poly:
+        """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator. It is 0 at −∞, where p is not bounded."""
         result = constant(1)
         for m, c in self.flat(p, self.closed).items():
             if len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "fn":
@@ -753,14 +753,17 @@ class Kernel:
                 if name == "log":
                     result = self.times(result, self.power(inner, c))
                     continue
-            peak = len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "max" and self.infinite(m[0][0])
-            if not peak or c < 0:  # the exponential of −∞ is 0
+            alone = len(m) == 1 and m[0][2] == 1
+            peak = alone and self.atoms[m[0][0]].kind == "max" and self.infinite(m[0][0])
+            if alone and c < 0:
                 self.finite({m: 1})
+            elif not peak:  # the exponential of −∞ is 0
+                self.number({m: 1})
             condition = self._condition({m: 1})
             if condition is not None:
-                result = self.times(result, self._by_cases(condition, {m: c}, self.exp))
+                result = self.times(result, self._by_cases(condition, {m: c}, lambda q: self.exp(q, bounded)))
                 continue
-            unit = self.fn("exp", {m: 1}, positive=not peak, nonnegative=True)
+            unit = self.fn("exp", {m: 1}, positive=bounded and not peak, nonnegative=True)
             ((factor,),) = unit
             result = self.times(result, self.monomial([(factor[0], factor[1], tidy(c))]))
         return result
@@ -898,7 +901,7 @@ class Kernel:
             return p
         if e == 0:
             return constant(1)
-        self.finite(p)
+        p = self.finite(p) if e > 0 else self.number(p)  # 1/∞ is 0
         c = as_constant(p)
         if c is not None:
             return self._number_power(c, e)
@@ -932,7 +935,9 @@ class Kernel:
             return self.times(root, self.monomial(outside))
         product = self.monomial(inside, sign)
         wrapped = self.fn("pow", product, e, nonnegative=True)
-        if sign > 0 and (self._nonnegative(tuple(inside)) or len(inside) == 1):
+        if e < 0 and not self.named and not all(self._settled(f) for f in inside):
+            pass  # as of a quotient: 1/∞ is 0
+        elif sign > 0 and (self._nonnegative(tuple(inside)) or len(inside) == 1):
             for u, idx, w in inside:
                 if e < 0 or not (self.atoms[u].nonnegative or _even(w)):
                     self.need("nonzero" if _even(w) else "positive" if e < 0 or w < 0 else "nonnegative", u, idx)
@@ -976,14 +981,15 @@ class Kernel:
 
     def indicator_of(self, name: str, p: Poly) -> Poly:
         """1 where a condition on p holds (p > 0, p ≥ 0, p = 0); positive factors of p do not matter."""
-        self.finite(p)
-        c = as_constant(p)
+        c = as_constant(self.number(p))
         if c is not None:
             return constant(int({"gt0": c > 0, "ge0": c >= 0, "eq0": c == 0}[name]))
         lead, factors, prim = self.content(p)
         keep = [f for f in factors if not (self.atoms[f[0]].positive or (f[2] < 0 and self.atoms[f[0]].nonnegative and self._settled(f)))]
         sign = 1 if lead > 0 else -1
         argument = self.times(self.monomial(keep, sign if name != "eq0" else 1), prim)
+        if as_constant(argument) is not None:
+            return self.indicator_of(name, argument)
         return self.fn(name, argument, indicator=True, nonnegative=True)
 
     def integral(self, p: Poly) -> bool:

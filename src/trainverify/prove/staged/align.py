@@ -23,12 +23,13 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
+from trainverify.prove.signs import FINITE, WILD
 from trainverify.prove.staged.divisors import Divisors
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
 from trainverify.prove.staged.needed import Needed
 from trainverify.prove.staged.points import LENIENT, Digits, drawn
-from trainverify.prove.staged.signs import FINITE, WILD, described, leaves_of, term_state
+from trainverify.prove.staged.signs import leaves_of, tensors, term_state
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
 from trainverify.prove.staged.terms import Term
@@ -78,7 +79,8 @@ class Alignment:
         self.start: dict[str, int] = {}  # first id of a tensor that owns its ids
         steps = [Step(s.inputs, s.outputs, s.nodes) for s in self.small.logical_steps]
         self.strict = Strict([o.tensor for o in self.small.logical.outputs], steps)
-        self.signs, self._tensor_states, self.doubtful = described(self.small, self.strict)
+        self.signs = tensors(self.small, self.strict).tensors
+        self.doubtful = {name for name, known in self.signs.items() if known.unsure}
         self._terms: dict[int, dict[Term, int]] = {}  # states of what logical ops make on the way
         self._states: dict[int, int] = {}  # of elements of tensors that are not all numbers
         self._kinds: dict[str, Any] = {}
@@ -176,7 +178,7 @@ class Alignment:
 
     def numbers_only(self, name: str) -> bool:
         """Whether all elements of a logical tensor are numbers wherever the program is defined."""
-        return self._tensor_states[name] == FINITE and name not in self.doubtful
+        return self.signs[name].state == FINITE and name not in self.doubtful
 
     def loose(self, ids: Array) -> bool:
         """Whether some of these elements may be infinite where the outputs of the logical program are not."""
@@ -224,7 +226,7 @@ class Alignment:
         d = small.domains.get(name) if name in small.logical.sources else None
         if d is not None and d.kind in ("ids", "indicator"):
             return (kind, (d.kind, d.size, d.ignore))
-        return (kind, None if self.signs[name] is None else (self.signs[name], None, None))
+        return (kind, None if self.signs[name].sign is None else (self.signs[name].sign, None, None))
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -305,7 +307,7 @@ class Alignment:
                 if place is not None and self.graph.kind(place) == "real":
                     known = self.ids[place[2]].reshape(-1) if place[0] == LOGICAL else (self._named(place) or (None,))[0]
                 for i in () if known is None else known.tolist():
-                    if 0 <= i < self.count and self.signs[self.owner[i]] == "nonnegative":
+                    if 0 <= i < self.count and self.signs[self.owner[i]].sign == "nonnegative":
                         yield i
 
     def _without_zeros(self, ids: Array) -> Array:

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from trainverify.domains.element import Element
 from trainverify.domains.polynomials import Need, Poly, Scalars, TooLarge, Unsupported, rational
+from trainverify.prove.signs import FINITE
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.check import equal, solved
 from trainverify.prove.staged.expressions import Short
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.signs import FINITE
 from trainverify.prove.staged.solver import Z3, Solver
 from trainverify.prove.staged.stages import Part, Stage
 from trainverify.prove.staged.terms import SEEN, Sight, sight, symbol, value
@@ -248,7 +248,8 @@ class _Check:
         for other, its in given:
             if other in enough and not solved(self.scalars, self.scalars.sub(p, dict(its))):
                 return True
-        return ask and self.solver.implied(self.scalars, need, given).status == "holds"
+        finite = {g: None for g in given if not self.scalars.may_be_infinite(dict(g[1]))}  # the solver would take 1/x for a number
+        return ask and self.solver.implied(self.scalars, need, finite).status == "holds"
 
     # -- values ------------------------------------------------------------------------------------------------------
 

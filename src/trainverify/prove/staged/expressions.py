@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
+from trainverify.prove.signs import FINITE, POSITIONS, WILD
 from trainverify.prove.staged.align import Alignment, Factor
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.masks import Masks
 from trainverify.prove.staged.numbered import Numbered
-from trainverify.prove.staged.signs import FINITE, POSITIONS, WILD
 from trainverify.prove.staged.terms import Made, Term, finite_arguments
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class Expressions(Numbered):
         hidden = self._parts(a for number in range(len(self.keys)) for a in self._unseen(number))
         doubtful = {b for b in (self._parts(want) | hidden if self._loose else hidden) if not self.total[b]}
         if doubtful:
-            doubtful -= self._always(want) | self._strict(self._nonzero)
+            doubtful -= self._always(want)
         compared = self._parts(self._compared(), enter=lambda n: [a for a in self.keys[n][2] if self._may_vanish(a)])
         wide = self._above(compared)
         found = self._parts(got) & self._parts(want)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from trainverify.prove.signs import FINITE
 from trainverify.prove.staged.numbered import Numbered
-from trainverify.prove.staged.signs import FINITE
 from trainverify.prove.staged.supports import NOWHERE, expression_support
 from trainverify.prove.staged.terms import MAY_FAIL
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
+from trainverify.prove.signs import DIVIDES, FINITE, POSITIONS, Sign, expression_state
 from trainverify.prove.staged.align import Alignment
-from trainverify.prove.staged.signs import FINITE, POSITIONS, Sign, expression_sign, expression_state
+from trainverify.prove.staged.signs import expression_sign
 from trainverify.prove.staged.supports import NOWHERE, Support, expression_support
 from trainverify.prove.staged.terms import MAY_FAIL, looks_up
 
@@ -103,7 +104,9 @@ class Numbered:
                 continue
             inner = [states[a] for a in args]
             real.append(_is_real(op, info, [real[a] for a in args]))
-            signs.append(expression_sign(op, info, [signs[a] for a in args], inner, args, self._there(op, args)))
+            sign = expression_sign(op, info, [signs[a] for a in args], inner, args, self._there(op, args))
+            infinite = op == "map" and info[0] in DIVIDES and not all(total[a] for a in args)
+            signs.append("nonnegative" if infinite and sign == "positive" else sign)
             may_fail = op == "map" and info[0] in MAY_FAIL
             partial.append(may_fail or any(partial[a] for a in args))
             total.append(not (may_fail and signs[args[-1]] != "positive") and all(total[a] for a in args))

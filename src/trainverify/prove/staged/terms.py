@@ -19,7 +19,7 @@ from trainverify.domains.element import Element, objects
 from trainverify.domains.polynomials import Choice, Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
 from trainverify.prove.staged.placed import NotPlaced, Placed
-from trainverify.prove.strict import kept_arguments
+from trainverify.prove.strict import kept_arguments, sees
 
 NEAREST: Final = 3  # leaves of a summand that say where it belongs
 MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
@@ -72,8 +72,8 @@ class Term:
         return finite_arguments(self.op, self.info, [a.picks for a in self.args])
 
 
-Sight = tuple[bool, bool]
-SEEN: Final[Sight] = (False, False)
+Sight = tuple[bool, bool, bool]
+SEEN: Final[Sight] = (False, False, False)
 Leaf = tuple[int, int]  # number of an input, flat position in it
 Made = tuple[Term, tuple[Leaf, ...]]  # a term over leaves numbered as they appear, and what they are
 
@@ -444,7 +444,7 @@ def symbol(scalars: Scalars, number: int, kind: str, domain: Any) -> Any:
 
 def sight(scalars: Scalars) -> Sight:
     """Whether a branch is being looked at, and whether something that may be infinite is."""
-    return scalars.branches > 0, scalars.loose > 0
+    return scalars.branches > 0, scalars.loose > 0, scalars.blind > 0
 
 
 def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
@@ -496,9 +496,10 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
     def arguments(t: Term) -> list[Any]:
         """Of what may be infinite, conditions are noted apart."""
         kept = t.finite_arguments()
+        seen = sees("rowwise" if t.op == "row" else t.op, t.info if isinstance(t.info, tuple) else (t.info,))
         found = []
         for n, a in enumerate(t.args):
-            with s.loosely(n not in kept):
+            with s.loosely(n not in kept, not seen):
                 found.append(walk(a))
         return found
 

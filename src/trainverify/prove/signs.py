@@ -1,0 +1,214 @@
+"""Signs of tensors, read off the ops that make them: "positive", "nonnegative" or None; and which may have no value where the program has
+one. Trusted.
+
+Enough for norms and counts. Masks bring −∞ into sums, and its exponential is 0: so it is followed too. What divides by something that may
+be 0, or takes a root or logarithm, and need not have a value, is unsure, and so is what is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from trainverify.primitives.node import Node, topological
+from trainverify.primitives.scalars import conditions
+from trainverify.prove.strict import Step, Strict
+
+Sign = str | None
+POSITIONS: Final = ("argsort", "argmax", "argmin")
+FINITE, BELOW, WILD = range(3)  # an expression is a number, a number or −∞, or perhaps neither, wherever the logical program is defined
+DIVIDES: Final = ("exp", "div", "pow")  # may be 0 if an argument is infinite, though nothing in it is 0
+
+
+class Known(NamedTuple):
+    """Of all elements of a tensor."""
+
+    sign: Sign = None
+    state: int = FINITE
+    unsure: bool = False  # whether it may have no value
+
+
+def of_source(kind: str, domain: str | None) -> Known:
+    """Of an input of this kind, if something is declared of it."""
+    if kind == "bool" or domain in ("nonnegative", "indicator"):
+        return Known("nonnegative")
+    return Known("positive" if domain == "positive" else None)
+
+
+class Signs:
+    """Of every tensor of a program, and of every op the nodes that may have no value where the program has one."""
+
+    def __init__(self, sources: Mapping[str, Known], ops: Sequence[Step], strict: Strict | None):
+        self.tensors = dict(sources)
+        self.unsure: list[frozenset[int]] = []
+        self.given: list[tuple[object, ...]] = []  # what is known of the inputs of every op
+        self._known: dict[object, tuple[list[Known], frozenset[int]]] = {}
+        assumed = {} if strict is None else _assumed(ops, strict)
+        for n, op in enumerate(ops):
+            given = tuple([(self.tensors[t], assumed.get(t, frozenset())) if t is not None else (Known(), frozenset()) for t in op.inputs])
+            key = (id(op.nodes), given, None if strict is None else strict.outputs[n])  # whoever asks keeps them
+            if key not in self._known:
+                self._known[key] = _within(op, given, frozenset() if strict is None else strict.nodes[n])
+            made, unsure = self._known[key]
+            self.unsure.append(unsure)
+            self.given.append(given)
+            for t, x in zip(op.outputs, made, strict=True):
+                self.tensors[t] = x._replace(unsure=False) if strict is not None and t in strict.tensors else x
+
+
+def _assumed(ops: Sequence[Step], strict: Strict) -> dict[str, frozenset[str]]:
+    """What the program needs of whole tensors to have a value."""
+    found: dict[str, set[str]] = {}
+    for op, nodes in zip(ops, strict.nodes, strict=True):
+        for node in topological(op.nodes):
+            if id(node) in nodes and node.prim == "map":
+                for k, what in conditions(*node.attrs):
+                    at = _moved(node.args[k])
+                    if at is not None:
+                        found.setdefault(str(op.inputs[at]), set()).add(what)
+    return {t: frozenset(whats) for t, whats in found.items()}
+
+
+def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: frozenset[int]) -> tuple[list[Known], frozenset[int]]:
+    """What is known of the outputs of an op, and its nodes that are unsure."""
+    signs: dict[int, Sign] = {}
+    states: dict[int, int] = {}
+    unsure: set[int] = set()
+    inputs = [(known.sign, known.state) for known, _ in given]
+    for node in topological(op.nodes):
+        states[id(node)] = _state(node, states, inputs)
+        sign = _sign(node, signs, states, inputs)
+        doubt = given[node.attrs[0]][0].unsure if node.prim == "input" else any(id(a) in unsure for a in node.args)
+        if node.prim == "map":
+            if doubt and sign == "positive" and node.attrs[0] in DIVIDES:
+                sign = "nonnegative"
+            for k, what in conditions(*node.attrs):
+                known, at = signs[id(node.args[k])], _moved(node.args[k])
+                granted = known == "positive" or (what == "nonneg" and known == "nonnegative") or (at is not None and what in given[at][1])
+                doubt |= not granted
+        signs[id(node)] = sign
+        if doubt and id(node) not in strict:
+            unsure.add(id(node))
+    return [Known(signs[id(o)], states[id(o)], id(o) in unsure) for o in op.nodes], frozenset(unsure)
+
+
+def _moved(node: Node) -> int | None:
+    """The input that a node has all elements of, however they are arranged."""
+    while node.prim in ("reshape", "transpose", "broadcast") or (node.prim == "map" and node.attrs[0] == "as_real"):
+        (node,) = node.args
+    return int(node.attrs[0]) if node.prim == "input" else None
+
+
+def _state(node: Node, known: Mapping[int, int], inputs: Sequence[tuple[Sign, int]]) -> int:
+    """Of all elements: numbers, numbers or −∞, or anything."""
+    args = [known[id(a)] for a in node.args]
+    match node.prim:
+        case "input":
+            return int(inputs[node.attrs[0]][1])
+        case "const":
+            return expression_state("real", node.attrs[0], ())
+        case "map":
+            return FINITE if node.kind == "bool" else expression_state("map", node.attrs, args)
+        case "contract":
+            return FINITE if all(a == FINITE for a in args) else WILD
+        case "pad":
+            return max(*args, expression_state("real", node.attrs[3], ()))
+        case "reduce":
+            return expression_state("reduce", node.attrs[0], args)
+    return max(args, default=FINITE)
+
+
+def weakest(signs: Sequence[Sign]) -> Sign:
+    return None if None in signs else "nonnegative" if "nonnegative" in signs else "positive"
+
+
+def _sign(node: Node, known: Mapping[int, Sign], states: Mapping[int, int], inputs: Sequence[tuple[Sign, int]]) -> Sign:
+    args = [known[id(a)] for a in node.args]
+    if node.kind == "bool":
+        return "nonnegative"
+    match node.prim:
+        case "input":
+            n: int = node.attrs[0]
+            return inputs[n][0]
+        case "const":
+            value = node.attrs[0]
+            if value == 0:
+                return "nonnegative"
+            return "positive" if 0 < value < math.inf else None
+        case "reshape" | "transpose" | "slice" | "concat" | "broadcast" | "reduce":
+            return weakest(args)
+        case "select":
+            return weakest(args[1:])
+        case "gather":  # 0 outside
+            table, places = node.args
+            return args[0] if _positions(places) <= table.shape[node.attrs[0]] else weakest([args[0], "nonnegative"])
+        case "one_hot":
+            return "nonnegative"
+        case "contract":
+            if all(s is not None for s in args) and 0 not in (d for a in node.args for d in a.shape):
+                return weakest(args)
+            same = len(node.args) == 2 and node.args[0] is node.args[1] and node.attrs[0][0] == node.attrs[0][1]
+            return "nonnegative" if same else None
+        case "map":
+            twice = len(node.args) == 2 and node.args[0] is node.args[1]
+            param = node.attrs[1] if len(node.attrs) > 1 else None
+            return mapped(node.attrs[0], param, args, twice, all(states[id(a)] == FINITE for a in node.args))
+    return None
+
+
+def _positions(node: Node) -> float:
+    """Below what integers are, if they are positions in rows."""
+    while node.prim in ("reshape", "transpose", "broadcast", "slice"):
+        (node,) = node.args
+    return node.args[0].shape[node.attrs[1]] if node.prim == "rowwise" and node.attrs[0] in POSITIONS else math.inf
+
+
+def mapped(fn: str, param: Any, args: Sequence[Sign], twice: bool, finite: bool) -> Sign:
+    """Of a function of arguments with these signs; `twice` the same one, `finite` numbers."""
+    match fn:
+        case "pi":
+            return "positive"
+        case "exp":
+            return "positive" if finite else "nonnegative"
+        case "abs":
+            return "nonnegative" if args[0] != "positive" else "positive"
+        case "add":
+            return None if None in args else "positive" if "positive" in args else "nonnegative"
+        case "mul":
+            return "nonnegative" if twice and None in args else weakest(args)
+        case "div":
+            return weakest(args) if args[1] is not None else None
+        case "pow":
+            if args[0] == "positive":
+                return "positive"
+            return "nonnegative" if param % 2 != 1 else args[0]  # a root is not negative, nor is an even power
+        case "max":
+            return "positive" if "positive" in args else "nonnegative" if "nonnegative" in args else None
+        case "min" | "detach" | "as_real":
+            return weakest(args)
+    return None
+
+
+def expression_state(op: str, info: Any, args: Sequence[int]) -> int:
+    """Whether an expression is a number wherever the program is defined: never what is divided after a mask, −∞ stays."""
+    if op == "real":
+        return WILD if isinstance(info, str) or info != info else FINITE if math.isfinite(info) else BELOW if info < 0 else WILD
+    if all(a == FINITE for a in args):
+        return FINITE
+    if WILD in args:
+        return WILD
+    if op == "row" and info[0] in POSITIONS:  # positions, whatever is sorted
+        return FINITE
+    if op == "choose":
+        return max(args[1:])
+    match (op, info[0] if op == "map" else info):
+        case ("map", "exp"):
+            return FINITE
+        case ("map", "add" | "detach"):
+            return BELOW
+        case ("map", "sub") if args[1] == FINITE:
+            return BELOW
+        case ("map" | "reduce", "max"):
+            return FINITE if FINITE in args else BELOW
+    return WILD
