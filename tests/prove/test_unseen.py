@@ -8,15 +8,16 @@ import pytest
 from prove.infinite import made
 from prove.meaning import numbers_of
 from prove.test_hidden import shown
-from prove.unseen import UNSEEN, Wrong, sign_of_an_exponential
+from prove.unseen import LARGE, UNSEEN, Wrong, sign_of_an_exponential
 from staged.test_hidden import shown as shown_by_stages
+from trainverify.prove.attempt import Engine
 from trainverify.prove.staged import expressions
 from trainverify.verify import verify
 
 each = pytest.mark.parametrize("wrong", [pytest.param(w, id=w.name) for w in UNSEEN])
 
 
-@each
+@pytest.mark.parametrize("wrong", [pytest.param(w, id=w.name) for w in (*UNSEEN, LARGE)])
 def test_they_differ(wrong: Wrong) -> None:
     """Expected: the logical loss is finite where the plan's is no number, or another."""
     logical, plan = made(wrong.body, True), made(wrong.body, False)
@@ -34,21 +35,29 @@ def test_the_algebra_shows_none(wrong: Wrong) -> None:
     assert "loss" not in shown(made(wrong.body, True), made(wrong.body, False))
 
 
+@pytest.mark.parametrize("engine", ["algebra", "auto"])
 @each
-def test_none_is_proved(wrong: Wrong) -> None:
+def test_none_is_proved(wrong: Wrong, engine: Engine) -> None:
     """Expected: no PROVED, at reduced sizes neither."""
-    assert not verify(made(wrong.body, True), made(wrong.body, False), points=1).verdict.startswith("PROVED")
+    assert not verify(made(wrong.body, True), made(wrong.body, False), points=1, engine=engine).verdict.startswith("PROVED")
 
 
-@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize(("few", "large"), [(0, 0), (0, expressions.LARGE), (expressions.FEW, expressions.LARGE)])
 @each
-def test_stages_show_none(wrong: Wrong, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expected: not by stages either; nor with common parts as symbols."""
+def test_stages_show_none(wrong: Wrong, few: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: not by stages either; nor with common parts as symbols, nor part by part."""
     monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "LARGE", large)
     assert "loss" not in shown_by_stages(made(wrong.body, True), made(wrong.body, False))
 
 
-def test_what_is_always_so_is_no_error() -> None:
+def test_a_large_one_is_not_proved() -> None:
+    """Expected: no PROVED, of elements that are taken apart as they are large."""
+    assert not verify(made(LARGE.body, True), made(LARGE.body, False), points=1, engine="auto").verdict.startswith("PROVED")
+
+
+@pytest.mark.parametrize("engine", ["algebra", "auto"])
+def test_what_is_always_so_is_no_error(engine: Engine) -> None:
     """Expected: PROVED, as both programs are the same; a comparison of which nothing is left is no error."""
     program = made(sign_of_an_exponential, True)
-    assert verify(program, program, points=1).verdict.startswith("PROVED")
+    assert verify(program, program, points=1, engine=engine).verdict.startswith("PROVED")

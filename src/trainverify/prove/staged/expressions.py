@@ -152,7 +152,7 @@ class Expressions(Numbered):
             return {}
         assumed = False
         if any(self.is_mask(key) for key in self.keys):
-            masks = Masks(self, self._always([want for _, want in pairs.values()]), divided)
+            masks = Masks(self, self._always([want for _, want in pairs.values()], self._loose), divided)
             pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
             assumed = masks.assumed
         factor = self._scaled(self.literal(1), stage.goal.factor)
@@ -213,7 +213,7 @@ class Expressions(Numbered):
 
     def _with_symbols(self, pairs: dict[int, tuple[int, int]], factor: int, assumed: bool) -> dict[int, Short]:
         """With the largest common parts as symbols."""
-        stops = {c for c in self._common(pairs.values()) if self._may_stand(c)}
+        stops = {c for c in self._common(pairs) if self._may_stand(c)}
         left = VISITS
         for _ in range(ROUNDS):
             unmatched: set[int] = set()
@@ -236,23 +236,25 @@ class Expressions(Numbered):
         """Whether a part may stand in one side of an element only: of positions nothing more is known, if they surely have a value."""
         return self.keys[number][0] in ("hit", "row") and (self.total[number] or not self._each)
 
-    def _common(self, pairs: Iterable[tuple[int, int]]) -> set[int]:
+    def _common(self, pairs: dict[int, tuple[int, int]]) -> set[int]:
         """Parts that both sides have. Not what is turned into an integer, nor what may be without a value in a branch that is not taken,
         or infinite where nobody sees it, nor what is compared: it may be 0 because of a factor that it has."""
-        got, want = zip(*pairs, strict=True)
+        got, want = zip(*pairs.values(), strict=True)
+        loose = {n: want for n, (_, want) in pairs.items() if self._loose or n in self._loose_parts}
         whole = {a for op, info, args in self.keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
         hidden = self._parts(a for number in range(len(self.keys)) for a in self._unseen(number))
-        doubtful = {b for b in (self._parts(want) | hidden if self._loose else hidden) if not self.total[b]}
+        doubtful = {b for b in self._parts(loose.values()) | hidden if not self.total[b]}
         if doubtful:
-            doubtful -= self._always(want)
+            doubtful -= self._always([w for n, (_, w) in pairs.items() if n not in loose], bool(loose))
         compared = self._parts(self._compared(), enter=lambda n: [a for a in self.keys[n][2] if self._may_vanish(a)])
         wide = self._above(compared)
         found = self._parts(got) & self._parts(want)
         return found - whole - wide - doubtful
 
-    def _always(self, want: Sequence[int]) -> set[int]:
-        """Parts of the logical side that have a value wherever the logical program is defined, and what is to be shown has one."""
-        if self._loose:
+    def _always(self, want: Sequence[int], loose: bool) -> set[int]:
+        """Parts of the logical side that have a value wherever the logical program is defined, and what is to be shown has one; loose if
+        some of that may be infinite."""
+        if self._loose or (loose and self._each):
             return set()
         if not self._each:
             return self._strict(want)
