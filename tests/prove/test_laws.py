@@ -560,3 +560,26 @@ def test_factors_that_look_alike() -> None:
     ends = [(7, (-10, -11), 1), (7, (-11, -12), 1), (7, (-12, -1), 1)]
     assert [len(g) for g in looks_alike(ends, over).values()] == [1, 1, 1]
     assert looks_alike(ends[::-1], over) == looks_alike(ends, over)
+
+
+@pytest.mark.parametrize(
+    ("valid", "second", "row", "positive"),
+    [
+        (True, -11, -1, True),  # both digits of a position that is always in range
+        (False, -11, -1, False),  # it may be out of range: nothing is looked up
+        (True, 1, -1, False),  # one rank has some of the places only
+        (True, -10, -1, False),  # the same place by both digits
+        (True, -11, -2, False),  # digits of two positions
+        (True, -11, -11, False),  # another position at every place
+    ],
+)
+def test_what_is_chosen_from_positive_numbers_is_positive(valid: bool, second: int, row: int, positive: bool) -> None:
+    k = Kernel()
+    if valid:
+        k.always_valid.add("id")
+    first = k.digit("id", (3,), (-1,), 0, 2, 2, -10)
+    other = k.digit("id", (3,), (row,), 1, 2, 3, second)
+    p = k.input("p", (2, 3), (-10, -11), positive=True, nonnegative=True)
+    ((m,),) = [k.sum(k.times(k.times(first, other), p), {-10: 2, -11: 3})]
+    assert any(k.atoms[u].kind == "sum" for u, _, _ in m)
+    assert all(k.atoms[u].positive for u, _, _ in m) == positive

@@ -498,6 +498,201 @@ def solver_and_a_root(b: ProgramBuilder, right: bool) -> Tensor:
     return scaled(b, right, last)
 
 
+def sum_of_peaks(b: ProgramBuilder) -> Tensor:
+    """Σ of the largest of rows, three times: −∞ if a row is masked."""
+    t = b.sum(peak(b), dim=0, keepdim=True, name="whole")
+    return b.expand(t, shape=(3,), name="t3")
+
+
+def low(b: ProgramBuilder, n: int = 40) -> Tensor:
+    """The smallest of a row of which some are masked: −∞ if one is."""
+    row, mask = b.input("s", (3, n)), b.lt(b.add(b.input("far", (3, n)), value=FAR, name="fars"), value=0.0, name="k")
+    return b.amin(b.masked_fill(row, mask, value=float("-inf"), name="a"), dim=1, name="low")
+
+
+def gone(b: ProgramBuilder, r: Tensor, x: Tensor, k: str) -> Tensor:
+    """r + x − x."""
+    return b.add(r, b.sub(x, x, name=f"{k}.nothing"), name=f"{k}.sum")
+
+
+def peak_less_itself(b: ProgramBuilder, right: bool) -> Tensor:
+    """peak − peak ≤ 1 is not so where all of the row is masked."""
+    w, y = three(b, *"wy")
+    t = peak(b)
+    if not right:
+        return w
+    return b.where(b.le(b.sub(t, t, name="d"), value=1.0, name="c"), w, y, name="r")
+
+
+def peak_times_nothing(b: ProgramBuilder, right: bool) -> Tensor:
+    """0·peak ≤ 1 is not so there either."""
+    w, y = three(b, *"wy")
+    t = peak(b)
+    if not right:
+        return w
+    return b.where(b.le(b.mul(t, value=0.0, name="d"), value=1.0, name="c"), w, y, name="r")
+
+
+def exponentials_below_their_peak(b: ProgramBuilder, right: bool) -> Tensor:
+    """Σ exp(a − peak) is itself, but where it is no number."""
+    w, y = three(b, *"wy")
+    row, mask = b.input("s", (3, 4)), b.input("k", (3, 4), dtype="bool")
+    if not right:
+        return w
+    a = b.masked_fill(row, mask, value=float("-inf"), name="a")
+    t = b.amax(a, dim=1, keepdim=True, name="t")
+    e = b.sum(b.exp(b.sub(a, t, name="d"), name="e"), dim=1, name="es")
+    return b.where(b.eq(e, e, name="c"), w, y, name="r")
+
+
+def truth_of_peak_less_itself(b: ProgramBuilder, right: bool) -> Tensor:
+    """What is no number is true."""
+    w, y = three(b, *"wy")
+    t = peak(b)
+    if not right:
+        return y
+    return b.where(b.to(b.sub(t, t, name="d"), dtype="bool", name="c"), w, y, name="r")
+
+
+def there_and_back_from_a_peak(b: ProgramBuilder, right: bool) -> Tensor:
+    """y + peak − peak is y, but where all of the row is masked."""
+    w, y = three(b, *"wy")
+    t = peak(b)
+    d = b.sub(b.add(y, t, name="yt"), t, name="d") if right else y
+    return b.where(b.le(d, value=1.0, name="c"), w, b.mul(w, value=2.0, name="w2"), name="r")
+
+
+def product_of_exponentials(b: ProgramBuilder, right: bool) -> Tensor:
+    """exp(Σ peaks)·y > 0 is not so where a row is masked."""
+    v, w, y = three(b, *"vwy")
+    t = b.sum(peak(b), dim=0, keepdim=True, name="whole")
+    q = b.mul(b.exp(b.expand(t, shape=(3,), name="t3"), name="e"), y, name="q") if right else y
+    return b.where(b.gt(q, value=0.0, name="c"), w, v, name="r")
+
+
+def place_of_peaks(b: ProgramBuilder, right: bool) -> Tensor:
+    """argmax(v + peak − peak)."""
+    v, w = three(b, *"vw")
+    t = peak(b)
+    q = b.sub(b.add(v, t, name="vt"), t, name="q") if right else v
+    return b.mul(as_numbers(b, b.one_hot(b.argmax(q, dim=0, name="at"), num_classes=3, name="hot")), w, name="r")
+
+
+def smallest_of_peaks(b: ProgramBuilder, right: bool) -> Tensor:
+    """The smallest of v + peak − peak."""
+    (v,) = three(b, "v")
+    t = peak(b)
+    q = b.sub(b.add(v, t, name="vt"), t, name="q") if right else v
+    row, _ = b.sort(q, dim=0, name=("row", "ids"))
+    return b.slice(row, dim=0, start=0, stop=1, name="r")
+
+
+def sign_of_an_exponential_of_a_difference(b: ProgramBuilder, right: bool) -> Tensor:
+    """exp(peak − peak)·y > 0."""
+    v, w, y = three(b, *"vwy")
+    t = peak(b)
+    q = b.mul(b.exp(b.sub(t, t, name="d"), name="e"), y, name="q") if right else y
+    return b.where(b.gt(q, value=0.0, name="c"), w, v, name="r")
+
+
+def sigmoid_of_peak_once(b: ProgramBuilder, right: bool) -> Tensor:
+    """σ(peak)/σ(peak) > ½ is not so where σ(peak) is 0."""
+    v, w = three(b, *"vw")
+    t = b.sigmoid(peak(b), name="t")
+    one = b.mul(t, b.pow(t, exponent=-1, name="it"), name="one")
+    c = b.gt(one, value=0.5, name="c")
+    return b.where(c, w, v, name="r") if right else w
+
+
+def root_of_a_product_of_peaks(b: ProgramBuilder, right: bool) -> Tensor:
+    """√(exp(Σ peaks)·y) is 0 where a row is masked, whatever y is."""
+    (w,) = three(b, "w")
+    y = far(b, "y")
+    t = sum_of_peaks(b)
+    if not right:
+        return by_roots(b, w, y)
+    r = b.sqrt(b.mul(b.exp(t, name="e"), y, name="q"), name="root")
+    return b.add(b.mul(w, y, name="wy"), b.sub(r, r, name="nothing"), name="sum")
+
+
+def exponential_of_a_minimum(b: ProgramBuilder, right: bool) -> Tensor:
+    """exp(min) is 0 where one is masked."""
+    (w,) = three(b, "w")
+    t = low(b)
+    return without(b, right, b.exp(t, name="r"), w, t)
+
+
+def exponential_of_a_minimum_small(b: ProgramBuilder, right: bool) -> Tensor:
+    """The same of two elements."""
+    (w,) = three(b, "w")
+    t = low(b, 2)
+    return without(b, right, b.exp(t, name="r"), w, t)
+
+
+def exponential_of_minimum_again(b: ProgramBuilder, right: bool) -> Tensor:
+    """w·e/e with the exponential of a minimum."""
+    (w,) = three(b, "w")
+    e = b.exp(low(b), name="e")
+    return beside(b, right, e, w, e)
+
+
+def exponential_of_sum_with_minimum(b: ProgramBuilder, right: bool) -> Tensor:
+    """exp(z + min) is 0 there too."""
+    w, z = three(b, *"wz")
+    t = low(b)
+    return without(b, right, b.exp(b.add(z, t, name="st"), name="r"), w, t)
+
+
+def exponential_of_a_scaled_minimum(b: ProgramBuilder, right: bool) -> Tensor:
+    """exp(2·min) is 0 there too."""
+    (w,) = three(b, "w")
+    t = low(b)
+    return without(b, right, b.exp(b.mul(t, value=2.0, name="t2"), name="r"), w, t)
+
+
+def sum_of_exponentials_of_minima(b: ProgramBuilder, right: bool) -> Tensor:
+    """logsumexp of minima: −∞ in it is a 0."""
+    (w,) = three(b, "w")
+    t = low(b)
+    r = b.expand(b.sum(b.exp(t, name="e"), dim=0, keepdim=True, name="es"), shape=(3,), name="r")
+    return without(b, right, r, w, t)
+
+
+def minimum_of_peaks(b: ProgramBuilder, right: bool) -> Tensor:
+    """The smallest of the largest."""
+    (w,) = three(b, "w")
+    t = b.expand(b.amin(peak(b), dim=0, keepdim=True, name="low"), shape=(3,), name="t3")
+    return without(b, right, b.exp(t, name="r"), w, t)
+
+
+def exponential_of_a_branch(b: ProgramBuilder, right: bool) -> Tensor:
+    """exp(−1/x² or z) says nothing of exp(−1/x²), which is 0 where x is: nor does √(exp(−1/x²)·y) of y."""
+    w, x, z, g = three(b, *"wxzg")
+    y = far(b, "y")
+    if not right:
+        return by_roots(b, w, y)
+    q = b.mul(b.pow(x, exponent=-2, name="p"), value=-1e-6, name="q")
+    p = b.where(b.gt(g, value=0.0, name="c"), q, z, name="pp")
+    out = gone(b, b.mul(w, y, name="wy"), p, "a")
+    out = gone(b, out, b.exp(p, name="e1"), "b")
+    return gone(b, out, b.sqrt(b.mul(b.exp(q, name="e2"), y, name="ey"), name="root"), "c")
+
+
+def branch_of_log(b: ProgramBuilder, right: bool) -> Tensor:
+    """Nor does √(exp(u·log m)·y), where log m must be finite in a branch."""
+    w, u, z, g = three(b, *"wuzg")
+    y, m = far(b, "y"), weight(b)
+    if not right:
+        return by_roots(b, w, y)
+    q = b.mul(b.log(m, name="logm"), u, name="q")
+    p = b.where(b.gt(g, value=0.0, name="c"), q, z, name="pp")
+    out = gone(b, b.mul(w, y, name="wy"), p, "a")
+    out = gone(b, out, b.exp(p, name="e1"), "b")
+    return gone(b, out, b.sqrt(b.mul(b.exp(q, name="e2"), y, name="ey"), name="root"), "c")
+
+
+ONE_MASKED: Final = [[True] * 40, [False] * 40, [False] * 40]
+
 UNSEEN: Final[list[Wrong]] = [
     # A comparison, a position or a truth value does not see that something is no number.
     Wrong(at_most, {"x": 0, "v": 0, "w": 2, "y": 3}),
@@ -554,6 +749,28 @@ UNSEEN: Final[list[Wrong]] = [
     Wrong(solver_and_a_divisor, {"x": 0}),
     Wrong(solver_and_a_bounded_divisor, {"x": 0}),
     Wrong(solver_and_a_root, {"x": 0}),
+    # What is no number by masks is not compared either
+    Wrong(peak_less_itself, {"k": True, "w": 2, "y": 3}),
+    Wrong(peak_times_nothing, {"k": True, "w": 2, "y": 3}),
+    Wrong(exponentials_below_their_peak, {"k": True, "w": 2, "y": 3}),
+    Wrong(truth_of_peak_less_itself, {"k": True, "w": 2, "y": 3}),
+    Wrong(there_and_back_from_a_peak, {"k": True, "w": 2, "y": 0}),
+    Wrong(product_of_exponentials, {"k": True, "w": 2, "v": 3}),
+    Wrong(place_of_peaks, {"k": ONE_MASKED, "v": [1, 2, 3], "w": [1, 10, 100]}),
+    Wrong(smallest_of_peaks, {"k": ONE_MASKED, "v": [1, 2, 3]}),
+    Wrong(sign_of_an_exponential_of_a_difference, {"k": True, "w": 2, "v": 3}),
+    Wrong(sigmoid_of_peak_once, {"k": True, "w": 2, "v": 3}),
+    # The exponential of −∞ is 0: of a sum of masked maxima, of a minimum, of a branch that is not taken
+    Wrong(root_of_a_product_of_peaks, {"k": True, "far": -FAR - 4}),
+    Wrong(exponential_of_a_minimum, {"far": -FAR - 4}),
+    Wrong(exponential_of_a_minimum_small, {"far": [[-FAR - 4, 0]] * 3}),
+    Wrong(exponential_of_minimum_again, {"far": -FAR - 4}),
+    Wrong(exponential_of_sum_with_minimum, {"far": -FAR - 4}),
+    Wrong(exponential_of_a_scaled_minimum, {"far": -FAR - 4}),
+    Wrong(sum_of_exponentials_of_minima, {"far": -FAR - 4}),
+    Wrong(minimum_of_peaks, {"k": True}),
+    Wrong(exponential_of_a_branch, {"g": -1, "x": 0, "far": -FAR - 4}),
+    Wrong(branch_of_log, {"g": -1, "m": 0, "far": -FAR - 4}),
 ]
 
 LARGE: Final = Wrong(large_product_there_and_back, {"m": 0})

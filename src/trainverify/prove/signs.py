@@ -26,7 +26,20 @@ class Known(NamedTuple):
 
     sign: Sign = None
     state: int = FINITE
-    unsure: bool = False  # whether it may have no value
+    unsure: bool = False  # whether it may have no value, by what it divides by, where the program has one
+    fallible: bool = False  # whether it may have none at all
+    level: int = FINITE  # its state, where the program has a value
+
+
+class Unsure(NamedTuple):
+    """Nodes of an op that may have no value, or an infinite one, where the program has one."""
+
+    divided: frozenset[int] = frozenset()  # by what they divide by, or take roots or logarithms of
+    fallible: frozenset[int] = frozenset()  # the same, also of those that the outputs cannot do without
+    unseen: frozenset[int] = frozenset()  # by that, or by masks
+
+
+SURE: Final = Unsure()
 
 
 def of_source(kind: str, domain: str | None) -> Known:
@@ -41,9 +54,9 @@ class Signs:
 
     def __init__(self, sources: Mapping[str, Known], ops: Sequence[Step], strict: Strict | None):
         self.tensors = dict(sources)
-        self.unsure: list[frozenset[int]] = []
+        self.unsure: list[Unsure] = []
         self.given: list[tuple[object, ...]] = []  # what is known of the inputs of every op
-        self._known: dict[object, tuple[list[Known], frozenset[int]]] = {}
+        self._known: dict[object, tuple[list[Known], Unsure]] = {}
         assumed = {} if strict is None else _assumed(ops, strict)
         for n, op in enumerate(ops):
             given = tuple([(self.tensors[t], assumed.get(t, frozenset())) if t is not None else (Known(), frozenset()) for t in op.inputs])
@@ -54,7 +67,7 @@ class Signs:
             self.unsure.append(unsure)
             self.given.append(given)
             for t, x in zip(op.outputs, made, strict=True):
-                self.tensors[t] = x._replace(unsure=False) if strict is not None and t in strict.tensors else x
+                self.tensors[t] = x._replace(unsure=False, level=FINITE) if strict is not None and t in strict.tensors else x
 
 
 def _assumed(ops: Sequence[Step], strict: Strict) -> dict[str, frozenset[str]]:
@@ -70,27 +83,36 @@ def _assumed(ops: Sequence[Step], strict: Strict) -> dict[str, frozenset[str]]:
     return {t: frozenset(whats) for t, whats in found.items()}
 
 
-def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: frozenset[int]) -> tuple[list[Known], frozenset[int]]:
+def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: frozenset[int]) -> tuple[list[Known], Unsure]:
     """What is known of the outputs of an op, and its nodes that are unsure."""
     signs: dict[int, Sign] = {}
     states: dict[int, int] = {}
-    unsure: set[int] = set()
-    inputs = [(known.sign, known.state) for known, _ in given]
+    levels: dict[int, int] = {}
+    divided: set[int] = set()
+    fallible: set[int] = set()
+    inputs = [known for known, _ in given]
     for node in topological(op.nodes):
-        states[id(node)] = _state(node, states, inputs)
-        sign = _sign(node, signs, states, inputs)
-        doubt = given[node.attrs[0]][0].unsure if node.prim == "input" else any(id(a) in unsure for a in node.args)
+        states[id(node)] = _state(node, states, [known.state for known in inputs])
+        levels[id(node)] = FINITE if id(node) in strict else _state(node, levels, [known.level for known in inputs])
+        sign = _sign(node, signs, states, [known.sign for known in inputs])
+        fails = False
         if node.prim == "map":
-            if doubt and sign == "positive" and node.attrs[0] in DIVIDES:
-                sign = "nonnegative"
             for k, what in conditions(*node.attrs):
                 known, at = signs[id(node.args[k])], _moved(node.args[k])
                 granted = known == "positive" or (what == "nonneg" and known == "nonnegative") or (at is not None and what in given[at][1])
-                doubt |= not granted
-        signs[id(node)] = sign
-        if doubt and id(node) not in strict:
-            unsure.add(id(node))
-    return [Known(signs[id(o)], states[id(o)], id(o) in unsure) for o in op.nodes], frozenset(unsure)
+                fails |= not granted
+        if node.prim == "input":
+            doubt, may_fail = inputs[node.attrs[0]].unsure, inputs[node.attrs[0]].fallible
+        else:
+            doubt, may_fail = any(id(a) in divided for a in node.args), any(id(a) in fallible for a in node.args)
+        infinite = doubt and node.prim == "map" and node.attrs[0] in DIVIDES
+        signs[id(node)] = "nonnegative" if infinite and sign == "positive" else sign
+        if (doubt or fails) and id(node) not in strict:
+            divided.add(id(node))
+        if may_fail or fails:
+            fallible.add(id(node))
+    made = [Known(signs[id(o)], states[id(o)], id(o) in divided, id(o) in fallible, levels[id(o)]) for o in op.nodes]
+    return made, Unsure(frozenset(divided), frozenset(fallible), frozenset(divided | {n for n, level in levels.items() if level == WILD}))
 
 
 def _moved(node: Node) -> int | None:
@@ -100,16 +122,19 @@ def _moved(node: Node) -> int | None:
     return int(node.attrs[0]) if node.prim == "input" else None
 
 
-def _state(node: Node, known: Mapping[int, int], inputs: Sequence[tuple[Sign, int]]) -> int:
+def _state(node: Node, known: Mapping[int, int], inputs: Sequence[int]) -> int:
     """Of all elements: numbers, numbers or −∞, or anything."""
     args = [known[id(a)] for a in node.args]
+    if node.prim == "one_hot" or (node.kind != "real" and node.prim != "input"):  # positions and truth values, whatever was looked at
+        return FINITE
     match node.prim:
         case "input":
-            return int(inputs[node.attrs[0]][1])
+            at: int = node.attrs[0]
+            return inputs[at]
         case "const":
             return expression_state("real", node.attrs[0], ())
         case "map":
-            return FINITE if node.kind == "bool" else expression_state("map", node.attrs, args)
+            return expression_state("map", node.attrs, args)
         case "contract":
             return FINITE if all(a == FINITE for a in args) else WILD
         case "pad":
@@ -123,14 +148,14 @@ def weakest(signs: Sequence[Sign]) -> Sign:
     return None if None in signs else "nonnegative" if "nonnegative" in signs else "positive"
 
 
-def _sign(node: Node, known: Mapping[int, Sign], states: Mapping[int, int], inputs: Sequence[tuple[Sign, int]]) -> Sign:
+def _sign(node: Node, known: Mapping[int, Sign], states: Mapping[int, int], inputs: Sequence[Sign]) -> Sign:
     args = [known[id(a)] for a in node.args]
     if node.kind == "bool":
         return "nonnegative"
     match node.prim:
         case "input":
             n: int = node.attrs[0]
-            return inputs[n][0]
+            return inputs[n]
         case "const":
             value = node.attrs[0]
             if value == 0:

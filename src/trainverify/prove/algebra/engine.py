@@ -26,7 +26,7 @@ from trainverify.prove.algebra.notation import show
 from trainverify.prove.algebra.ranks import Ranks
 from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, Need, Poly, TooLarge, Unsupported
 from trainverify.prove.algebra.values import Missing, Values, get
-from trainverify.prove.signs import Signs, of_source
+from trainverify.prove.signs import SURE, Signs, of_source
 from trainverify.prove.strict import Step, Strict
 
 WRITTEN_OUT = 10_000  # ops of a plan up to which a failed proof is tried again without blocks
@@ -190,7 +190,7 @@ class Prover:
         def run(n: int, env: Values) -> None:
             self.forms.strict, self.forms.roots, self.forms.unsure = strict.nodes[n], strict.roots[n], signs.unsure[n]
             self._apply(system.logical_ops[n][0], system.logical.ops[n], env, {}, loose, system.scope)
-            self.forms.strict, self.forms.roots, self.forms.unsure = None, (), ()
+            self.forms.strict, self.forms.roots, self.forms.unsure = None, (), SURE
 
         self.kernel.noting = NOTHING  # only nodes that must have a value say what they need, not how something is kept
         for block in system.logical_blocks:

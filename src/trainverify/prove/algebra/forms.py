@@ -22,6 +22,7 @@ from trainverify.prove.algebra.flat import Flat
 from trainverify.prove.algebra.grids import Grid, Grids, Key, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, OF_ROOTS, Index, Poly, Unsupported, as_constant, constant, scale
+from trainverify.prove.signs import SURE, Unsure
 from trainverify.prove.strict import seen
 
 Value = dict[Key, Poly]  # blocks by their tags
@@ -39,7 +40,7 @@ class Forms:
     where: str = ""  # the op at hand
     strict: Collection[int] | None = None  # nodes of the op at hand whose conditions are noted; all of them, if None
     roots: Collection[int] = ()  # others that must be numbers
-    unsure: Collection[int] = ()  # nodes that may have no value, or an infinite one, where the program has one
+    unsure: Unsure = SURE
     exps: dict[object, list[tuple[str, bool]]] = field(default_factory=dict)  # argument without maxima → (op, maximum subtracted)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class Forms:
     def _noted(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
         """What a node makes; what that needs is noted if the node must have a value."""
         before = self.kernel.noting
-        if not seen(node) and any(id(a) in self.unsure for a in node.args):
+        if not seen(node) and any(id(a) in self.unsure.unseen for a in node.args):
             raise Unsupported("a comparison of what may have no value")
         if self.strict is None or id(node) in self.strict:
             self.kernel.noting = EVERYTHING
@@ -181,7 +182,8 @@ class Forms:
                 return k.power(args[0], Fraction(node.attrs[1]))
             case "exp":
                 self._note_exp(args[0])
-                return k.exp(args[0], bounded=id(node.args[0]) not in self.unsure)
+                at = id(node.args[0])
+                return k.exp(args[0], at not in self.unsure.divided, at not in self.unsure.fallible)
             case "log":
                 return k.log(args[0])
             case "as_real":

@@ -72,6 +72,7 @@ class Kernel:
     keep_constants: bool = True  # new atoms have constants built in; else every constant is a slot of its own
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
     _infinite: dict[int, bool] = field(default_factory=dict)
+    _masked: dict[int, bool] = field(default_factory=dict)
     _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
     _fresh: int = BOUND
     _depth: int = 0
@@ -670,9 +671,19 @@ class Kernel:
         slot_sizes = tuple(s for u, _, entries in body_ for s, e in zip(self.atoms[u].sizes, entries, strict=True) if e < 0)
         nonneg = all(self.atoms[u].nonnegative or self.atoms[u].positive or (isinstance(w, int) and w % 2 == 0) for u, w, _ in body_)
         # an empty sum is zero; a mask that is 1 somewhere leaves a positive term
-        pos = all(self.atoms[u].positive or self._reached(u, entries) for u, _, entries in body_) and all(sizes_)
-        pos &= sum(not self.atoms[u].positive for u, _, _ in body_) <= 1
+        others = [(u, entries) for u, _, entries in body_ if not self.atoms[u].positive]
+        pos = all(sizes_) and ((len(others) <= 1 and all(self._reached(*o) for o in others)) or self._chosen(factors, over))
         return self.shared(kind, (body_, sizes_), slots_, slot_sizes, lambda: {"nonnegative": nonneg, "positive": pos})
+
+    def _chosen(self, factors: Sequence[Factor], over: Mapping[Index, int]) -> bool:
+        """Whether factors are positive but for all digits of one integer that is always in range, which are 1 at one place."""
+        digits = [(u, idx) for u, idx, w in factors if not self.atoms[u].positive]
+        if any(self.atoms[u].kind != "digit" for u, _ in digits) or len({(self.atoms[u].data[0], idx[:-1]) for u, idx in digits}) != 1:
+            return False
+        (name, _, count), at = self.atoms[digits[0][0]].data, [idx[-1] for _, idx in digits]
+        every = sorted(self.atoms[u].data[1] for u, _ in digits) == [*range(count)]
+        free = len({*at}) == count and all(i in over and i not in digits[0][1][:-1] for i in at)
+        return name in self.always_valid and every and free
 
     def _reached(self, uid: int, entries: Sequence[int]) -> bool:
         """Whether an atom is 1 − [Σ c·(position of a bound variable − position of a free one) > 0]: 1 where both are equal."""
@@ -738,8 +749,9 @@ class Kernel:
             out = self.add(out, self.monomial(parts, c))
         return out
 
-    def exp(self, p: Poly, bounded: bool = True) -> Poly:
-        """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator. It is 0 at −∞, where p is not bounded."""
+    def exp(self, p: Poly, bounded: bool = True, everywhere: bool = True) -> Poly:
+        """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator. It is 0 at −∞, which p may be if it is not bounded,
+        or, in a case of it, not everywhere."""
         result = constant(1)
         for m, c in self.flat(p, self.closed).items():
             if len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "fn":
@@ -755,18 +767,35 @@ class Kernel:
                     continue
             alone = len(m) == 1 and m[0][2] == 1
             peak = alone and self.atoms[m[0][0]].kind == "max" and self.infinite(m[0][0])
-            if alone and c < 0:
-                self.finite({m: 1})
+            if alone and c < 0 and (self.named or not self.infinite(m[0][0]) or self.from_below(m[0][0])):
+                self.finite({m: 1})  # that of ∞ is not finite
             elif not peak:  # the exponential of −∞ is 0
                 self.number({m: 1})
             condition = self._condition({m: 1})
             if condition is not None:
-                result = self.times(result, self._by_cases(condition, {m: c}, lambda q: self.exp(q, bounded)))
+                result = self.times(result, self._by_cases(condition, {m: c}, lambda q: self.exp(q, everywhere)))
                 continue
-            unit = self.fn("exp", {m: 1}, positive=bounded and not peak, nonnegative=True)
+            unit = self.fn("exp", {m: 1}, positive=bounded and not any(self.masked(u) for u, _, _ in m), nonnegative=True)
             ((factor,),) = unit
             result = self.times(result, self.monomial([(factor[0], factor[1], tidy(c))]))
         return result
+
+    def masked(self, uid: int) -> bool:
+        """Whether an atom may be infinite, or is a Σ of such."""
+        known = self._masked.get(uid)
+        if known is None:
+            a = self.atoms[uid]
+            known = self.infinite(uid) or (a.kind == "sum" and any(self.masked(u) for u, _, _ in a.data[0][0]))
+            self._masked[uid] = known
+        return known
+
+    def from_below(self, uid: int) -> bool:
+        """Whether an atom is a maximum, or something masked, that may be −∞ but never ∞."""
+        a = self.atoms[uid]
+        if a.kind != "max":
+            return self.name(uid) == "log_indicator"
+        terms = [(c, factors) for c, factors in a.data[0][0] if any(self.infinite(u) for u, _, _ in factors)]
+        return all(c > 0 and len(f) == 1 and f[0][1] == 1 and self.from_below(f[0][0]) for c, f in terms)
 
     def finite(self, p: Poly) -> Poly:
         """p, after making sure that it is finite: no mask under a log in it; a maximum of masked values is a need."""

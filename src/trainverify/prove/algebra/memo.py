@@ -233,7 +233,9 @@ class Memo:
         known = self._signatures.get(uid)
         if known is None:
             a = self.kernel.atoms[uid]
-            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, uid < self.kernel.named, self.kernel.infinite(uid))
+            k = self.kernel
+            masks = (k.infinite(uid), k.masked(uid), k.infinite(uid) and k.from_below(uid))
+            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, uid < k.named, masks)
             if a.kind in _RIGID and _chosen(a) is None:
                 known = uid
             elif a.kind in _RIGID:
