@@ -91,11 +91,16 @@ class Repairs:
             for c, t in site:
                 op = self.graph.ops.get((c, t))
                 given = None if op is None or slot >= len(op.inputs) else op.inputs[slot]
-                if op is None or op.name == "identity" or given is None or self.shapes[c][given] != self.shapes[c][t]:
+                if op is None or op.name == "identity" or given is None or not self._fits(c, given, t):
                     return
                 edits[c, t] = Edit(((c, given),), lambda read, n=(c, given): np.array(read(n)))  # type: ignore[misc]
             op = self.graph.ops[site[0]]
             yield Repair(f"{short(op)} is one too many: {op.inputs[slot]} is what is needed", edits)
+
+    def _fits(self, c: int, other: str, tensor: str) -> bool:
+        """Whether one tensor can stand for another: it has its shape, and is no mask for numbers."""
+        kinds = {np.asarray(self.base.values[c][t]).dtype.kind for t in (other, tensor)}
+        return self.shapes[c][other] == self.shapes[c][tensor] and len(kinds) == 1
 
     def _repeated(self, node: Node) -> bool:
         """Whether an op does to this tensor once more what made it."""
