@@ -564,7 +564,9 @@ def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: in
 
 def declared(logical: Program, plan: Plan, parts: Sequence[Template], wanted: Sequence[Obligation]) -> list[Obligation]:
     """Lineage of intermediate tensors is a claim: it becomes an obligation of its own."""
-    held = {h.layout for o in wanted for h in o.holdings}
+    demanded: dict[Layout, set[int]] = {}  # where a claim is an obligation already
+    for h in (h for o in wanted for h in o.holdings):
+        demanded.setdefault(h.layout, set()).update(h.ranks)
     sources = frozenset(logical.sources)
     given = [frozenset(u.program.sources) for u in parts]
     claims: dict[str, list[Holding]] = {}
@@ -575,7 +577,9 @@ def declared(logical: Program, plan: Plan, parts: Sequence[Template], wanted: Se
             ranks = tuple(r for r in lay.holders(plan.mesh) if r in own) if own else ()
         else:
             ranks = lay.holders(plan.mesh)
-        if ranks and lay not in held:
+        if lay in demanded:
+            ranks = tuple(r for r in ranks if r not in demanded[lay])
+        if ranks:
             claims.setdefault(lay.logical, []).append(Holding(lay, ranks))
     return [Obligation(Output(name, "declared"), tuple(holdings)) for name, holdings in claims.items()]
 

@@ -81,6 +81,29 @@ def test_tv303_uneven_shards_of_one_size() -> None:
     assert f.message == "x ~ x: f32[7,2] {dp: Shard(0)} on mesh(dp=3): rank 2 holds a piece [1, 2], but 'x' is f32[3,2]"
 
 
+def strided(first: str, second: str) -> list[str]:
+    """w[12] on two ranks, each by a pattern of its own: codes of the findings."""
+
+    def build(p: Any) -> None:
+        for i, form in enumerate((first, second)):
+            with p.ranks(tp=i) as r:
+                r.input("x", (6,), form)
+                finish(r)
+
+    return codes(*held((12,), build, tv.Mesh(tp=2)))
+
+
+def test_tv305_numbers_in_patterns_count_their_own_digits() -> None:
+    """(2 tp 3) of rank 0 is 0…2, 6…8; (6 tp) of rank 1 is 1, 3, 5, 7, 9, 11: nobody holds 4 and 10."""
+    assert strided("(2 tp 3)", "(6 tp)") == ["TV305"]
+    assert strided("(6 tp)", "(2 tp 3)") == ["TV305"]
+    assert strided("(2 tp 3)", "(2 tp 3)") == []
+    assert strided("(6 tp)", "(6 tp)") == []
+    assert strided("(2 tp o)", "(2 tp 3)") == []
+    assert strided("(tp 6)", "(1 tp o)") == []
+    assert strided("(tp 6)", "(2 tp 3)") == ["TV305"]
+
+
 def bucket(padding: bool = True, shift: int = 0, second: int = 7, length: int = 5) -> tuple[Program, Plan]:
     """a [7] and b [2,3] in flat buckets of 5 on 3 ranks: 13 elements and 2 of padding."""
     b = tv.program("bucket")

@@ -10,7 +10,20 @@ from typing import Any, Final
 import numpy as np
 
 from trainverify.check.coverage import Box, Positions, TooFine, plain
-from trainverify.graph.lineage import Layout, LineageError, Part, Partial, Parts, Pattern, Placements, Replicate, Run, Shard, pattern_dims
+from trainverify.graph.lineage import (
+    Layout,
+    LineageError,
+    Part,
+    Partial,
+    Parts,
+    Pattern,
+    Placements,
+    Replicate,
+    Run,
+    Shard,
+    local_digits,
+    pattern_dims,
+)
 from trainverify.graph.mesh import Mesh
 
 _MOST_PIECES: Final = 1_000_000
@@ -195,17 +208,14 @@ class Layouts:
         assert isinstance(lay.form, Pattern)
         where = dict(lay.where)
         fixed = {n: (i, s) for n, i, s in lay.form.fixed}
+        named = local_digits(names, {*self.mesh.names, *fixed})
+        given = math.prod(self.mesh.length(n) if n in self.mesh.names else fixed[n][1] if n in fixed else k or 1 for n, k in named)
         digits: list[tuple[int | None, int]] = []  # slow first: (index, or None for all; size)
-        given = math.prod(self.mesh.length(n) if n in self.mesh.names else fixed[n][1] for n in names if n in self.mesh.names or n in fixed)
-        local = size // given
-        for n in names:
+        for n, k in named:
             if n in self.mesh.names:
                 digits.append((where.get(n), self.mesh.length(n)))
-            elif n in fixed:
-                digits.append(fixed[n])
-            elif n != "1":
-                digits.append((None, local))
-                local = 1
+            else:
+                digits.append(fixed[n] if n in fixed else (None, k or size // given))
         return _product(digits)
 
 

@@ -322,7 +322,7 @@ class _Lineage:
             pieces = [h.layout for h in obligation.holdings]
             if any(id(x) in declared for x in pieces) and not any(map(is_partial, pieces)):
                 self._complete(str(output), kind.shape, pieces)  # others live as their parameter does
-        if not found and not missing:
+        if not self.logical.outputs:
             self.report.add("TV308", f"{self.logical.name} has no outputs")
 
     def _holding(self, output: Output, kind: TensorType, lay: Layout, ranks: tuple[int, ...]) -> None:

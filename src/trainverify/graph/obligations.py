@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from trainverify.graph.lineage import Layout, Partial, Parts, Pattern, Placements
 from trainverify.graph.plan import Plan, Template
-from trainverify.graph.program import Output, Program
+from trainverify.graph.program import Output, Program, Role
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,17 @@ def obligations(logical: Program, plan: Plan, units: Sequence[Template]) -> tupl
     """Everything to be shown, and everything that is not there to be shown.
 
     A gradient lives as declared for it, on the ranks that report it so; without a declaration, as its parameter
-    does, on every rank that holds the parameter. Layouts of tensors that a rank computes are claims, not holdings.
+    does, on every rank that holds the parameter. A declaration may name fewer ranks than hold the parameter only if the
+    logical step updates the parameter: the new value is then demanded on all of them. Layouts of tensors that a rank
+    computes are claims, not holdings.
+
+    A parameter or state that the logical step does not update must not change: a rank that reports a new value for it
+    must report the old one.
     """
     found: list[Obligation] = []
     missing: list[Missing] = []
     plans = _Held(plan, units)
+    changed = {(o.role, o.of) for o in logical.outputs}
     for output in logical.outputs:
         if output.role in ("loss", "metric"):
             holdings = list(_reported(output, units))
@@ -64,19 +70,25 @@ def obligations(logical: Program, plan: Plan, units: Sequence[Template]) -> tupl
             absent: list[Missing] = []
             declared = plans.layouts.get(output.tensor, []) if output.role == "gradient" else []
             holdings = [h for x in declared if (h := plans.reported(output, x, missing)) is not None]
+            if declared and not holdings and not plans.reports(output):  # never reported: what is declared has to do
+                holdings = [Holding(x, x.holders(plan.mesh)) for x in declared]
             done = frozenset(r for h in holdings for r in h.ranks)
             explicit = bool(holdings)
             for lay in plans.layouts.get(str(output.of), []):
                 holdings += plans.updated(output, lay, done, absent)
-            if not holdings and declared:  # never reported: what is declared has to do
-                holdings = [Holding(x, x.holders(plan.mesh)) for x in declared]
-            elif not explicit:
+            if not explicit or ("parameter", output.of) not in changed:
                 missing += absent
-                if not holdings and not absent:
-                    missing.append(Missing(output, None, None, f"no rank holds {output.of}"))
+            if not holdings and not absent:
+                missing.append(Missing(output, None, None, f"no rank holds {output.of}"))
         if holdings:
             found.append(Obligation(output, tuple(holdings)))
+    found += [o for role, names in _kept(logical) for n in names if (role, n) not in changed for o in plans.unchanged(Output(n, role, n))]
     return found, missing
+
+
+def _kept(logical: Program) -> tuple[tuple[Role, tuple[str, ...]], ...]:
+    """What the next step starts with."""
+    return ("parameter", logical.parameters), ("state", logical.state)
 
 
 def _reported(output: Output, units: Sequence[Template]) -> Iterator[Holding]:
@@ -124,6 +136,17 @@ class _Held:
             if u is not None and u not in telling:
                 missing.append(self.absent(output, lay.local, u, ranks))
         return Holding(lay, tuple(r for u, ranks in holders.items() if u in telling for r in ranks))
+
+    def reports(self, output: Output) -> bool:
+        """Whether some rank reports this output of the parameter that it holds."""
+        held = [(self.split(x), x.local) for x in self.layouts.get(str(output.of), ())]
+        return any(u is not None and (output.role, local) in self.outputs[u] for split, local in held for u in split)
+
+    def unchanged(self, output: Output) -> Iterator[Obligation]:
+        """A parameter or state that the logical step leaves alone, on the ranks that report a value for it."""
+        holdings = [h for lay in self.layouts.get(output.tensor, ()) for h in self.updated(output, lay, frozenset(), [])]
+        if holdings:
+            yield Obligation(output, tuple(holdings))
 
     def absent(self, output: Output, local: str, u: int | None, ranks: Sequence[int]) -> Missing:
         name = "program" if u is None else self.units[u].program.name

@@ -126,7 +126,7 @@ class Output:
             case "metric":
                 return f"metric {self.of}"
             case _:
-                return f"updated {self.role} {self.of}"
+                return f"{'unchanged' if self.tensor == self.of else 'updated'} {self.role} {self.of}"
 
 
 @dataclass(frozen=True)
