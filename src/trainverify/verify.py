@@ -30,6 +30,7 @@ from trainverify.evaluate.compare import (
     together,
     unsettled,
 )
+from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
 from trainverify.evaluate.small import NotJoined, Small, TooMuch, computed, fits, shrink_system
@@ -41,7 +42,7 @@ from trainverify.graph.lineage import Layout, Parts, Placements
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.moves import without_moves
 from trainverify.graph.obligations import Holding, Obligation, obligations
-from trainverify.graph.plan import Plan, Template, units
+from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Output, Program
 from trainverify.limits import seldom_collected
 from trainverify.ops import OPS
@@ -141,7 +142,7 @@ def _verify(
     if unsupported:
         return Report("UNKNOWN", f"unsupported: {unsupported[0].message}", subject, findings)
     plan = without_moves(plan, ops)
-    parts = units(plan)
+    parts = told_apart(plan, ops)
     wanted, missing = obligations(logical, plan, parts)
     if missing or not wanted:
         return Report("INVALID", missing[0].reason if missing else "no obligations", subject, findings)
@@ -189,7 +190,7 @@ def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress
     wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
     if wrong:
         return wrong
-    parts = units(plan)
+    parts = told_apart(plan, ops)
     wanted, _ = obligations(logical, plan, parts)
     progress("inferring axes")
     prover = Prover(related(logical, plan, ops, parts, wanted))
@@ -206,7 +207,7 @@ def reduction(
     wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
     if wrong:
         return wrong
-    parts = units(plan)
+    parts = told_apart(plan, ops)
     wanted, _ = obligations(logical, plan, parts)
     system = related(logical, plan, ops, parts, wanted)
     return stage_shapes(system, wanted, plan.lineage) if staged else list(shapes(reduced(system)))
@@ -510,7 +511,7 @@ class _Evaluation:
         if changed is None:
             if any(f.severity != "warning" for f in validate(self.system.logical, found.plan, self.system.table)):
                 raise NotComputed("not well-formed without it")
-            parts = units(found.plan)
+            parts = told_apart(found.plan, self.system.table)
             wanted, missing = obligations(self.system.logical, found.plan, parts)
             if missing:
                 raise NotComputed("an output is missing")

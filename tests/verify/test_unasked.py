@@ -143,7 +143,9 @@ def test_a_gradient_on_all_ranks_is_proved() -> None:
 def test_a_gradient_on_fewer_ranks_than_hold_the_parameter_is_invalid() -> None:
     report = verify(*gradients({"dp": 0}, optimizer=False))
     assert report.verdict == "INVALID"
-    assert [(f.code, f.message) for f in report.findings if f.severity == "error"] == [("TV307", "rank 1 of 'dp1' holds w but has no gradient of w")]
+    assert [(f.code, f.message) for f in report.findings if f.severity == "error"] == [
+        ("TV307", "rank 1 of 'dp1' holds w but has no gradient of w")
+    ]
 
 
 def test_a_gradient_on_fewer_ranks_will_do_if_the_update_is_demanded_on_all() -> None:

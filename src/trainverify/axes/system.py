@@ -281,7 +281,7 @@ class System:
 
     def _even(self, scope: Scope, op: Op, names: Sequence[str], found: Mapping[tuple[int, ...], Lowered], u: int) -> bool:
         """Whether ranks take all equal slices of a dimension; a rank with an edit takes one of those that its like take."""
-        if _all_slices(list(found.values())) or not self.plan.edits or not names:
+        if _all_slices(list(found.values())) or len(self.talk.units) == len(self.plan.templates) or not names:
             return _all_slices(list(found.values()))
         ranks = next(set(t.ranks) for t in self.plan.templates if self.talk.units[u].ranks[0] in t.ranks)
         like = [n for n, unit in enumerate(self.talk.units) if unit.ranks[0] in ranks]  # references mean the same in one template

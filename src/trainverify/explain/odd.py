@@ -241,7 +241,8 @@ def _should(plan: Plan, ranks: Sequence[int], column: Sequence[Value]) -> list[V
         at = np.asarray([tuple(plan.mesh.coordinates(r).values()) for r in ranks])
         return [int(v) for v in predicted(at, np.asarray(column))]
     if not all(isinstance(v, str) and v in plan.groups for v in column):
-        return None
+        ((usual, count),) = Counter(column).most_common(1)
+        return [usual] * len(column) if count >= len(column) - MOST else None
     known = {v: _span(plan, plan.groups[v]) for v in {str(v) for v in column}}
     spans = [known[str(v)] if r in plan.groups[str(v)] else None for r, v in zip(ranks, column, strict=True)]
     ((most, count),) = Counter(spans).most_common(1)

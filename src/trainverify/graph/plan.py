@@ -75,10 +75,10 @@ def units(plan: Plan) -> tuple[Template, ...]:
     for t in plan.templates:
         plain = [i for i, r in enumerate(t.ranks) if r not in edited]
         if plain:
-            result.append(_pick(t, plain))
+            result.append(pick(t, plain))
         for i, r in enumerate(t.ranks):
             if r in edited:
-                alone = _pick(t, [i])
+                alone = pick(t, [i])
                 program = alone.program
                 for edit in edited[r]:
                     program = apply_edit(program, plan.functions, edit)
@@ -89,7 +89,8 @@ def units(plan: Plan) -> tuple[Template, ...]:
     return tuple(result)
 
 
-def _pick(t: Template, rows: Sequence[int]) -> Template:
+def pick(t: Template, rows: Sequence[int]) -> Template:
+    """A template for some of its rows only."""
     if len(rows) == len(t.ranks):
         return t
     return replace(t, ranks=tuple(t.ranks[i] for i in rows), bindings={n: tuple(c[i] for i in rows) for n, c in t.bindings.items()})

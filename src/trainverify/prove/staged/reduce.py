@@ -17,6 +17,7 @@ import z3
 
 from trainverify.axes.reduction import Sizes
 from trainverify.axes.system import System
+from trainverify.evaluate.rank_values import alike
 from trainverify.evaluate.sample import out_of_line, sampled, singled_out
 from trainverify.evaluate.small import Small, mesh_axes, shrink_system
 
@@ -80,6 +81,8 @@ def with_fewer(system: System, of_a_sort: int) -> Small | None:
     None if that is not so. Groups that are no product of mesh axes, and rings, keep all of their members."""
     mesh, held = system.plan.mesh, system.holdings()
     if any(mesh_axes(layout, mesh) is None for layout, _ in held):
+        return None
+    if not all(alike(system.plan, unit, system.table) for unit in system.talk.units):
         return None
     alone = {r for ranks in (*out_of_line(system), *singled_out(system)) for r in ranks}
     return shrink_system(system, LEAST, alternate=False, kept=sampled(system, also=alone, above=0, of_a_sort=of_a_sort))

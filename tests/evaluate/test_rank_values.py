@@ -1,0 +1,71 @@
+"""One rank of thousands with a value of its own: told from the others, and refuted by both engines."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+import trainverify as tv
+from trainverify.evaluate.rank_values import alike, told_apart
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Program
+from trainverify.ops import OPS
+from trainverify.verify import verify
+
+RANKS = 8192
+
+
+def step(lr: Any = 0.1, halved: int | None = None, dp: int = RANKS) -> tuple[Program, Plan]:
+    """A linear model under data parallelism; the gradient is halved on the rank whose number is `halved`."""
+    b = tv.program("l")
+    x, w = b.input("x", (dp * 2, 5)), b.parameter("w", (3, 5))
+    b.loss(b.sum(b.linear(x, w), name="loss"))
+    p = tv.plan("p", tv.Mesh(dp=dp))
+    with p.ranks() as r:
+        x, w = r.input("x", (2, 5), "(dp b) k"), r.parameter("w", (3, 5), "o k")
+        loss = r.sum(r.linear(x, w), name="loss.local")
+        r.backward(loss)
+        r.loss(r.all_reduce(loss, group="dp", name="loss"))
+        g = r.all_reduce(r.gradient(w), group="dp", name="g")
+        r.output(g, "gradient", "w")
+        if halved is not None:
+            number = r.full(shape=(), value=r.each_rank(lambda rank: rank), dtype="i64", name="number")
+            hit = r.eq(number, r.full(shape=(), value=halved, dtype="i64", name="chosen"), name="hit")
+            g = r.mul(g, r.where(hit, r.full(shape=(), value=0.5), r.full(shape=(), value=1.0), name="factor"), name="g.mine")
+        r.update(w, r.sgd(w, g, lr=r.each_rank(lr) if callable(lr) else lr, name="w.new"))
+    return tv.complete(b.build(), tv.SGD(lr=0.1)), p.build()
+
+
+def odd_rate(rank: int) -> float:
+    return 0.7 if rank == 4173 else 0.1
+
+
+@pytest.mark.parametrize("engine", ["algebra", "smt"])
+@pytest.mark.parametrize(("wrong", "tensor"), [({"lr": odd_rate}, "w.new"), ({"halved": 4173}, None)])
+def test_one_wrong_rank_of_8192_is_refuted(engine: Literal["algebra", "smt"], wrong: dict[str, Any], tensor: str | None) -> None:
+    report = verify(*step(**wrong), engine=engine, points=1)
+    assert report.verdict == "REFUTED", report.reason
+    assert report.reason.startswith("updated parameter w differs on rank 4173")
+    assert report.place is not None
+    assert report.place.rank == 4173
+    assert tensor is None or report.place.tensor == tensor
+
+
+def test_the_same_without_the_odd_rank_is_proved() -> None:
+    assert verify(*step(lr=lambda rank: 0.1), points=1).verdict == "PROVED"
+    report = verify(*step(halved=RANKS), engine="smt", points=1)
+    assert report.verdict == "PROVED(reduced)", report.reason
+
+
+def test_units_by_value() -> None:
+    def ranks(**more: Any) -> list[int]:
+        return [len(u.ranks) for u in told_apart(step(dp=70, **more)[1], OPS)]
+
+    assert ranks() == [70]
+    assert ranks(halved=41) == [69, 1] or ranks(halved=41) == [1, 69]
+    assert ranks(halved=70) == [70]
+    assert sorted(ranks(lr=lambda rank: 0.1 * (rank % 3 + 1))) == [23, 23, 24]
+    assert ranks(lr=lambda rank: 0.1 * (rank + 1)) == [70]  # too many to tell apart …
+    _, plan = step(dp=70, lr=lambda rank: 0.1 * (rank + 1))
+    assert not alike(plan, told_apart(plan, OPS)[0], OPS)  # … so none stands for another
