@@ -198,14 +198,13 @@ def fits(system: System, most: int) -> bool:
     return True
 
 
-class _Shrinker:
-    def __init__(self, system: System, base: int, alternate: bool, kept: Sample, joined: bool):
+class Wires:
+    """Classes of the ranks that are there, and who of them meets whom."""
+
+    def __init__(self, system: System, there: frozenset[int], joined: bool):
         self.system = system
-        axes, mesh = system.inference.axes, system.plan.mesh
-        self.sizes = Sizes(axes, system.inference.all, base, alternate, kept.axes)
-        self.there = kept.ranks(system) if kept else frozenset(range(mesh.size))
+        self.there = there
         self.joined = joined
-        self.kept = kept
         numbers: dict[object, int] = {}
         self._class_of = [numbers.setdefault(k.unit if joined else n, len(numbers)) for n, k in enumerate(system.schedule.classes)]
         mine: list[list[int]] = [[] for _ in numbers]
@@ -214,137 +213,13 @@ class _Shrinker:
             mine[c] += [r for r in k.ranks if r in self.there]
             self._units[c] = k.unit
         self._classes = [tuple(sorted(found)) for found in mine]
-        self.reading: Reading | None = None  # how literals shrink; None: not at all
-        self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
-        self._made: dict[object, tuple[Node, ...]] = {}  # small, literals as they are
-        self._shapes: dict[int, tuple[Dims, tuple[int, ...]]] = {}
-        self._shrunk: dict[object, tuple[Node, ...]] = {}
-        self._held: dict[object, Part] = {}
-        self._alike: dict[object, tuple[Node, ...]] = {}  # ops that are equal at small sizes have the same nodes
         self._wirings: dict[object, Wiring] = {}
 
     def nodes(self, lowered: Lowered, axes: NodeAxes) -> tuple[Node, ...]:
-        known = self._nodes.get(id(axes))
-        if known is None:
-            key = alike(lowered, axes)
-            if key not in self._shrunk:
-                if key not in self._made:
-                    self._made[key] = tuple(shrink(lowered.outputs, axes, self.sizes))
-                made = self._made[key]
-                made = made if self.reading is None else tuple(scaled(lowered.outputs, made, axes, self.sizes, self.reading))
-                self._shrunk[key] = self._alike.setdefault(_signature(made), made)
-            known = self._nodes[id(axes)] = axes, self._shrunk[key]
-        return known[1]
+        """What an op computes."""
+        return lowered.outputs
 
-    def small(self, most: int | None) -> Small:
-        system = self.system
-        if most is not None:
-            self.bounded(most)
-        logical_steps, classes = self._steps()
-        scopes = [system.unit_scopes[u] for u in self._units]
-        local_shapes = [{n: self._shape(dims) for n, dims in scope.dims.items()} for scope in scopes]
-        shapes = {n: self._shape(dims) for n, dims in system.scope.dims.items()}
-        domains = {n: self._domain(n, d) for n, d in system.logical.domains.items()}
-        parts = {}
-        mesh = system.plan.mesh
-        at = {r: mesh.coordinates(r) for r in self.there}
-        written: dict[object, tuple[Part, ...]] = {}  # by form, shape and the coordinates that the form looks at
-        for lay, holders in system.holdings():
-            full, whole, used = system.logical.tensors[lay.logical].shape, system.scope.dims[lay.logical], mesh_axes(lay, mesh)
-            same: dict[object, tuple[Part, ...]] = {}  # by unit and coordinates
-            for r in [r for r in holders if r in at]:
-                u = system.talk.unit_of[r]
-                where = r if used is None else tuple([at[r][a] for a in used])
-                key = (u, where)
-                if key not in same:
-                    form = (lay.form if used is not None else lay, full, where)
-                    if form not in written:
-                        written[form] = lay.parts(mesh, r, full)
-                    same[key] = tuple([self._part(p, whole, system.unit_scopes[u].dims[lay.local]) for p in written[form]])
-                parts[lay, r] = same[key]
-        reduced = any(shapes[n] != t.shape for n, t in system.logical.tensors.items())
-        largest = max((math.prod(s) for group in [shapes, *local_shapes] for s in group.values()), default=0)
-        names = {n: tuple(id(a.root()) for a in dims) for n, dims in system.scope.dims.items()}
-        return Small(
-            system.logical,
-            logical_steps,
-            classes,
-            self._meetings(),
-            shapes,
-            local_shapes,
-            domains,
-            parts,
-            reduced,
-            tuple(system.inference.axes.clashes),
-            largest,
-            names,
-            readings=self._readings,
-            joined=self.joined,
-            kept=self.kept,
-        )
-
-    def _steps(self) -> tuple[list[Step], list[SmallClass]]:
-        """Of the logical program, and of every class of ranks."""
-        system = self.system
-        ops = system.logical.ops
-        logical_steps = [
-            Step(ops[n], n, (0,), ops[n].inputs, ops[n].outputs, self.nodes(x.lowered, x.axes), (x.lowered, x.axes))
-            for n, (x,) in system.logical_ops.items()
-        ]
-        classes = []
-        for u, mine_all in zip(self._units, self._classes, strict=True):
-            program, unit = system.unit_programs[u], system.talk.units[u]
-            own = SmallClass(mine_all, program)
-            row_of = {r: row for row, r in enumerate(mine_all)}
-            known: dict[int, tuple[int, ...]] = {}  # rows are shared by many ops
-            for n, x in ((n, x) for n, variants in system.unit_ops[u].items() for x in variants):
-                if id(x.rows) not in known:
-                    known[id(x.rows)] = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
-                mine = known[id(x.rows)]
-                if mine:
-                    op = program.ops[n]
-                    own.order.append(Step(op, n, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes), (x.lowered, x.axes)))
-            classes.append(own)
-        return logical_steps, classes
-
-    def _readings(self) -> Iterator[Callable[[Small], Small]]:
-        """The other readings of literals."""
-        for reading in (OWN, *everywhere(self.system, self.sizes)):
-            twin = copy(self)
-            twin.reading = reading
-            twin._nodes, twin._shrunk = {}, {}
-            yield twin._read
-
-    def _read(self, small: Small) -> Small:
-        def read(s: T) -> T:
-            nodes = None if s.full is None else self.nodes(*s.full)
-            return s if nodes is s.nodes else replace(s, nodes=nodes)
-
-        classes = [replace(k, order=[read(s) for s in k.order]) for k in small.classes]
-        meetings = [read(m) for m in small.meetings]
-        return replace(small, logical_steps=[read(s) for s in small.logical_steps], classes=classes, meetings=meetings, points={})
-
-    def _shape(self, dims: Dims) -> tuple[int, ...]:
-        known = self._shapes.get(id(dims))  # which many tensors share
-        if known is None:
-            known = self._shapes[id(dims)] = dims, tuple([self.sizes(a) for a in dims])
-        return known[1]
-
-    def bounded(self, most: int) -> None:
-        known: dict[int, int] = {}
-
-        def count(dims: Dims) -> int:
-            if id(dims) not in known:
-                known[id(dims)] = math.prod(self._shape(dims))
-            return known[id(dims)]
-
-        total = sum(map(count, self.system.scope.dims.values()))
-        for u, mine in zip(self._units, self._classes, strict=True):
-            total += len(mine) * sum(map(count, self.system.unit_scopes[u].dims.values()))
-        if total > most:
-            raise TooMuch(f"{total:,} elements on {len(self.there)} ranks")
-
-    def _meetings(self) -> list[Meeting]:
+    def meetings(self) -> list[Meeting]:
         if not self.joined:
             return [self._meeting(m.ops, *self._met(m)) for m in self.system.meetings]
         together: dict[tuple[int, int], int] = {}  # class and op → number of the meeting that it is part of
@@ -429,6 +304,142 @@ class _Shrinker:
         rows = [[place[m] for m in talk.groups[name] if m in self.there] for name in groups]
         senders = tuple(tuple((c, row) for c, row in group if by_class[c].inputs) for group in rows)
         return Wiring(senders, tuple(tuple((c, row) for c, row in group if by_class[c].outputs) for group in rows))
+
+
+class _Shrinker(Wires):
+    def __init__(self, system: System, base: int, alternate: bool, kept: Sample, joined: bool):
+        axes, mesh = system.inference.axes, system.plan.mesh
+        super().__init__(system, kept.ranks(system) if kept else frozenset(range(mesh.size)), joined)
+        self.sizes = Sizes(axes, system.inference.all, base, alternate, kept.axes)
+        self.kept = kept
+        self.reading: Reading | None = None  # how literals shrink; None: not at all
+        self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
+        self._made: dict[object, tuple[Node, ...]] = {}  # small, literals as they are
+        self._shapes: dict[int, tuple[Dims, tuple[int, ...]]] = {}
+        self._shrunk: dict[object, tuple[Node, ...]] = {}
+        self._held: dict[object, Part] = {}
+        self._alike: dict[object, tuple[Node, ...]] = {}  # ops that are equal at small sizes have the same nodes
+
+    def nodes(self, lowered: Lowered, axes: NodeAxes) -> tuple[Node, ...]:
+        known = self._nodes.get(id(axes))
+        if known is None:
+            key = alike(lowered, axes)
+            if key not in self._shrunk:
+                if key not in self._made:
+                    self._made[key] = tuple(shrink(lowered.outputs, axes, self.sizes))
+                made = self._made[key]
+                made = made if self.reading is None else tuple(scaled(lowered.outputs, made, axes, self.sizes, self.reading))
+                self._shrunk[key] = self._alike.setdefault(_signature(made), made)
+            known = self._nodes[id(axes)] = axes, self._shrunk[key]
+        return known[1]
+
+    def small(self, most: int | None) -> Small:
+        system = self.system
+        if most is not None:
+            self.bounded(most)
+        logical_steps, classes = self._steps()
+        scopes = [system.unit_scopes[u] for u in self._units]
+        local_shapes = [{n: self._shape(dims) for n, dims in scope.dims.items()} for scope in scopes]
+        shapes = {n: self._shape(dims) for n, dims in system.scope.dims.items()}
+        domains = {n: self._domain(n, d) for n, d in system.logical.domains.items()}
+        parts = {}
+        mesh = system.plan.mesh
+        at = {r: mesh.coordinates(r) for r in self.there}
+        written: dict[object, tuple[Part, ...]] = {}  # by form, shape and the coordinates that the form looks at
+        for lay, holders in system.holdings():
+            full, whole, used = system.logical.tensors[lay.logical].shape, system.scope.dims[lay.logical], mesh_axes(lay, mesh)
+            same: dict[object, tuple[Part, ...]] = {}  # by unit and coordinates
+            for r in [r for r in holders if r in at]:
+                u = system.talk.unit_of[r]
+                where = r if used is None else tuple([at[r][a] for a in used])
+                key = (u, where)
+                if key not in same:
+                    form = (lay.form if used is not None else lay, full, where)
+                    if form not in written:
+                        written[form] = lay.parts(mesh, r, full)
+                    same[key] = tuple([self._part(p, whole, system.unit_scopes[u].dims[lay.local]) for p in written[form]])
+                parts[lay, r] = same[key]
+        reduced = any(shapes[n] != t.shape for n, t in system.logical.tensors.items())
+        largest = max((math.prod(s) for group in [shapes, *local_shapes] for s in group.values()), default=0)
+        names = {n: tuple(id(a.root()) for a in dims) for n, dims in system.scope.dims.items()}
+        return Small(
+            system.logical,
+            logical_steps,
+            classes,
+            self.meetings(),
+            shapes,
+            local_shapes,
+            domains,
+            parts,
+            reduced,
+            tuple(system.inference.axes.clashes),
+            largest,
+            names,
+            readings=self._readings,
+            joined=self.joined,
+            kept=self.kept,
+        )
+
+    def _steps(self) -> tuple[list[Step], list[SmallClass]]:
+        """Of the logical program, and of every class of ranks."""
+        system = self.system
+        ops = system.logical.ops
+        logical_steps = [
+            Step(ops[n], n, (0,), ops[n].inputs, ops[n].outputs, self.nodes(x.lowered, x.axes), (x.lowered, x.axes))
+            for n, (x,) in system.logical_ops.items()
+        ]
+        classes = []
+        for u, mine_all in zip(self._units, self._classes, strict=True):
+            program, unit = system.unit_programs[u], system.talk.units[u]
+            own = SmallClass(mine_all, program)
+            row_of = {r: row for row, r in enumerate(mine_all)}
+            known: dict[int, tuple[int, ...]] = {}  # rows are shared by many ops
+            for n, x in ((n, x) for n, variants in system.unit_ops[u].items() for x in variants):
+                if id(x.rows) not in known:
+                    known[id(x.rows)] = tuple(row_of[unit.ranks[row]] for row in x.rows if unit.ranks[row] in row_of)
+                mine = known[id(x.rows)]
+                if mine:
+                    op = program.ops[n]
+                    own.order.append(Step(op, n, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes), (x.lowered, x.axes)))
+            classes.append(own)
+        return logical_steps, classes
+
+    def _readings(self) -> Iterator[Callable[[Small], Small]]:
+        """The other readings of literals."""
+        for reading in (OWN, *everywhere(self.system, self.sizes)):
+            twin = copy(self)
+            twin.reading = reading
+            twin._nodes, twin._shrunk = {}, {}
+            yield twin._read
+
+    def _read(self, small: Small) -> Small:
+        def read(s: T) -> T:
+            nodes = None if s.full is None else self.nodes(*s.full)
+            return s if nodes is s.nodes else replace(s, nodes=nodes)
+
+        classes = [replace(k, order=[read(s) for s in k.order]) for k in small.classes]
+        meetings = [read(m) for m in small.meetings]
+        return replace(small, logical_steps=[read(s) for s in small.logical_steps], classes=classes, meetings=meetings, points={})
+
+    def _shape(self, dims: Dims) -> tuple[int, ...]:
+        known = self._shapes.get(id(dims))  # which many tensors share
+        if known is None:
+            known = self._shapes[id(dims)] = dims, tuple([self.sizes(a) for a in dims])
+        return known[1]
+
+    def bounded(self, most: int) -> None:
+        known: dict[int, int] = {}
+
+        def count(dims: Dims) -> int:
+            if id(dims) not in known:
+                known[id(dims)] = math.prod(self._shape(dims))
+            return known[id(dims)]
+
+        total = sum(map(count, self.system.scope.dims.values()))
+        for u, mine in zip(self._units, self._classes, strict=True):
+            total += len(mine) * sum(map(count, self.system.unit_scopes[u].dims.values()))
+        if total > most:
+            raise TooMuch(f"{total:,} elements on {len(self.there)} ranks")
 
     def _domain(self, name: str, domain: Domain) -> Domain:
         line = self.system.scope.lines.get(name)
