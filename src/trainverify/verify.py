@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from trainverify.axes.cells import NoCells
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
 from trainverify.check import validate
 from trainverify.check.findings import Finding, names
 from trainverify.domains.arrays import Array
+from trainverify.domains.classed import NoValue
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import (
     DIFFERENT,
@@ -25,15 +27,16 @@ from trainverify.evaluate.compare import (
     compare,
     decide,
     gaps,
-    needed_for,
     suspects,
     together,
     unsettled,
 )
+from trainverify.evaluate.counting import counting
+from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
-from trainverify.evaluate.small import NotJoined, Small, TooMuch, computed, fits, shrink_system
+from trainverify.evaluate.small import NotJoined, Small, TooMuch, fits, shrink_system
 from trainverify.explain.locate import locate
 from trainverify.explain.odd import Odd, ill_formed, mended, odd
 from trainverify.explain.place import Known, Place
@@ -65,6 +68,8 @@ LOCATED = 4_000_000  # elements up to which enclosures are run one by one, and t
 DECIDED = 40  # obligations that enclosures look at one by one before there is no verdict
 CLEAR = 1e-3  # relative difference that needs no larger one
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
+
+CLASSES = "at full size, on classes of positions and ranks"
 
 Progress = Callable[[str], None]
 Locator = Callable[..., Place]  # the arguments of `locate`
@@ -108,8 +113,13 @@ def verify(
     return replace(report, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
 
 
-class _OnlyWhenReduced(Exception):
-    """A difference at reduced sizes that has to be looked at again at the original ones."""
+class _AtFullSize(Exception):
+    """What differs at reduced sizes, or on some ranks: both programs can be run as they are, so that decides."""
+
+    def __init__(self, small: Small, wrong: list[Suspect]):
+        super().__init__("both programs are run as they are")
+        self.small = small
+        self.wrong = wrong
 
 
 class Disagreement(Exception):
@@ -228,7 +238,8 @@ class _Evaluation:
     findings: tuple[Finding, ...]
     locator: Locator
     alike: bool = False  # but for few ranks: one point after the other, and all ranks of a program together
-    whole: bool = False  # at the original sizes
+    whole: bool = False  # at the original sizes, all ranks
+    smaller: tuple[Small, list[Suspect]] | None = None  # where the same differs and less has to be searched
 
     @cached_property
     def kept(self) -> Sample:
@@ -241,8 +252,8 @@ class _Evaluation:
             return self._report()
         except NotJoined:
             return replace(self, alike=False).report()
-        except _OnlyWhenReduced:
-            return replace(self, alike=False, whole=True).report()
+        except _AtFullSize as found:
+            return replace(self, alike=False, whole=True, smaller=(found.small, found.wrong)).report()
 
     def _report(self) -> Report:
         self.progress("choosing small sizes")
@@ -256,7 +267,7 @@ class _Evaluation:
         except TooMuch as error:
             clashes = self.system.inference.axes.clashes
             also = f": {clashes[0].text} ({clashes[0].where})" if clashes else f": {error}"
-            return self._open(why or f"too large to evaluate{also}", "not compared")
+            return self._confirmed() or self._open(why or f"too large to evaluate{also}", "not compared")
         compared = 0
         points = range(self.seed, self.seed + self.points)
         self.progress(f"evaluating {self.points} points")
@@ -305,7 +316,7 @@ class _Evaluation:
             return Report(
                 verdict, reason, self.subject, self.findings, self._shown("agreed"), assumptions=self.proof.preconditions, notes=notes
             )
-        found = self._replayed()
+        found = self._replayed() or self._beyond_sizes()
         return found or self._open(f"agreed on {self.points} random points", "agreed", (note, *self.proof.notes))
 
     def _stop_if_contested(self, wanted: Sequence[Obligation]) -> None:
@@ -374,6 +385,10 @@ class _Evaluation:
         if len(proved) > 1:  # all together first; what remains is looked at one by one
             left = unsettled(small, self.plan.lineage, proved, random_inputs(small, point))
             wrong = [s for s in wrong if s in left or s not in proved]
+        if self._less(small):
+            found_at_full_size, wrong = self._beside_full_size(small, wrong)
+            if found_at_full_size is not None or not wrong:
+                return found_at_full_size
         worst = {s.obligation: s for s in sorted(wrong, key=lambda s: s.distance)}
         clear: dict[Obligation, Suspect] = {}
         for s in wrong:  # of every obligation the first rank that is clearly off, or about as far as any
@@ -382,7 +397,7 @@ class _Evaluation:
         one_each = list(clear.values())
         special.update({s.obligation: "undecided" for s in one_each[DECIDED:]})
         unproved = [s for s in one_each if s.obligation not in self.proof.proved]
-        if elements(small) > LOCATED and (found := self._stable(small, unproved, point)) is not None:
+        if elements(small) > (LOCATED if not self.whole else CLOSE_LOOK) and (found := self._stable(small, unproved, point)) is not None:
             said = self._refuted(small, wrong, found)
             how = "too large for enclosures: the difference is as large in extended precision as in float64"
             return replace(said, notes=(*said.notes, how))
@@ -425,22 +440,30 @@ class _Evaluation:
             return []
         return close_look(small, self.plan.lineage, left, random_inputs(small, point))
 
-    def _refuted(self, small: Small, wrong: list[Suspect], difference: Difference, inputs: Mapping[str, Array] | None = None) -> Report:
-        if small.reduced and inputs is None:
-            if self._agrees_at_full_size(wrong, difference):
-                raise _OnlyWhenReduced
-            self.progress("trying the other readings of literals")
-            if self._agrees_otherwise(small, wrong, difference):
-                if not self.kept and self._full_size(CLOSE_LOOK) is not None:
-                    raise _OnlyWhenReduced
-                reason = "a difference that depends on how literals shrink with the sizes; no verdict at reduced sizes"
-                return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
+    def _refuted(
+        self,
+        small: Small,
+        wrong: list[Suspect],
+        difference: Difference,
+        inputs: Mapping[str, Array] | None = None,
+        scope: str | None = None,
+    ) -> Report:
+        """REFUTED, with the first wrong tensor; `scope` says at which sizes the difference is certain."""
+        if scope is None:
+            scope = "at full size" if not self._less(small) else "at reduced sizes"
+            if inputs is None and self._less(small):
+                if not self._at_other_sizes(difference):
+                    reason = f"{difference.obligation} differs at reduced sizes, but not at all of several; no verdict"
+                    return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
+                scope += "; no literal counts what was reduced, and the difference is there at several sizes"
         self._stop_if_contested([difference.obligation])
-        engine, scope = self.proof.proved.get(difference.obligation, ("", ""))
-        if scope == FULL_SIZE or (engine and self.proof.strict):
+        engine, proved = self.proof.proved.get(difference.obligation, ("", ""))
+        if proved == FULL_SIZE or (engine and self.proof.strict):
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
+        if self.smaller is not None and (elements(small) > CLOSE_LOOK or counting(self.system, self.smaller[0]) is None):
+            small, wrong = self.smaller
         place = self._odd(small, difference.seed) if inputs is None and (self.kept or self.locator is locate) else None
         if place is None and elements(small) > LOCATED and self.locator is locate:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
@@ -449,44 +472,112 @@ class _Evaluation:
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         where = f"random inputs of seed {difference.seed}" if inputs is None else "the solver's model"
-        note = f"counterexample: {where}" + (", at reduced sizes" if small.reduced else "")
+        note = f"counterexample: {where}, {scope}"
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
         forms += tuple(f"violated: {difference.layout}; {self.proof.violated[o]}" for o in bad if o in self.proof.violated)[:1]
         return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
 
-    def _agrees_otherwise(self, small: Small, wrong: list[Suspect], difference: Difference) -> bool:
-        """Whether there is no difference if literals are read otherwise; what needs least of what differs is compared first, by itself."""
-        assert small.readings is not None
-        one = self._soonest((difference.obligation, *(s.obligation for s in wrong if s.distance > DIFFERENT)))
-        part = needed_for(small, [one])
-        seen = {computed(part)}
-        for read in small.readings():
-            other = read(part)
-            if computed(other) in seen:  # it differs as before
-                continue
-            seen.add(computed(other))
-            try:
-                if compare_at(other, self.plan, [one], difference.seed)[0]:
-                    continue
-                whole = read(small)
-                if not compare_at(whole, self.plan, self.wanted, difference.seed)[0] and not self._close_look(whole, difference.seed):
-                    return True
-            except NotComputed:  # no numbers to tell by
-                return True
-        return False
+    def _less(self, small: Small) -> bool:
+        """Whether it has fewer positions or ranks than the plan."""
+        return small.reduced or len(small.places) < self.plan.size
 
-    def _agrees_at_full_size(self, wrong: list[Suspect], difference: Difference) -> bool:
-        """Whether a difference that float64 sees at reduced sizes is not there at full size; False also if that is too large."""
-        if self.kept or all(s.distance <= DIFFERENT for s in wrong if s.obligation == difference.obligation):
-            return False
-        full = self._full_size(LOCATED)
-        if full is None:
-            return False
-        self.progress("looking at the original sizes")
+    def _beside_full_size(self, small: Small, wrong: list[Suspect]) -> tuple[Report | None, list[Suspect]]:
+        """What differs at reduced sizes, at full size: a report, or what is left to be decided at reduced sizes.
+
+        A plan of up to four million elements is run as it is. A larger one is evaluated on classes: what differs there is refuted.
+        What does not is left only if no literal can count what was reduced; else a proof stands, and without one there is no verdict.
+        """
+        if self._full_size(LOCATED) is not None:
+            raise _AtFullSize(small, wrong)
+        by, seen = self._by_classes, None
+        several = list(dict.fromkeys(s.obligation for s in wrong))
+        if by is not None:
+            self.progress("evaluating at full size, on classes")
+            for some in ([self._soonest(several)], several):
+                seen = by.seen(some, everywhere=any(o in self.proof.failed for o in some))
+                if seen.differs and (difference := by.decide(seen)[1]) is not None:
+                    return self._refuted(small, wrong, difference, scope=CLASSES), []
+        literal = counting(self.system, small)
+        if literal is None:
+            return None, wrong
+        left = [o for o in several if self.proof.proved.get(o, ("", ""))[1] != FULL_SIZE and (seen is None or seen.says(o) != "agrees")]
+        if not left:
+            return None, []
+        reason = f"{left[0]} differs at reduced sizes, where {literal}; at full size it is too large to evaluate"
+        hint = (
+            "write the count as the op that counts (mean, all_reduce with op='avg'), or verify it at sizes with at most 4 million elements"
+        )
+        return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=(hint, *self._attempts())), []
+
+    @cached_property
+    def _by_classes(self) -> ByClasses | None:
         try:
-            return not compare_at(full, self.plan, self.wanted, difference.seed)[0]
-        except NotComputed:
-            return False
+            found = ByClasses(self.system, self.plan.lineage, self.wanted, self.seed)
+            _ = found.point
+        except (NoCells, NoValue):
+            return None
+        return found
+
+    def _beyond_sizes(self) -> Report | None:
+        """A difference at full size that reduced sizes do not show, of a plan that is not proved."""
+        if self.whole:
+            return None
+        small = self._full_size(LOCATED)
+        if small is not None:
+            self.progress("evaluating at full size")
+            try:
+                wrong, _ = compare_at(small, self.plan, self.wanted, self.seed)
+            except NotComputed:
+                return None
+            wrong = [s for s in wrong if s.distance > DIFFERENT]
+            if not wrong:
+                return None
+            found = replace(self, whole=True)._decide(small, wrong, self.seed)
+            return found if found is not None and found.verdict == "REFUTED" else None
+        if self._by_classes is None:
+            return None
+        self.progress("evaluating at full size, on classes")
+        seen = self._by_classes.seen([o for o in self.wanted if o in self.proof.failed], everywhere=True)
+        difference = self._by_classes.decide(seen)[1] if seen.differs else None
+        if difference is None:
+            return None
+        return self._unlocated(difference)
+
+    def _unlocated(self, difference: Difference) -> Report:
+        """REFUTED by a difference on classes only."""
+        o = difference.obligation
+        self._stop_if_contested([o])
+        place = Place(o.output.tensor, None, difference.rank, difference.layout.local, None, "seen at full size only: not searched")
+        reason = f"{o} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
+        note = f"counterexample: random inputs of seed {difference.seed}, {CLASSES}"
+        return Report(
+            "REFUTED", reason, self.subject, self.findings, self._shown("agreed", {o: "different"}), difference, place, notes=(note,)
+        )
+
+    def _confirmed(self) -> Report | None:
+        """PROVED, of a plan too large to evaluate otherwise, where classes say the same of every obligation."""
+        if self.proof.failed or self.proof.reduced or self._by_classes is None:
+            return None
+        seen = self._by_classes.seen(self.wanted)
+        if not all(seen.says(o) == "agrees" for o in self.wanted):
+            return None
+        reason = f"{len(self.wanted)} obligations at full size; evaluation on classes of positions agrees"
+        notes = (*self.proof.lint, *self.proof.notes)
+        return Report(
+            "PROVED", reason, self.subject, self.findings, self._shown("agreed"), assumptions=self.proof.preconditions, notes=notes
+        )
+
+    def _at_other_sizes(self, difference: Difference) -> bool:
+        """Whether a difference at reduced sizes is there at others too, and if operators' own counts are those of the reduced sizes."""
+        for base, own in ((2, True), (3, False), (3, True), (5, True)):
+            try:
+                other = shrink_system(self.system, base=base, kept=self.kept, most=MAX_ELEMENTS, own_counts=own)
+                wrong, _ = compare_at(other, self.plan, [difference.obligation], difference.seed)
+            except (NotABoundary, TooMuch, NotComputed):
+                continue
+            if not wrong:
+                return False
+        return True
 
     def _full_size(self, most: int) -> Small | None:
         """Both programs at the original sizes, if they have at most so many elements."""

@@ -154,10 +154,7 @@ class ClassedDomain:
         """Which values depend on a number that stands for an unknown maximum."""
         if x.other is None:
             return np.zeros(x.shape, dtype=bool)
-        if not self.enclosed:
-            return np.asarray(x.other != x.value)
-        pairs = zip(np.asarray(x.value, dtype=object).flat, np.asarray(x.other, dtype=object).flat, strict=True)
-        return np.fromiter((a is not b for a, b in pairs), dtype=bool, count=x.value.size).reshape(x.shape)
+        return ~self._equal(x.value, x.other)
 
     def settled(self, x: Classed, inputs: Iterable[Classed]) -> Classed:
         """The results of an op: what comes out the same whatever stands for a maximum does not depend on it, other values are unknown.

@@ -32,7 +32,7 @@ from trainverify.primitives.node import Node, ordered
 
 SINGLE: Final = 2  # positions of an axis that are cells of their own
 ALL_RANKS: Final = 16  # up to which every rank is one
-ELEMENTS: Final = 6_000_000  # on cells, of all tensors together
+ELEMENTS: Final = 150_000_000  # on cells, of all tensors together
 STEPS: Final = 150_000  # ops of all classes of ranks together
 MEMBERS: Final = 8  # ranks of a class whose lineage is looked at
 
@@ -56,6 +56,7 @@ class Compared:
     got: object = None
     want: object = None
     index: tuple[int, ...] = ()  # in the logical tensor: the first position of the cell
+    place: int = 0  # in the flattened cells of the local tensor
 
 
 class Classes:
@@ -89,7 +90,7 @@ class Classes:
             leaves = {a: system.inference.axes.leaves([system.inference.mesh_axis(mesh, a)]) for a in mesh.names}
             seen = [id(x) for several in leaves.values() for x in several]
             for n, a in enumerate(mesh.names):
-                if a in separate or any(x.pieces is not None or seen.count(id(x)) > 1 for x in leaves[a]):
+                if a in separate or any(x.pieces is not None or id(x) in self._rows or seen.count(id(x)) > 1 for x in leaves[a]):
                     continue
                 flat = np.moveaxis(sorts, n, 0).reshape(mesh.length(a), -1)
                 kinds = np.unique(flat, axis=0, return_inverse=True)[1].reshape([x.size for x in leaves[a]])
@@ -243,7 +244,7 @@ class Classes:
                 yield tuple(rows), tuple(variants[k] for k in which)
 
     def op(self, variants: tuple[LoweredOp, ...]) -> _Op:
-        key = tuple(id(x) for x in variants)
+        key = tuple(i for x in variants for i in (id(x.lowered), id(x.axes)))
         if key not in self._orders:
             self._orders[key] = _Op(self, [(x.lowered, x.axes) for x in variants])
         return self._orders[key]
@@ -372,7 +373,7 @@ class Run:
             chosen = needed(tasks, [(0, n) for n in only])
             tasks = [t for n, t in enumerate(tasks) if n in chosen]
         values: list[_Rows] = [_Rows(1, dict(self.inputs))]
-        self._run(tasks, values)
+        self._run(tasks, values, {(0, n) for n in only} if only is not None else None)
         return values[0].whole
 
     def plan(self, lineage: Sequence[Layout], only: Sequence[tuple[int, str]] | None = None) -> list[_Rows]:
@@ -393,7 +394,7 @@ class Run:
                     rows = [self._source(held.get((r, name), []), r) for r in mine]
                     if rows:
                         values[c].whole[name] = together(rows, np.stack)
-        self._run(tasks, values)
+        self._run(tasks, values, None if only is None else set(only))
         return values
 
     def _source(self, layouts: Sequence[Layout], rank: int) -> Classed:
@@ -401,7 +402,7 @@ class Run:
         for lay in layouts:
             index = self.classes.index(lay, rank)
             flat = moved(self.inputs[lay.logical], lambda v: v.reshape(-1))
-            part = moved(flat, lambda v, i=index: v[np.maximum(i, 0)])
+            part = moved(flat, lambda v, i=index: v[np.maximum(i, 0).reshape(-1)].reshape(i.shape))
             if (index == -1).any():
                 part = self._zero(part, index == -1)
             found = part if found is None else _merged(found, part, index != -2)
@@ -414,8 +415,16 @@ class Run:
             return Whole(np.where(where, 0, x.low), np.where(where, 0, x.high))
         return Real(np.where(where, self.domain.base.literal(0, "real"), x.value), x.kind)
 
-    def _run(self, tasks: Sequence[Task], values: list[_Rows]) -> None:
-        for batches in levels(tasks):
+    def _run(self, tasks: Sequence[Task], values: list[_Rows], keep: set[tuple[int, str]] | None) -> None:
+        """Everything in order; what is not in `keep` is dropped after its last use."""
+        order = levels(tasks)
+        gone: list[list[tuple[int, str]]] = [[] for _ in order]
+        if keep is not None:
+            last = {t: n for n, batches in enumerate(order) for b in batches for task in b for t in (*task.makes, *task.reads)}
+            for t, n in last.items():
+                if t not in keep:
+                    gone[n].append(t)
+        for batches, used in zip(order, gone, strict=True):
             for task in (t for batch in batches for t in batch):
                 try:
                     if isinstance(task.what, ClassStep):
@@ -424,6 +433,8 @@ class Run:
                         self._meet(task.what, values)
                 except (NoValue, NoCells, KeyError):
                     continue  # its results are not there, nor what needs them
+            for c, name in used:
+                values[c].drop(name)
 
     def _step(self, step: ClassStep, values: _Rows) -> None:
         op = self.classes.op(step.variants)
@@ -451,8 +462,7 @@ class Run:
         made = given
         if meeting.full is not None:
             lowered, axes = meeting.full
-            op = self.classes.op((LoweredOp((), lowered, axes),)) if id(axes) not in self._met else self._met[id(axes)]
-            self._met[id(axes)] = op
+            op = self.classes.op((LoweredOp((), lowered, axes),))
             (k,) = op.inputs.values()
             if len(op.cells[k][0]) != rows.shape[1]:
                 raise NoCells("a group whose members are no class of ranks")
@@ -461,11 +471,7 @@ class Run:
             if len(group) > made.shape[1]:
                 raise NoCells("a group whose members are no class of ranks")
             for i, (c, row) in enumerate(group):
-                values[c].put(meeting.taken[c], (row,), moved(made, lambda v, g=g, i=i: v[g, i][None]))
-
-    @cached_property
-    def _met(self) -> dict[int, _Op]:
-        return {}
+                values[c].put(meeting.taken[c], (row,), moved(made, lambda v, g=g, i=i: v[g : g + 1, i]))
 
 
 def _merged(a: Classed, b: Classed, where: Array) -> Classed:
@@ -491,16 +497,20 @@ class _Rows:
             return
         known = self.parts.setdefault(name, {})
         for i, row in enumerate(rows):
-            known[row] = moved(value, lambda v, i=i: v[i])
+            known[row] = moved(value, lambda v, i=i: v[i : i + 1])
         if len(known) == self.count:
-            self.whole[name] = together([known[r] for r in range(self.count)], np.stack)
+            self.whole[name] = together([known[r] for r in range(self.count)], np.concatenate)
+
+    def drop(self, name: str) -> None:
+        self.whole.pop(name, None)
+        self.parts.pop(name, None)
 
     def get(self, name: str, rows: tuple[int, ...] | None) -> Classed:
         if name in self.whole:
             value = self.whole[name]
             return value if rows is None or len(rows) == self.count else moved(value, lambda v: v[list(rows)])
         known = self.parts[name]
-        return together([known[r] for r in (rows if rows is not None else range(self.count))], np.stack)
+        return together([known[r] for r in (rows if rows is not None else range(self.count))], np.concatenate)
 
 
 def inputs_of(classes: Classes, seed: int, magnitude: float, digits: int = 0) -> dict[str, Array]:
@@ -561,8 +571,10 @@ def digits_of(classes: Classes) -> int:
     return max((len(classes.system.inference.axes.leaves(classes.system.scope.dims[n])) for n in labels), default=0)
 
 
-def compared(classes: Classes, logical: Mapping[str, Classed], plan: Sequence[_Rows], wanted: Sequence[Obligation]) -> Iterator[Compared]:
-    """What ranks hold beside what they should, of all obligations and ranks."""
+def compared(
+    classes: Classes, logical: Mapping[str, Classed], plan: Sequence[_Rows], wanted: Sequence[Obligation], place: int | None = None
+) -> Iterator[Compared]:
+    """What ranks hold beside what they should, of all obligations and ranks; at one place, if that is given."""
     places = {r: (c, row) for c, mine in enumerate(classes.wires._classes) for row, r in enumerate(mine)}
     for o in wanted:
         for h in o.holdings:
@@ -576,11 +588,13 @@ def compared(classes: Classes, logical: Mapping[str, Classed], plan: Sequence[_R
                 if want is None:
                     yield Compared(o, h.layout, r, 0, 0.0)
                     continue
-                yield _beside(classes, o, h.layout, r, moved(got, lambda v: v[0]), want, index)
+                yield _beside(classes, o, h.layout, r, moved(got, lambda v: v[0, ...]), want, index, place)
 
 
-def _beside(classes: Classes, o: Obligation, lay: Layout, rank: int, got: Classed, want: Classed, index: Array) -> Compared:
-    flat = moved(want, lambda v: v.reshape(-1)[np.maximum(index, 0)])
+def _beside(
+    classes: Classes, o: Obligation, lay: Layout, rank: int, got: Classed, want: Classed, index: Array, place: int | None
+) -> Compared:
+    flat = moved(want, lambda v: v.reshape(-1)[np.maximum(index, 0).reshape(-1)].reshape(index.shape))
     padding = index < 0
     known = _known(got) & (_known(flat) | padding)
     if not o.stays:
@@ -594,12 +608,14 @@ def _beside(classes: Classes, o: Obligation, lay: Layout, rank: int, got: Classe
         gap = np.abs(a - b)
     gap = np.where(a == b, 0.0, gap)
     gap = np.where(known, np.where(np.isnan(gap), np.where(np.isnan(b), 0.0, np.inf), gap), 0.0)
-    worst = int(gap.reshape(-1).argmax())
+    worst = int(gap.reshape(-1).argmax()) if place is None else place
+    if not known.reshape(-1)[worst]:
+        return Compared(o, lay, rank, 0, 0.0)
     cell = int(index.reshape(-1)[worst])
     shape = [len(c) for c in classes.dims(classes.system.scope.dims[lay.logical])]
     firsts = classes.dims(classes.system.scope.dims[lay.logical])
     at = tuple(int(c.first[i]) for c, i in zip(firsts, np.unravel_index(cell, shape), strict=True)) if cell >= 0 else ()
-    return Compared(o, lay, rank, count, float(gap.reshape(-1)[worst]) / scale, _entry(got, worst), _entry(flat, worst), at)
+    return Compared(o, lay, rank, count, float(gap.reshape(-1)[worst]) / scale, _entry(got, worst), _entry(flat, worst), at, worst)
 
 
 def _known(x: Classed) -> Array:

@@ -6,8 +6,7 @@ Nothing here looks at values. The result is a pair of `Small*` recipes that any 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from trainverify.axes.shrink import alike, shrink
 from trainverify.axes.structure import Clash
 from trainverify.axes.system import MeetingAxes, System
 from trainverify.domains.arrays import Array
-from trainverify.evaluate.literals import OWN, Reading, everywhere, scaled
+from trainverify.evaluate.own_counts import shrunk
 from trainverify.evaluate.sample import ALL, Sample
 from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pattern_dims, positions
 from trainverify.graph.mesh import Mesh
@@ -104,7 +103,6 @@ class Small:
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
     points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
-    readings: Callable[[], Iterator[Callable[[Small], Small]]] | None = None  # make the same, or a slice, with other literals
     joined: bool = False  # classes are all ranks of a program
     kept: Sample = ALL  # what it has of a larger plan
 
@@ -178,13 +176,15 @@ def shrink_system(
     kept: Sample = ALL,
     most: int | None = None,
     joined: bool = False,
+    own_counts: bool = False,
 ) -> Small:
     """Both programs at small sizes; `kept` leaves some ranks and positions.
 
     With more than `most` elements of all tensors of all ranks it gives up early. `joined` takes all ranks that run one program as one
     class, also those that meet others: fewer and larger steps. Where ranks of one program do not do the same together, NotJoined is raised.
+    With `own_counts`, counts that operators bring along (the 1/n of a mean) shrink with their ops.
     """
-    return _Shrinker(system, base, alternate, kept, joined).small(most)
+    return _Shrinker(system, base, alternate, kept, joined, own_counts).small(most)
 
 
 def fits(system: System, most: int) -> bool:
@@ -307,12 +307,12 @@ class Wires:
 
 
 class _Shrinker(Wires):
-    def __init__(self, system: System, base: int, alternate: bool, kept: Sample, joined: bool):
+    def __init__(self, system: System, base: int, alternate: bool, kept: Sample, joined: bool, own_counts: bool = False):
+        self.own_counts = own_counts
         axes, mesh = system.inference.axes, system.plan.mesh
         super().__init__(system, kept.ranks(system) if kept else frozenset(range(mesh.size)), joined)
         self.sizes = Sizes(axes, system.inference.all, base, alternate, kept.axes)
         self.kept = kept
-        self.reading: Reading | None = None  # how literals shrink; None: not at all
         self._nodes: dict[int, tuple[NodeAxes, tuple[Node, ...]]] = {}  # ops of one kind have the same axes
         self._made: dict[object, tuple[Node, ...]] = {}  # small, literals as they are
         self._shapes: dict[int, tuple[Dims, tuple[int, ...]]] = {}
@@ -328,7 +328,8 @@ class _Shrinker(Wires):
                 if key not in self._made:
                     self._made[key] = tuple(shrink(lowered.outputs, axes, self.sizes))
                 made = self._made[key]
-                made = made if self.reading is None else tuple(scaled(lowered.outputs, made, axes, self.sizes, self.reading))
+                if self.own_counts:
+                    made = tuple(shrunk(lowered.outputs, made, axes, self.sizes))
                 self._shrunk[key] = self._alike.setdefault(_signature(made), made)
             known = self._nodes[id(axes)] = axes, self._shrunk[key]
         return known[1]
@@ -375,7 +376,6 @@ class _Shrinker(Wires):
             tuple(system.inference.axes.clashes),
             largest,
             names,
-            readings=self._readings,
             joined=self.joined,
             kept=self.kept,
         )
@@ -403,23 +403,6 @@ class _Shrinker(Wires):
                     own.order.append(Step(op, n, mine, op.inputs, op.outputs, self.nodes(x.lowered, x.axes), (x.lowered, x.axes)))
             classes.append(own)
         return logical_steps, classes
-
-    def _readings(self) -> Iterator[Callable[[Small], Small]]:
-        """The other readings of literals."""
-        for reading in (OWN, *everywhere(self.system, self.sizes)):
-            twin = copy(self)
-            twin.reading = reading
-            twin._nodes, twin._shrunk = {}, {}
-            yield twin._read
-
-    def _read(self, small: Small) -> Small:
-        def read(s: T) -> T:
-            nodes = None if s.full is None else self.nodes(*s.full)
-            return s if nodes is s.nodes else replace(s, nodes=nodes)
-
-        classes = [replace(k, order=[read(s) for s in k.order]) for k in small.classes]
-        meetings = [read(m) for m in small.meetings]
-        return replace(small, logical_steps=[read(s) for s in small.logical_steps], classes=classes, meetings=meetings, points={})
 
     def _shape(self, dims: Dims) -> tuple[int, ...]:
         known = self._shapes.get(id(dims))  # which many tensors share
@@ -479,12 +462,6 @@ class _Shrinker(Wires):
             if sizes.position(b, at + run.size) - starts[-1] != runs[-1].size:  # two ways to cut an axis that shrank differently
                 raise NotABoundary(f"{part}: {runs[-1].size} positions held in {sizes.position(b, at + run.size) - starts[-1]}")
         return replace(part, local=tuple(starts), logical=tuple(runs))
-
-
-def computed(small: Small) -> object:
-    """What all steps compute: equal of two readings of literals that do the same."""
-    steps: list[Step | Meeting] = [*small.logical_steps, *(s for k in small.classes for s in k.order), *small.meetings]
-    return tuple([id(s.nodes) for s in steps])  # equal nodes are one object
 
 
 def _signature(outputs: Sequence[Node]) -> object:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from trainverify.axes.cells import NoCells
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
+from trainverify.domains.classed import NoValue
+from trainverify.evaluate.compare import DIFFERENT
+from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.run import NotComputed, elements
-from trainverify.evaluate.sample import sampled
-from trainverify.evaluate.small import Small, TooMuch, shrink_system
+from trainverify.evaluate.small import Small, TooMuch
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.prove.staged.points import clearly_different
@@ -18,7 +21,6 @@ from trainverify.prove.staged.reduce import reduced, unreduced, with_fewer
 MAX_ELEMENTS: Final = 6_000_000
 MANY: Final = 300_000  # elements of a plan that is looked at with fewer ranks, and less to choose from
 AS_IT_IS: Final = 50_000  # elements of what is not reduced
-RUN: Final = 100_000_000  # elements up to which both programs are run, with some ranks of each sort, to say what differs
 
 
 class NoStages(Exception):
@@ -69,15 +71,9 @@ def _with_fewer(system: System, small: Small, wanted: Sequence[Obligation], line
 
 
 def different(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Collection[Obligation]:
-    """What differs although there are too many elements to prove anything of: on some ranks of each sort, however literals shrink."""
-    for of_a_sort in (2, 3):
-        try:
-            small = shrink_system(system, kept=sampled(system, above=0, of_a_sort=of_a_sort), alternate=False, most=RUN)
-            found = clearly_different(small, wanted, lineage)
-            for read in small.readings() if found and small.readings is not None else ():
-                found = clearly_different(read(small), found, lineage) if found else found
-        except (NotABoundary, NotComputed, TooMuch):
-            continue
-        if found:
-            return found
-    return ()
+    """What differs although there are too many elements to prove anything of: on classes, at full size."""
+    try:
+        seen = ByClasses(system, lineage, wanted, seed=0).seen(wanted)
+    except (NoCells, NoValue):
+        return ()
+    return tuple(c.obligation for c in seen.differs if c.gap > DIFFERENT)

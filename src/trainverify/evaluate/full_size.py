@@ -1,0 +1,219 @@
+"""What both programs compute at their own sizes, on classes of positions and ranks: for plans too large to be run as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, Literal
+
+import numpy as np
+from flint import arb
+
+from trainverify.axes.cells import NoCells
+from trainverify.axes.system import System
+from trainverify.domains.ball import Ball, precision
+from trainverify.domains.classed import EXACT, Classed, ClassedDomain, NoValue, Real
+from trainverify.domains.numeric import EXTENDED
+from trainverify.evaluate.classes import ELEMENTS, STEPS, Classes, Compared, Run, compared, digits_of, inputs_of
+from trainverify.evaluate.compare import EQUAL, MOVED, MOVES, Decision, Difference
+from trainverify.graph.lineage import Layout
+from trainverify.graph.obligations import Obligation
+from trainverify.primitives.scalars import Undecided
+
+MAGNITUDES: Final = (0.5, 0.05, 0.005, 0.0005)
+LARGE: Final = (4.0, 32.0)  # tried too where nothing differs: a condition may fall the other way there
+NOISE: Final = 1e-10  # relative, between float64 and more digits
+BITS: Final = (128, 256, 512)
+EVERYWHERE: Final = 5_000_000  # up to which other magnitudes are tried
+ENCLOSED: Final = 300_000  # elements on cells up to which enclosures decide
+TRIED: Final = 8  # of what differs, decided one after the other
+
+
+@dataclass(frozen=True)
+class Point:
+    seed: int
+    magnitude: float
+    digits: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What classes say of every obligation."""
+
+    differs: tuple[Compared, ...]  # of every such obligation the first rank that is clearly off
+    agrees: frozenset[Obligation]  # on every rank that was compared, all of which have some value
+    point: Point
+
+    def says(self, o: Obligation) -> Literal["differs", "agrees", "no value"]:
+        if any(c.obligation == o for c in self.differs):
+            return "differs"
+        return "agrees" if o in self.agrees else "no value"
+
+
+class ByClasses:
+    """Both programs on classes, at one random point. Raises NoCells where there are none."""
+
+    def __init__(self, system: System, lineage: Sequence[Layout], wanted: Sequence[Obligation], seed: int):
+        self.classes = Classes(system)
+        self.lineage = lineage
+        self.wanted = wanted
+        self.seed = seed
+        size = self.classes.elements()
+        steps = len(self.classes.logical_tasks) + len(self.classes.plan_tasks)
+        if size > ELEMENTS or steps > STEPS:
+            raise NoCells(f"{size:,} elements on classes, in {steps:,} ops")
+        self.size = size
+
+    @cached_property
+    def point(self) -> Point:
+        """Inputs at which most outputs of the logical program have a value, and float64 keeps its digits."""
+        best: tuple[tuple[int, int], Point] | None = None
+        names = [o.output.tensor for o in self.wanted]
+        for magnitude in MAGNITUDES:
+            for digits in range(digits_of(self.classes) + 1):
+                point = Point(self.seed, magnitude, digits)
+                inputs = inputs_of(self.classes, self.seed, magnitude, digits)
+                found = Run(self.classes, inputs, ClassedDomain()).logical(names)
+                known = sum(_some(found.get(n)) for n in names)
+                if not known or (best is not None and known < best[0][0]):
+                    continue
+                exact = Run(self.classes, inputs, ClassedDomain(EXTENDED)).logical(names)
+                score = (known, sum(_quiet(found.get(n), exact.get(n)) for n in names))
+                if best is None or score > best[0]:
+                    best = score, point
+                if known == len(names):
+                    break
+            if best is not None and best[0] == (len(names), len(names)):
+                break
+        if best is None:
+            raise NoCells("no output of the logical program has a value on classes")
+        return best[1]
+
+    def seen(self, wanted: Sequence[Obligation], everywhere: bool = False) -> Seen:
+        """What is said of some obligations; `everywhere`: if nothing differs, at inputs of other magnitudes too."""
+        found = self._seen(wanted, self.point)
+        if everywhere and not found.differs and self.size <= EVERYWHERE:
+            for magnitude in (*LARGE, *MAGNITUDES):
+                if magnitude != self.point.magnitude:
+                    other = self._seen(wanted, replace(self.point, magnitude=magnitude))
+                    if other.differs:
+                        return other
+        return found
+
+    def _seen(self, wanted: Sequence[Obligation], point: Point) -> Seen:
+        by: dict[Obligation, list[Compared]] = {}
+        for c in self._compared(ClassedDomain(), ClassedDomain(), wanted, point):
+            by.setdefault(c.obligation, []).append(c)
+        differs = tuple(next(c for c in cs if c.gap > EQUAL) for cs in by.values() if any(c.gap > EQUAL for c in cs))
+        agrees = frozenset(o for o, cs in by.items() if all(c.known and c.gap <= EQUAL for c in cs))
+        return Seen(differs, agrees, point)
+
+    def _compared(
+        self, logical: ClassedDomain, plan: ClassedDomain, wanted: Sequence[Obligation], point: Point, place: int | None = None
+    ) -> Iterator[Compared]:
+        inputs = inputs_of(self.classes, point.seed, point.magnitude, point.digits)
+        names = [o.output.tensor for o in wanted]
+        where = {r: c for c, mine in enumerate(self.classes.wires._classes) for r in mine}
+        local = dict.fromkeys((where[r], h.layout.local) for o in wanted for h in o.holdings for r in h.ranks if r in where)
+        made = Run(self.classes, inputs, logical).logical(names)
+        held = Run(self.classes, inputs, plan).plan(self.lineage, list(local))
+        yield from compared(self.classes, made, held, wanted, place)
+
+    def decide(self, seen: Seen) -> tuple[Decision, Difference | None]:
+        """The first of what differs that certainly does."""
+        last: Decision = "equal"
+        for c in sorted(seen.differs, key=lambda c: c.gap < 1e-3)[:TRIED]:
+            decision, difference = self._decide(c, seen.point)
+            if difference is not None:
+                return decision, difference
+            last = decision if last == "equal" else last
+        return last, None
+
+    def _decide(self, suspect: Compared, point: Point) -> tuple[Decision, Difference | None]:
+        if self.size > ENCLOSED:
+            exact = self._again(suspect, point, ClassedDomain(EXTENDED), ClassedDomain(EXTENDED))
+            stable = abs(exact.gap - suspect.gap) <= suspect.gap / 1000 or exact.gap == suspect.gap
+            if exact.known and stable and exact.gap > EQUAL:  # a unit of a literal, or noise, would be far less
+                return "different", _difference(suspect, exact, point)
+            return ("equal", None) if exact.gap * 64 < suspect.gap else ("undecided", None)
+        for bits in BITS:
+            with precision(bits):
+                try:
+                    exact = self._enclosed(suspect, point, Ball(), Ball())
+                    if not exact.known:
+                        return "undecided", None
+                    if not _apart(exact):
+                        if _tiny(exact):
+                            return "equal", None
+                        continue
+                    wide = self._enclosed(suspect, point, Ball(widen_literals=True), Ball(widen_literals=True))
+                    if (wide.known and _apart(wide)) or self._stays(suspect, point, exact):
+                        return "different", _difference(suspect, exact, point)
+                    return "literal rounding", None
+                except (Undecided, NoValue):
+                    continue
+        return "undecided", None
+
+    def _again(self, suspect: Compared, point: Point, logical: ClassedDomain, plan: ClassedDomain) -> Compared:
+        """One element of one rank, in other arithmetic; only what it is made of is computed."""
+        holdings = tuple(replace(h, ranks=(suspect.rank,)) for h in suspect.obligation.holdings if h.layout == suspect.layout)[:1]
+        one = replace(suspect.obligation, holdings=holdings)
+        (found,) = self._compared(logical, plan, [one], point, suspect.place)
+        return found
+
+    def _enclosed(self, suspect: Compared, point: Point, logical: Ball, plan: Ball) -> Compared:
+        return self._again(suspect, point, ClassedDomain(logical), ClassedDomain(plan))
+
+    def _stays(self, suspect: Compared, point: Point, exact: Compared) -> bool:
+        """Whether the difference hardly changes when float literals move by a unit in the last place (see `compare`)."""
+        gap = _gap(exact)
+        for one, other in MOVES:
+            moved = self._enclosed(suspect, point, Ball(move=one), Ball(move=other))
+            if not moved.known or not _apart(moved) or not abs(_gap(moved) - gap) <= abs(gap) / MOVED:
+                return False
+        return True
+
+
+def _difference(suspect: Compared, exact: Compared, point: Point) -> Difference:
+    got, want = (v.str(12, radius=False) if isinstance(v, arb) else f"{float(v):.12g}" for v in (exact.got, exact.want))  # type: ignore[arg-type]
+    return Difference(suspect.obligation, suspect.layout, suspect.rank, exact.index, got, want, point.seed, _gap(exact))
+
+
+def _some(x: Classed | None) -> bool:
+    if x is None:
+        return False
+    return bool(np.any(x.exact)) if not isinstance(x, Real) else x.kind is None or bool((x.kind == EXACT).any())
+
+
+def _quiet(x: Classed | None, exact: Classed | None) -> bool:
+    """Whether what is known of a tensor is finite, and float64 computes it well enough."""
+    if not isinstance(x, Real) or not isinstance(exact, Real):
+        return x is not None
+    known = np.ones(x.shape, dtype=bool) if x.kind is None else x.kind == EXACT
+    a, b = x.value[known], exact.value[known]
+    if not np.isfinite(a).all():
+        return False
+    return bool(np.abs(a - b).max(initial=0) <= NOISE * np.abs(a).max(initial=0))
+
+
+def _apart(c: Compared) -> bool:
+    got: Any = c.got
+    want: Any = c.want
+    if isinstance(got, arb) and isinstance(want, arb):
+        if want.is_finite() and not got.is_finite():
+            return bool(got.is_nan()) or not got.overlaps(want)
+        return not got.overlaps(want)
+    return bool(got != want)
+
+
+def _tiny(c: Compared) -> bool:
+    got: Any = c.got
+    want: Any = c.want
+    return not isinstance(got, arb) or bool((got - want).abs_upper() < arb(10) ** -20 * (1 + abs(want).abs_upper()))
+
+
+def _gap(c: Compared) -> float:
+    got: Any = c.got
+    want: Any = c.want
+    return float((got - want).mid()) if isinstance(got, arb) else float(got) - float(want)
