@@ -80,8 +80,8 @@ def table_with(path: Path | None) -> OpTable:
     """The operator table, with the user's own operators."""
     if path is None:
         return OPS
-    if not path.is_file():
-        raise Refused(f"{path}: {'not a regular file' if path.exists() else 'No such file or directory'}")
+    if not os.path.isfile(path):
+        raise Refused(f"{path}: {'not a regular file' if os.path.exists(path) else 'No such file or directory'}")
     name = "trainverify_user_ops"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -222,7 +222,11 @@ def zoo_command(
 ) -> int:
     """Models at real sizes, and plans for them: build one, check that it is well-formed, write it to files."""
     if model is None or name is None:
+        if folder is not None:
+            raise Refused("--out goes with a model of the zoo")
         return zoo_list(as_json)
+    if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
+        raise Refused(f"{folder}: not a folder")
     with progress(as_json) as tell:
         tell(f"building {name}")
         began = time.perf_counter()
@@ -233,7 +237,10 @@ def zoo_command(
         files_made: list[str] = []
         if folder is not None:
             tell("writing")
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise Refused(f"{folder}: {error.strerror}") from error
             for kind, content in (("logical", logical), ("plan", plan)):
                 files.write(folder / f"{name}.{kind}.json.gz", content)
                 files_made.append(str(folder / f"{name}.{kind}.json.gz"))
