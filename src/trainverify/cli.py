@@ -56,6 +56,7 @@ from trainverify.terminal import (
     err,
     fail,
     guarded,
+    open_streams,
     out,
     progress,
 )
@@ -618,6 +619,10 @@ def mutate_command(
 def run(arguments: Sequence[str]) -> int:
     """The exit code of a command line."""
     as_json = "--json" in arguments
+    return attempt(lambda: _run(arguments, as_json), as_json)
+
+
+def _run(arguments: Sequence[str], as_json: bool) -> int:
     try:
         code = app(list(arguments), prog_name="trainverify", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -634,9 +639,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a locale that lacks a character still gets a report
+    open_streams()
     with seldom_collected():
         code = run(sys.argv[1:])
     sys.exit(code)
