@@ -56,6 +56,7 @@ from trainverify.terminal import (
     err,
     fail,
     guarded,
+    open_streams,
     out,
     progress,
 )
@@ -80,8 +81,8 @@ def table_with(path: Path | None) -> OpTable:
     """The operator table, with the user's own operators."""
     if path is None:
         return OPS
-    if not path.is_file():
-        raise Refused(f"{path}: {'not a regular file' if path.exists() else 'No such file or directory'}")
+    if not os.path.isfile(path):
+        raise Refused(f"{path}: {'not a regular file' if os.path.exists(path) else 'No such file or directory'}")
     name = "trainverify_user_ops"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -222,7 +223,11 @@ def zoo_command(
 ) -> int:
     """Models at real sizes, and plans for them: build one, check that it is well-formed, write it to files."""
     if model is None or name is None:
+        if folder is not None:
+            raise Refused("--out goes with a model of the zoo")
         return zoo_list(as_json)
+    if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
+        raise Refused(f"{folder}: not a folder")
     with progress(as_json) as tell:
         tell(f"building {name}")
         began = time.perf_counter()
@@ -233,7 +238,10 @@ def zoo_command(
         files_made: list[str] = []
         if folder is not None:
             tell("writing")
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise Refused(f"{folder}: {error.strerror}") from error
             for kind, content in (("logical", logical), ("plan", plan)):
                 files.write(folder / f"{name}.{kind}.json.gz", content)
                 files_made.append(str(folder / f"{name}.{kind}.json.gz"))
@@ -611,6 +619,10 @@ def mutate_command(
 def run(arguments: Sequence[str]) -> int:
     """The exit code of a command line."""
     as_json = "--json" in arguments
+    return attempt(lambda: _run(arguments, as_json), as_json)
+
+
+def _run(arguments: Sequence[str], as_json: bool) -> int:
     try:
         code = app(list(arguments), prog_name="trainverify", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -627,9 +639,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a locale that lacks a character still gets a report
+    open_streams()
     with seldom_collected():
         code = run(sys.argv[1:])
     sys.exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -88,8 +89,10 @@ def bench_scaling_command(
     names = only.split(",")
     if unknown := [n for n in names if n not in scaling.NAMES]:
         raise Refused(f"--only {unknown[0]}: some of {', '.join(scaling.NAMES)}")
-    if file is not None and not file.absolute().parent.is_dir():
+    if file is not None and not os.path.isdir(file.absolute().parent):
         raise Refused(f"{file}: no such folder")
+    if file is not None and os.path.isdir(file):
+        raise Refused(f"{file}: a folder, not a file")
     results = []
     with progress(as_json) as tell:
         for result in scaling.bench(names, repeat, quick, tell):

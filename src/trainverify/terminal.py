@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -22,15 +23,32 @@ P = ParamSpec("P")
 USAGE, INTERNAL, INTERRUPTED, CLOSED = 2, 4, 130, 141
 
 
-class Terminal(Console):
-    """A console whose reader may go away: that is no verdict."""
+class Unwritable(Exception):
+    """Standard output takes no more: its reader went away, or the disk is full. That is no verdict."""
 
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+    def __init__(self, cause: OSError):
+        super().__init__(f"standard output: {cause.strerror or cause}")
+        self.cause = cause
 
 
-out = Terminal(soft_wrap=True, highlight=False)
-err = Terminal(stderr=True, soft_wrap=True, highlight=False)
+class Output(io.TextIOWrapper):
+    """Standard output whose failures are told from those of other files."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise Unwritable(error) from error
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise Unwritable(error) from error
+
+
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -50,7 +68,8 @@ def fail(message: str, code: int, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"error": one_line(message), "exit_code": code}))
     else:
-        err.print(f"[bold red]error[/]: {escape(one_line(message))}")
+        with suppress(OSError):  # where errors are not read, the code has to do
+            err.print(f"[bold red]error[/]: {escape(one_line(message))}")
     return code
 
 
@@ -63,21 +82,48 @@ def emit(command: str, exit_code: int, **fields: Any) -> int:
 def attempt(work: Callable[[], int], as_json: bool) -> int:
     """Whatever goes wrong ends with one line and the right code, never with a verdict."""
     try:
-        code = work()
+        code = _tried(work, as_json)
         sys.stdout.flush()
         return code
+    except Unwritable as error:  # what was to be said is lost
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+        return CLOSED if isinstance(error.cause, BrokenPipeError) else fail(str(error), USAGE, False)
+
+
+def _tried(work: Callable[[], int], as_json: bool) -> int:
+    """The same, but for what goes wrong with standard output."""
+    try:
+        return work()
     except (files.FileError, Refused) as error:
         return fail(str(error), USAGE, as_json)
     except KeyboardInterrupt:
         return fail("interrupted; no verdict", INTERRUPTED, as_json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; the interpreter flushes once more
-        return CLOSED
+    except Unwritable:
+        raise
     except (Exception, SystemExit) as error:
         if os.environ.get("TRAINVERIFY_TRACEBACK"):
             traceback.print_exception(error)
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return fail(f"internal error, no verdict: {reason} (TRAINVERIFY_TRACEBACK=1 shows where)", INTERNAL, as_json)
+
+
+def open_streams() -> None:
+    """Standard streams that were closed lead nowhere: a file that is opened must not take their place.
+
+    A locale that lacks a character still gets a report, and what goes wrong with standard output is told from what goes wrong elsewhere.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115  as long as the process lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        encoding, lines = sys.stdout.encoding, sys.stdout.isatty()
+        sys.stdout = Output(sys.stdout.detach(), encoding=encoding, errors="backslashreplace", line_buffering=lines)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
 
 
 def guarded(command: Callable[P, int]) -> Callable[P, int]:

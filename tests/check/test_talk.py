@@ -236,6 +236,10 @@ def test_tv207_ranks() -> None:
     assert only(replace(plan, templates=(t, alone))) == ("TV207", "rank 4 runs all and all")
     outside = replace(t, ranks=(0, 1, 2, 3, 4, 9))
     assert codes(None, replace(plan, templates=(outside,))) == ["TV207", "TV207"]
+    nobody = replace(t, ranks=(), bindings=dict.fromkeys(t.bindings, ()), program=replace(t.program, name="spare"))
+    assert only(replace(plan, templates=(t, nobody))) == ("TV207", "spare runs on no rank")
+    report = tv.verify(small(), replace(plan, templates=(nobody, t)))
+    assert (report.verdict, report.reason) == ("INVALID", "1 finding: TV207")
 
 
 def test_edits_cut_one_rank_out() -> None:

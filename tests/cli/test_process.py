@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -185,13 +186,47 @@ def test_child_ends_with_its_parent(folder: Path) -> None:
 
 
 def test_closed_pipe_is_no_verdict(folder: Path) -> None:
-    for arguments in (["verify", "model.json", "good.json"], ["ops"], ["ops", "--json"], ["show", "good.json"]):
+    for arguments in (["verify", "model.json", "good.json"], ["ops"], ["ops", "--json"], ["show", "good.json"], ["--help"], ["--version"]):
         process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(30) == 141
+
+
+COMMANDS = [  # what is asked for, and its exit code
+    (["verify", "model.json", "good.json"], 0),
+    (["verify", "model.json", "wrong.json", "--json"], 1),
+    (["verify", "model.json", "wrong.json", "--timeout", "50"], 1),
+    (["validate", "good.json"], 0),
+    (["show", "good.json"], 0),
+    (["reduce", "model.json"], 0),
+    (["ops", "--json"], 0),
+    (["zoo"], 0),
+    (["--help"], 0),
+    (["--version"], 0),
+    (["show", "nowhere.json", "--json"], 2),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code"), COMMANDS, ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_streams_that_take_nothing(folder: Path, arguments: list[str], code: int) -> None:
+    """Closed (`>&-`): the code is the answer. Full: one line says so, and the code is no verdict."""
+    command = shlex.join([*COMMAND, *arguments])
+    for streams in (">&-", ">&- 2>&-", ">&- 2>&- <&-", ">/dev/null 2>/dev/full"):
+        done = subprocess.run(["sh", "-c", f"{command} {streams}"], capture_output=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+    done = subprocess.run(["sh", "-c", f"{command} >/dev/full"], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, b"error: standard output: No space left on device\n")
+
+
+def test_closed_output_is_not_taken_for_a_file(folder: Path) -> None:
+    """The first file that is opened would get the number of the stream that is closed."""
+    command = shlex.join([*COMMAND, "zoo", "gpt2", "--layers", "1", "--out", "made"])
+    assert subprocess.run(["sh", "-c", f"{command} >&- 2>&-"], timeout=60).returncode == 0
+    assert isinstance(files.read("made/gpt2.logical.json.gz"), tv.Program)
+    assert isinstance(files.read("made/gpt2.plan.json.gz"), tv.Plan)
 
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "latin-1"}])

@@ -47,6 +47,16 @@ def test_files_are_what_is_verified(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["zoo", "llama3-8b", "--zero", "1"], "with dp=1 there is nothing to shard"),
         (["zoo", "llama3-8b", "--dp", "2", "--shards", "chunk"], "nothing is cut without it: zero=1, 2 or 3 goes with it"),
         (["zoo", "llama3-8b", "--pp", "2", "--schedule", "interleaved", "--microbatches", "3"], "3 micro-batches do not divide among 2"),
+        (["zoo", "llama3-8b", "--pp", "40"], "llama3-8b: 32 layers are fewer than 40 stages"),
+        (["verify", "--zoo", "gpt2", "--pp", "14"], "gpt2: 12 layers on 14 stages: stage 12 of"),
+        (["zoo", "llama3-8b", "--pp", "2", "--stages", "33,-1"], "stages of (33, -1) layers for 32 layers on 2 stages"),
+        (["zoo", "llama3-8b", "--pp", "3", "--stages", "16,0,16"], "32 layers on 3 stages: stage 1 of (16, 0, 16) has no layer"),
+        (["zoo", "llama3-8b", "--dp", "1000000000"], "llama3-8b: 1000000000 ranks; the limit is 1048576"),
+        (["verify", "--zoo", "resnet18", "--dp", "1000000000"], "resnet18: 1000000000 ranks; the limit is 1048576"),
+        (["zoo", "gpt2", "--tp", "8", "--cp", "1024", "--pp", "256"], "gpt2: 2097152 ranks; the limit is 1048576"),
+        (["mutate", "--zoo", "gpt2", "--tiny", "--dp", "1000000000"], "1000000000 ranks; the limit is 1048576"),
+        (["zoo", "llama3-8b", "--microbatches", "1000000000"], "layers × micro-batches are 32000000000; the limit is 100000"),
+        (["verify", "--zoo", "llama3-8b", "--layers", "1000000000"], "layers × micro-batches are 1000000000; the limit is 100000"),
         (["zoo", "llama3-8b", "--pp", "2", "--stages", "a,b"], "--stages a,b: numbers of layers separated by commas"),
         (["zoo", "llama3-8b", "--batch", "3", "--dp", "2"], "3 rows of the batch do not divide among 2"),
         (["zoo", "--dp", "2"], "--dp goes with a model of the zoo"),
@@ -65,6 +75,26 @@ def test_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[s
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert run([*arguments, "--json"]) == 2
     assert why in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_out_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("kept")
+    Path("folder/gpt2.plan.json.gz").mkdir(parents=True)
+    for path, line in (
+        ("file", "error: file: not a folder\n"),
+        ("file/new", "error: file/new: Not a directory\n"),
+        ("/proc/new", "error: /proc/new: No such file or directory\n"),
+        ("n" * 300, f"error: {'n' * 300}: File name too long\n"),
+        ("folder", "error: folder/gpt2.plan.json.gz: not a regular file\n"),
+    ):
+        assert run(["zoo", "gpt2", "--layers", "1", "--out", path]) == 2
+        assert capsys.readouterr() == ("", line)
+    assert Path("file").read_text() == "kept"
+    assert run(["zoo", "--out", "new"]) == 2
+    assert capsys.readouterr().err == "error: --out goes with a model of the zoo\n"
+    assert run(["bench", "scaling", "--quick", "--out", "folder"]) == 2
+    assert capsys.readouterr().err == "error: folder: a folder, not a file\n"
 
 
 LLAMA, GPT, DEEPSEEK = ["llama3-8b", "--layers", "1"], ["gpt2", "--layers", "1"], ["deepseek-16b", "--layers", "2"]

@@ -32,6 +32,20 @@ SMALL = Config(layers=3, hidden=24, heads=6, kv_heads=2, ffn=10, vocabulary=14, 
         (SMALL, Degrees(pp=2, schedule="interleaved", microbatches=2), "several chunks"),
         (SMALL, Degrees(pp=2, chunks=2, schedule="interleaved", microbatches=3), "3 micro-batches do not divide among 2 stages"),
         (SMALL, Degrees(pp=2, chunks=2, schedule="interleaved", microbatches=2), "3 layers are fewer than 2 stages of 2 chunks"),
+        (
+            SMALL,
+            Degrees(pp=2, chunks=10**9, schedule="interleaved", microbatches=2),
+            "3 layers are fewer than 2 stages of 1000000000 chunks",
+        ),
+        (SMALL, Degrees(pp=6), "3 layers are fewer than 6 stages"),
+        (SMALL, Degrees(pp=5), "3 layers on 5 stages: stage 3 of (1, 1, 1, 0, 0) has no layer"),
+        (SMALL, Degrees(pp=3, stages=(2, 0, 1)), "3 layers on 3 stages: stage 1 of (2, 0, 1) has no layer"),
+        (SMALL, Degrees(pp=2, stages=(4, -1)), "stages of (4, -1) layers for 3 layers on 2 stages"),
+        (
+            SMALL,
+            Degrees(pp=2, chunks=2, schedule="interleaved", microbatches=2, stages=(0, 1, 1, 1)),
+            "3 layers are fewer than 2 stages of 2 chunks",
+        ),
     ],
 )
 def test_refused(config: Config, how: Degrees, why: str) -> None:
@@ -43,6 +57,7 @@ def test_refused(config: Config, how: Degrees, why: str) -> None:
 def test_layers_are_spread() -> None:
     assert Degrees(pp=3).layers(7) == [[range(3)], [range(3, 5)], [range(5, 7)]]
     assert Degrees(pp=2, stages=(1, 4)).layers(5) == [[range(1)], [range(1, 5)]]
+    assert Degrees(pp=4, stages=(0, 1, 2, 0)).layers(3) == [[range(0)], [range(1)], [range(1, 3)], [range(3, 3)]]
     assert Degrees(pp=2, chunks=2).layers(5) == [[range(2), range(3, 4)], [range(2, 3), range(4, 5)]]
 
 

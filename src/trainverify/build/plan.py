@@ -13,8 +13,11 @@ differentiated names its backward; nothing is inserted for it.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from trainverify.build.program import Declaring, domain_of
@@ -76,11 +79,12 @@ def conjugate(op: str, backward: str | None, attrs: Mapping[str, Any]) -> Conjug
 class RankBuilder(Declaring):
     """The program of a set of ranks; references stand for what differs between them."""
 
-    def __init__(self, plan: PlanBuilder, name: str, ranks: tuple[int, ...], where: Mapping[str, int], ops: OpTable):
+    def __init__(self, plan: PlanBuilder, name: str, ranks: tuple[int, ...], where: Sequence[Mapping[str, int]], ops: OpTable):
+        """`where` are mesh coordinates that together have exactly these ranks."""
         super().__init__(name, ops)
         self._plan = plan
         self.ranks = ranks
-        self._where = dict(where)
+        self.where = tuple(dict(w) for w in where)
         self._columns: dict[str, tuple[Value, ...]] = {}
         self._asked: dict[object, Value] = {}  # groups and peers that were asked for before
 
@@ -141,8 +145,9 @@ class RankBuilder(Declaring):
         fixed: Mapping[str, tuple[int, int]] | None = None,
         partial: Mapping[str, Reduction] | None = None,
     ) -> None:
-        """Declare how a logical tensor lives in this one; checked, never believed."""
-        self._plan.lineage.append(layout(logical, form, tensor.name, self._where, fixed, partial))
+        """Declare how a logical tensor lives in this one, on these ranks; checked, never believed."""
+        made = layout(logical, form, tensor.name, None, fixed, partial)
+        self._plan.lineage += [replace(made, where=tuple(where.items())) for where in self.where]
 
     def input(
         self,
@@ -243,6 +248,23 @@ class RankBuilder(Declaring):
         return self.emit("recv", (), attrs, [name])[0]
 
 
+def boxes(mesh: Mesh, ranks: frozenset[int], within: Mapping[str, int] | None = None) -> Iterator[dict[str, int]]:
+    """Coordinates whose ranks are together exactly these, each once: an axis is fixed only where the ranks are not alike along it."""
+    fixed = dict(within or {})
+    if len(ranks) == mesh.size // math.prod(mesh.length(a) for a in fixed):
+        yield fixed
+        return
+    for axis in (a for a in mesh.names if a not in fixed):
+        cuts: dict[int, set[int]] = {}  # coordinate → its ranks
+        for r in ranks:
+            cuts.setdefault(mesh.coordinates(r)[axis], set()).add(r)
+        first = {mesh.moved(r, axis, 0) for r in next(iter(cuts.values()))}
+        if len(cuts) < mesh.length(axis) or any({mesh.moved(r, axis, 0) for r in found} != first for found in cuts.values()):
+            for i, found in sorted(cuts.items()):
+                yield from boxes(mesh, frozenset(found), {**fixed, axis: i})
+            return
+
+
 class PlanBuilder:
     def __init__(self, name: str, mesh: Mesh, ops: OpTable = OPS):
         self.name = name
@@ -276,10 +298,22 @@ class PlanBuilder:
 
     @contextmanager
     def ranks(self, *numbers: int, name: str | None = None, **where: int) -> Iterator[RankBuilder]:
-        """The ranks at these mesh coordinates (or these numbers); lineage declared inside holds on them."""
-        chosen = tuple(numbers) or self.mesh.ranks(**where)
-        label = name or "".join(f"{a}{i}" for a, i in where.items()) or "all"
-        r = RankBuilder(self, label, chosen, where, self.table)
+        """The ranks at these mesh coordinates (or these numbers); lineage declared inside holds on them, and on no others."""
+        if numbers and where:
+            raise BuildError("ranks by their numbers, or by their coordinates, not both")
+        twice = next((n for n, times in Counter(numbers).items() if times > 1), None)
+        if twice is not None:
+            raise BuildError(f"rank {twice} is given twice")
+        try:
+            chosen = tuple(numbers) or self.mesh.ranks(**where)
+        except ValueError as error:
+            raise BuildError(str(error)) from error
+        outside = next((n for n in chosen if not 0 <= n < self.mesh.size), None)
+        if outside is not None:
+            raise BuildError(f"{self.mesh} has no rank {outside}")
+        shown = ["rank", ",".join(map(str, numbers[:8]))] if numbers else [f"{a}{i}" for a, i in where.items()] or ["all"]
+        label = name or "".join(shown)
+        r = RankBuilder(self, label, chosen, list(boxes(self.mesh, frozenset(numbers))) if numbers else [where], self.table)
         yield r
         self._templates.append(Template(r.program(), chosen, dict(r._columns)))
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from trainverify.build.plan import PlanBuilder, RankBuilder
 from trainverify.build.tape import Tensor
 from trainverify.campaign.rules import Rule, rule
-from trainverify.graph.lineage import Form, Pattern, Placements, Shard, layout
+from trainverify.graph.lineage import Form, Pattern, Placements, Shard
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template, expand, fold
 from trainverify.graph.program import Op, Output, Program
@@ -243,7 +243,7 @@ class _Partitioner:
                 r._trainable.add(own)
             made.append(r._source(into, own, local, kind.dtype, domain))
             form, fixed = self.form(spread, m)
-            self.builder.lineage.append(layout(name, form, own, r._where, fixed))
+            r.lives(made[-1], name, form, fixed)
         self.values[name] = Value(name, kind.shape, spread, {stage: made})
         self.homes[name] = spread
 
@@ -561,9 +561,9 @@ class _Partitioner:
         (t,) = value.at[stage]
         r = self.ranks[stage]
         form, fixed = self.form(value.spread, 0)
-        if any(lay.local == t.name and dict(lay.where) == r._where for lay in self.builder.lineage):
+        if any(lay.local == t.name and dict(lay.where) in r.where for lay in self.builder.lineage):
             return False
-        self.builder.lineage.append(layout(logical, form, t.name, r._where, fixed))
+        r.lives(t, logical, form, fixed)
         r.output(t, "gradient", output.of)
         return True
 
@@ -577,4 +577,4 @@ class _Partitioner:
         for stage, tensors in value.at.items():
             for m, t in enumerate(tensors):
                 form, fixed = self.form(value.spread, m)
-                self.builder.lineage.append(layout(name, form, t.name, self.ranks[stage]._where, fixed))
+                self.ranks[stage].lives(t, name, form, fixed)

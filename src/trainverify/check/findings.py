@@ -33,7 +33,7 @@ CODES: Final[dict[str, str]] = {
     "TV204": "send and recv that do not match",
     "TV205": "deadlock",
     "TV206": "result of a collective that nobody uses",
-    "TV207": "rank without a program, or with two",
+    "TV207": "rank without a program or with two, or a program without a rank",
     "TV208": "edit that does not apply",
     "TV301": "source without lineage",
     "TV302": "lineage of something that does not exist",

@@ -9,7 +9,7 @@ from typing import Any
 from trainverify.check.findings import Severity
 from trainverify.graph.program import Op, Value, frozen
 from trainverify.graph.types import DTYPES, TensorType
-from trainverify.ops.table import OpDef, OpError, OpTable, check_arity, check_attributes
+from trainverify.ops.table import OpDef, OpError, OpTable, check_arity, check_attributes, check_literals
 
 Types = tuple[TensorType | None, ...]
 
@@ -39,6 +39,10 @@ class Operators:
 
     def results(self, op: Op, attrs: Mapping[str, Value], inputs: Types, members: int) -> tuple[TensorType, ...] | Problem | None:
         """Types of the results; None where another rank decides them (a broadcast that this rank only receives)."""
+        try:
+            check_literals(op.name, attrs)
+        except OpError as error:
+            return Problem("TV106", str(error))
         key = (op.name, repr(attrs), inputs, members)
         if key not in self._known:
             self._known[key] = self._results(op, attrs, inputs, members)

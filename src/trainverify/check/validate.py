@@ -69,10 +69,13 @@ def _plan(plan: Plan, operators: Operators, report: Report) -> list[Template]:
 
 
 def _ranks(plan: Plan, report: Report) -> bool:
-    """Every rank of the mesh runs exactly one program."""
+    """Every rank of the mesh runs exactly one program, and every program runs on some rank."""
     seen: dict[int, str] = {}
     good = True
     for t in plan.templates:
+        if not t.ranks:
+            report.add("TV207", f"{t.program.name} runs on no rank")
+            good = False
         for r in t.ranks:
             if type(r) is not int or not 0 <= r < plan.size:
                 report.add("TV207", f"{t.program.name}: there is no rank {r!r} in {plan.mesh}")

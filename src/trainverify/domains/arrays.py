@@ -56,7 +56,7 @@ class ArrayDomain:
         match node.prim:
             case "map":
                 if not args:  # a constant such as pi
-                    return self._repeat(np.asarray(self.map(node.attrs[0], [], None)), lead)
+                    return self._repeat(np.asarray(self.map(node.attrs[0], [], node.attrs[1] if len(node.attrs) > 1 else None)), lead)
                 return self.map(node.attrs[0], args, node.attrs[1] if len(node.attrs) > 1 else None)
             case "input":
                 return inputs[node.attrs[0]]

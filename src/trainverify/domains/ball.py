@@ -83,7 +83,7 @@ class Ball(ArrayDomain):
         f = SCALARS[fn].ball
         if not args:
             out = np.empty((), dtype=object)
-            out[()] = f()
+            out[()] = f() if param is None else f(param)
             return out
         return _each(f, *args) if param is None else _each(lambda *xs: f(*xs, param), *args)
 

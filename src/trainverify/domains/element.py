@@ -12,7 +12,7 @@ import numpy as np
 from trainverify.domains.arrays import Array, ArrayDomain, labelled
 from trainverify.domains.polynomials import Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
-from trainverify.primitives.scalars import hashed_uniform
+from trainverify.primitives.scalars import Undecided, hashed_uniform, integer_power
 
 _INTEGERS: dict[str, Callable[..., Any]] = {
     "lt": lambda a, b: a < b,
@@ -63,9 +63,7 @@ class Element(ArrayDomain):
     def map(self, fn: str, args: Sequence[Array], param: Any) -> Array:
         if not args:
             out = np.empty((), dtype=object)
-            out[()] = self.scalars.pi() if fn == "pi" else None
-            if fn != "pi":
-                raise Unsupported(fn)
+            out[()] = self.scalars.positive_constant(fn, () if param is None else param)
             return out
         known: dict[tuple[int, ...], Any] = {}
         entries = []
@@ -96,7 +94,7 @@ class Element(ArrayDomain):
                 return s.mul(self.real(xs[0]), s.inverse(self.real(xs[1])))
             case "pow":
                 if plain and isinstance(param, int) and param >= 0:
-                    return int(xs[0]) ** param
+                    return self._integer_power(int(xs[0]), param)
                 return s.pow(self.real(xs[0]), param if isinstance(param, int) else Fraction(param))
             case "exp":
                 return s.exp(self.real(xs[0]))
@@ -150,6 +148,13 @@ class Element(ArrayDomain):
             case "eq":
                 return self._equal(*polys)
         raise Unsupported(fn)
+
+    @staticmethod
+    def _integer_power(x: int, p: int) -> int:
+        try:
+            return integer_power(x, p)
+        except Undecided as error:
+            raise Unsupported(str(error)) from error
 
     def _equal(self, a: Poly, b: Poly) -> Poly:
         s = self.scalars

@@ -11,7 +11,7 @@ import numpy as np
 
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.primitives.node import Literal, Node
-from trainverify.primitives.scalars import SCALARS
+from trainverify.primitives.scalars import SCALARS, nearest_float
 
 AT_ONCE: Final = 20_000  # products of one contraction that are added up in the order in which they come: a better one takes time to find
 _REDUCTIONS: dict[str, Any] = {"max": np.max, "min": np.min, "prod": np.prod}
@@ -20,7 +20,7 @@ _DTYPES: dict[str, Any] = {"real": np.float64, "int": np.int64, "bool": np.bool_
 
 class Numeric(ArrayDomain):
     def literal(self, value: Literal, kind: str) -> Array:
-        return np.array(float(value) if kind == "real" else value, dtype=_DTYPES[kind])
+        return np.array(nearest_float(value) if kind == "real" else value, dtype=_DTYPES[kind])
 
     def run(self, outputs: Sequence[Node], inputs: Sequence[Array], lead: tuple[int, ...] = ()) -> list[Array]:
         with np.errstate(all="ignore"):

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from flint import fmpq
 
+from trainverify.primitives.scalars import LONGEST
+
 Exponent = int | Fraction
 Factors = tuple[tuple[int, Exponent], ...]  # (atom, exponent), sorted by atom
 Mono = int  # the number of an interned monomial; 0 is the empty one
@@ -24,6 +26,8 @@ Poly = dict[Mono, Any]  # Mono → fmpq, never 0
 ONE: Final = fmpq(1)
 ZERO: Final[Poly] = {}
 MAX_CASES: Final = 4096  # joint values of choices that a function of integers is tabulated over
+CONSTANTS: Final = ("pi", "one_minus_power")
+MAX_POWER: Final = 1000  # of a sum that is multiplied out
 MAX_FACTOR: Final = 1000  # primes that are looked for in numbers under a root
 
 
@@ -59,6 +63,13 @@ class Atom:
 
 
 Need = tuple[str, frozenset[tuple[Mono, Any]]]
+
+
+def raised(base: Fraction, n: int) -> Fraction:
+    """A power of a number, if it is not too long to be written."""
+    if abs(n) * max(base.numerator.bit_length(), base.denominator.bit_length()) > LONGEST and abs(base) != 1 and base:
+        raise TooLarge(f"a number to the power of {n}")
+    return base**n
 
 
 def rational(value: Any) -> Any:
@@ -307,7 +318,7 @@ class Scalars:
         kind = self.atoms[x].kind
         if kind == "number" and (s >= 1 or s < 0):
             whole = s.__floor__()
-            return (x, exponent(s - whole)), rational(Fraction(self.atoms[x].args[0]) ** whole)
+            return (x, exponent(s - whole)), rational(raised(Fraction(self.atoms[x].args[0]), whole))
         if kind == "sum" and s >= 1:
             whole = s.__floor__()
             more.append((x, whole))
@@ -322,6 +333,13 @@ class Scalars:
         return dict(self.atoms[atom].args[0])
 
     def power(self, p: Poly, n: int) -> Poly:
+        """pⁿ for n ≥ 0, multiplied out."""
+        if len(p) == 1 and n > 1:
+            ((m, c),) = p.items()
+            if not any(self._indicator[x] or self.atoms[x].kind in ("sum", "number") for x, _ in self.factors[m]):
+                return {self.mono(tuple((x, exponent(e * n)) for x, e in self.factors[m])): rational(raised(fraction(c), n))}
+        if n > MAX_POWER and p:
+            raise TooLarge(f"a sum to the power of {n}")
         out = self.const(1)
         for _ in range(n):
             out = self.mul(out, p)
@@ -481,7 +499,7 @@ class Scalars:
         for n, k in factors.items():
             power = Fraction(k) * e
             whole = power.__floor__()
-            coefficient *= Fraction(n) ** whole
+            coefficient *= raised(Fraction(n), whole)
             if power != whole:
                 mono.append((self._atom("number", (n,), "positive"), exponent(power - whole)))
         return {self.mono(tuple(sorted(mono, key=_first))): rational(coefficient)}
@@ -553,10 +571,12 @@ class Scalars:
 
     @staticmethod
     def _range(name: str) -> str | None:
-        return {"abs": "nonnegative", "pi": "positive"}.get(name)
+        return {"abs": "nonnegative"}.get(name)
 
-    def pi(self) -> Poly:
-        return self.one(self._atom("pi", (), "positive"))
+    def positive_constant(self, name: str, args: tuple[Any, ...]) -> Poly:
+        """A number that is positive, and of which nothing else is known."""
+        assert name in CONSTANTS
+        return self.one(self._atom(name, args, "positive"))
 
     def max(self, values: Iterable[Poly]) -> Poly:
         found: set[frozenset[tuple[Mono, Any]]] = set()

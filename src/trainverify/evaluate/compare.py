@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -27,10 +29,12 @@ from trainverify.evaluate.run import (
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Holding, Obligation
-from trainverify.primitives.scalars import Undecided
+from trainverify.primitives.node import Node, ordered
+from trainverify.primitives.scalars import Undecided, log_below_one, nearest_float
 
 EQUAL, DIFFERENT = 1e-9, 1e-6  # relative to the largest entry of the tensor
 PRECISIONS = (96, 192, 384, 768)
+FAINTEST = 20_000  # bits below 1 down to which a constant that only one program has is told from 1
 MOVES = (("up", "down"), ("up", "up"), ("a coin", "another coin"))  # of all float literals, tried
 MOVED = 1000  # a difference that changes by less than this part of it is not made of units in the last place
 CALMED = 64  # times smaller is rounding noise with eleven more bits
@@ -248,9 +252,21 @@ def gaps(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], se
     return found
 
 
+def faint(small: Small) -> int:
+    """Bits below 1 at which corrections 1 − bⁿ that only one of the programs has are told from 1: so many more are computed with."""
+    local = _corrections(s.nodes for k in small.classes for s in k.order) | _corrections(m.nodes or () for m in small.meetings)
+    alone = _corrections(s.nodes for s in small.logical_steps) ^ local
+    below = [-nearest_float(n) * log_below_one(b) / math.log(2) for b, n in alone]
+    return math.ceil(min((bits for bits in below if bits <= FAINTEST), default=0.0))
+
+
+def _corrections(outputs: Iterable[Sequence[Node]]) -> frozenset[tuple[Fraction, int]]:
+    return frozenset(n.attrs[1] for nodes in outputs for n in ordered(tuple(nodes)) if n.attrs[:1] == ("one_minus_power",))
+
+
 def close_look(small: Small, lineage: tuple[Layout, ...], obligations: Sequence[Obligation], inputs: Mapping[str, Array]) -> list[Suspect]:
     """What float64 calls equal and enclosures tell apart: differences of an ulp, a missing eps. Both programs are run once."""
-    with precision(PRECISIONS[0]):
+    with precision(PRECISIONS[0] + faint(small)):
         try:
             logical, plan = run_logical(small, inputs, Ball()), run_plan(small, lineage, inputs, Ball())
         except Undecided:
@@ -274,8 +290,9 @@ def decide(
 ) -> tuple[Decision, Difference | None]:
     """Settle a suspect in the ball domain, on the same inputs."""
     part = backward_slice(small, suspect)
+    more = faint(part)
     for bits in PRECISIONS:
-        with precision(bits):
+        with precision(bits + more):
             try:
                 exact = _ball_difference(part, lineage, suspect, inputs, seed, Ball(), Ball())
                 if exact is None:
@@ -298,6 +315,8 @@ def _stays(small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: 
     units explain changes by as much as it is when some of them move.
     """
     gap = found.gap
+    if gap == 0:  # too small for a float, and so for a comparison
+        return False
     for one, other in MOVES:
         try:
             moved = _ball_difference(small, lineage, suspect, inputs, found.seed, Ball(move=one), Ball(move=other), found.index)
@@ -317,23 +336,24 @@ def unsettled(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect
     """Suspects that enclosures do not show to be equal; both programs are run once per precision, for all of them together."""
     left = list(wrong)
     at = places(small)
+    more = faint(small)
     for bits in PRECISIONS:
         if not left:
             break
-        with precision(bits):
+        with precision(bits + more):
             try:
                 logical, plan = run_logical(small, inputs, Ball()), run_plan(small, lineage, inputs, Ball())
             except Undecided:
                 continue
-            left = [s for s in left if plan.get(*at[s.rank], s.layout.local) is None or not _all_equal(small, s, logical, plan)]
+            left = [s for s in left if plan.get(*at[s.rank], s.layout.local) is None or not _all_equal(small, s, logical, plan, more)]
             if any(plan.get(*at[s.rank], s.layout.local) is not None and _somewhere_apart(small, s, logical, plan) for s in left):
                 break  # a certain difference: more digits change nothing about it
     return left
 
 
-def _all_equal(small: Small, suspect: Suspect, logical: Mapping[str, Array], plan: PlanValues) -> bool:
+def _all_equal(small: Small, suspect: Suspect, logical: Mapping[str, Array], plan: PlanValues, more: int) -> bool:
     parts = held(small, suspect.obligation, suspect.layout, suspect.rank, logical[suspect.layout.logical], plan)
-    return all(not _apart(g, w) and _tiny(g, w) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True))
+    return all(not _apart(g, w) and _tiny(g, w, more) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True))
 
 
 def _somewhere_apart(small: Small, suspect: Suspect, logical: Mapping[str, Array], plan: PlanValues) -> bool:
@@ -341,9 +361,9 @@ def _somewhere_apart(small: Small, suspect: Suspect, logical: Mapping[str, Array
     return any(_apart(g, w) for got, want, _ in parts for g, w in zip(got.flat, want.flat, strict=True))
 
 
-def _tiny(got: Any, want: Any) -> bool:
-    """Whether two enclosures that meet are so small that the values count as equal."""
-    return not isinstance(got, arb) or bool((got - want).abs_upper() < arb(10) ** -40 * (1 + abs(want).abs_upper()))
+def _tiny(got: Any, want: Any, more: int) -> bool:
+    """Whether two enclosures that meet are so small that the values count as equal; `more` bits are looked at besides."""
+    return not isinstance(got, arb) or bool((got - want).abs_upper() < arb(10) ** -40 * arb(2) ** -more * (1 + abs(want).abs_upper()))
 
 
 def _ball_difference(
@@ -362,7 +382,7 @@ def _ball_difference(
     local = values.get(*places(small)[suspect.rank], suspect.layout.local)
     if local is None:
         return None
-    tiny = True
+    tiny, more = True, faint(small)
     whole = logical[suspect.layout.logical]
     for got, want, where in held(small, suspect.obligation, suspect.layout, suspect.rank, whole, values):
         for g, w, p in zip(got.flat, want.flat, where.flat, strict=True):
@@ -370,7 +390,7 @@ def _ball_difference(
                 index = _place(small, suspect.layout, int(p))
                 if only is None or index == only:
                     return Difference(suspect.obligation, suspect.layout, suspect.rank, index, show(g), show(w), seed, _gap(g, w))
-            tiny &= _tiny(g, w)
+            tiny &= _tiny(g, w, more)
     return "equal" if tiny else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Final
 
 from trainverify.ops.table import op
 from trainverify.primitives import node as F
@@ -14,6 +15,19 @@ _OPTIMIZER = "optimizer"
 def exact(value: float) -> Fraction | float:
     """A hyperparameter as written: decimal literals are exact rationals (0.1 is 1/10), so that products of them are too."""
     return value if isinstance(value, int | Fraction) else Fraction(repr(value))
+
+
+EXACT_BITS: Final = 4096  # of a bias correction that is written as a fraction
+
+
+def unbiased(moment: Node, beta: float, step: int) -> Node:
+    """moment / (1 − βᵗ), with the number itself: a fraction while that is short, else a constant by the name of β and t."""
+    b = Fraction(exact(beta))
+    if not 0 <= b < 1:
+        raise F.ShapeError(f"beta {beta} is not between 0 and 1 (without 1)")
+    if b == 0 or step * b.denominator.bit_length() <= EXACT_BITS:
+        return moment * (1 / (1 - b**step if b else Fraction(1)))
+    return moment / F.call("one_minus_power", param=(b, step))
 
 
 @op("sgd", _OPTIMIZER, example="w[a,b] grad[a,b] momentum_buffer[a,b]; lr=0.1, momentum=0.9")
@@ -61,8 +75,8 @@ def adamw(
     b1, b2, rate = Fraction(exact(beta1)), Fraction(exact(beta2)), Fraction(exact(lr))
     m_new = m * b1 + grad * (1 - b1)
     v_new = v * b2 + grad * grad * (1 - b2)
-    corrected = F.power(v_new * (1 / (1 - b2**step)), Fraction(1, 2))
-    update = m_new * (1 / (1 - b1**step)) / (corrected + exact(eps))
+    corrected = F.power(unbiased(v_new, beta2, step), Fraction(1, 2))
+    update = unbiased(m_new, beta1, step) / (corrected + exact(eps))
     return w * (1 - rate * Fraction(exact(weight_decay))) - update * rate, m_new, v_new
 
 

@@ -11,6 +11,13 @@ from trainverify.primitives.node import Node, Shape
 _RANDOM = "random"
 
 
+def word(name: str, value: int) -> int:
+    """A key or an offset, 64 bits with or without sign (as seeds of torch), as the signed number of the same bits: all that is hashed."""
+    if not -F.WORD <= value < 2 * F.WORD:
+        raise F.ShapeError(f"the {name} is not a number of 64 bits")
+    return (value + F.WORD) % (2 * F.WORD) - F.WORD
+
+
 def place(shape: Shape, origin: tuple[int, ...], logical_shape: Shape) -> Node:
     """Row-major number, in the logical tensor, of every element of the block of `shape` that starts at `origin`."""
     if not len(shape) == len(origin) == len(logical_shape):
@@ -35,7 +42,7 @@ def uniform(
 ) -> Node:
     """Numbers between 0 and 1, fixed by (key, offset, place in the logical tensor), of the block at `origin`."""
     index = place(shape, origin or (0,) * len(shape), logical_shape or shape)
-    return F.call("uniform", key, offset, index)
+    return F.call("uniform", word("key", key), word("offset", offset), index)
 
 
 @op("dropout", _RANDOM, example="x[a,b]; p=0.5, key=7")
@@ -59,5 +66,5 @@ def dropout(
     index = place(x.shape, origin or (0,) * x.ndim, logical_shape or x.shape)
     if p == 1:
         return F.select(F.full(False, x.shape), x, 0)
-    dropped = F.call("uniform", key, offset, index) < p
+    dropped = F.call("uniform", word("key", key), word("offset", offset), index) < p
     return F.select(dropped, 0, x / (1 - F.as_node(p)))

@@ -27,6 +27,7 @@ from trainverify.primitives.node import Node, ShapeError
 from trainverify.primitives.vjp import vjp
 
 GRAD: Final = ".grad"
+LITERAL_BITS: Final = 4096  # of an integer attribute, or of either half of a fraction
 
 
 class OpError(Exception):
@@ -153,6 +154,23 @@ def check_attributes(definition: OpDef, attrs: Mapping[str, Any]) -> None:
             raise OpError(f"{definition.name} needs the attribute {attribute.name!r}")
 
 
+def check_literals(name: str, attrs: Mapping[str, Any]) -> None:
+    """Refuse numbers too long to be printed, compared and computed with."""
+    for attribute, value in attrs.items():
+        if (bits := longest(value)) > LITERAL_BITS:
+            raise OpError(f"{name}: attribute {attribute} has a number of {bits} bits; the limit is {LITERAL_BITS}")
+
+
+def longest(value: Any) -> int:
+    """Bits of the longest number in a value."""
+    kind = type(value)
+    if kind is int:
+        return int(value.bit_length())
+    if kind is Fraction:
+        return max(int(value.numerator.bit_length()), int(value.denominator.bit_length()))
+    return max(map(longest, value), default=0) if kind is tuple else 0
+
+
 def check_arity(definition: OpDef, present: list[bool]) -> None:
     n = len(present)
     if n < definition.required or (n > len(definition.tensors) and not definition.variadic):
@@ -199,6 +217,7 @@ class OpTable:
         For a collective, `inputs` are the types that one member passes and `members` the size of the group:
         nodes get a leading dimension over members, the result types are one member's.
         """
+        check_literals(name, attrs)
         key = (name, members, inputs, tuple((k, type(v), v) for k, v in sorted(attrs.items())), repr(sorted(attrs.items())))
         if (found := self._cache.get(key)) is None:
             found = self._cache[key] = _lower(self[name], attrs, inputs, members)
@@ -215,7 +234,8 @@ def _lower(definition: OpDef, attrs: Mapping[str, Any], inputs: tuple[TensorType
     extra = {"members": members} if definition.collective else {}
     try:
         result = definition.fn(*nodes, **attrs, **extra)
-    except (ShapeError, ZeroDivisionError, IndexError, TypeError, KeyError) as error:
+        F.check_integers(F.topological(result if isinstance(result, tuple) else [result]))
+    except (ShapeError, ArithmeticError, IndexError, TypeError, KeyError, ValueError) as error:
         shown = ", ".join("-" if t is None else str(t) for t in inputs)
         raise OpError(f"{definition.name}({shown}): {error}") from error
     outputs = list(result) if isinstance(result, tuple) else [result]

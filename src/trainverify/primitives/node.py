@@ -16,11 +16,12 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final
 
-from trainverify.primitives.scalars import SCALARS
+from trainverify.primitives.scalars import SCALARS, is_finite
 
 Kind = str  # "real" | "int" | "bool"
 Literal = int | Fraction | float | bool
 Shape = tuple[int, ...]
+WORD: Final = 1 << 63
 _RANK: Final = {"bool": 0, "int": 1, "real": 2}
 
 
@@ -162,6 +163,8 @@ def cast(x: Node, kind: Kind) -> Node:
 
 def power(x: Operand, exponent: Literal) -> Node:
     """x ** exponent for a literal exponent."""
+    if not is_finite(exponent):
+        raise ShapeError(f"an exponent that is {exponent}")
     if isinstance(exponent, float | Fraction) and exponent == int(exponent):
         exponent = int(exponent)
     if isinstance(exponent, float) and Fraction(exponent).denominator <= 64:
@@ -373,6 +376,23 @@ def gather(x: Node, ids: Node, dim: int) -> Node:
     if any(a != b for i, (a, b) in enumerate(zip(x.shape, ids.shape, strict=True)) if i != d):
         raise ShapeError(f"gather: {list(x.shape)} and ids {list(ids.shape)} differ outside dimension {d}")
     return Node("gather", (x, ids), (d,), ids.shape, x.kind)
+
+
+def check_integers(nodes: Iterable[Node]) -> None:
+    """Refuse integers that no tensor can hold: all have 64 bits."""
+    for node in nodes:
+        found: tuple[int, ...] = ()
+        if node.prim == "const" and node.kind == "int":
+            found = node.attrs
+        elif node.prim == "iota":
+            start, step = node.attrs
+            found = (start, start + step * max(node.shape[0] - 1, 0))
+        elif node.prim == "pad" and node.kind == "int":
+            found = (node.attrs[3],)
+        for value in found:
+            if not -WORD <= value < WORD:
+                shown = value if value.bit_length() <= 128 else f"an integer of {value.bit_length()} bits"
+                raise ShapeError(f"{shown} does not fit into 64 bits")
 
 
 ROWWISE: Final[dict[str, Kind | None]] = {"cumsum": None, "sort": None, "argsort": "int", "argmax": "int", "argmin": "int"}

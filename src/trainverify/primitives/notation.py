@@ -170,6 +170,9 @@ class Notation:
             return f"[{texts[0][0]} ≠ 0]", _ATOM
         if fn == "pi":
             return "π", _ATOM
+        if fn == "one_minus_power":
+            base, n = node.attrs[1]
+            return f"1 - {_held(_literal(base), _ATOM)}^{n}", _SUM
         if fn == "pow":
             exponent = _literal(node.attrs[1])
             if exponent[0] == "1/2":

@@ -4,6 +4,7 @@ A row of `SCALARS` is all there is to know about a function that `map` applies e
 `partials(F, y, *xs, param)` gives ∂y/∂x_i as nodes; `F` is the node module (calls, selects, casts).
 `needs` lists the conditions under which the function is defined: (argument, "nonzero" | "positive" | "nonneg").
 `finite` lists the arguments that are finite wherever the result is: not that of `exp`, which is 0 at −∞.
+A function without arguments is a constant; those that there are, `pi` and `one_minus_power`, are positive.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 from flint import arb, fmpq
+
+LONGEST: Final = 100_000  # bits of an integer, or of either half of a fraction, that is computed
 
 
 class Undecided(ArithmeticError):
@@ -93,9 +96,30 @@ def rational(value: int | Fraction | float) -> Fraction:
     return Fraction(value)
 
 
+def nearest_float(value: int | Fraction | float) -> float:
+    """A number as float64 has it: ±∞ beyond its range."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def is_finite(value: int | Fraction | float) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def integer_power(x: int, p: int) -> int:
+    """xᵖ of integers; Undecided where it is too long to be written."""
+    if x in (0, 1, -1):
+        return x if p % 2 else abs(x) if p else 1
+    if p * x.bit_length() > LONGEST:
+        raise Undecided(f"an integer of about {p * x.bit_length()} bits")
+    return int(x**p)
+
+
 def _ball_pow(x: arb, p: int | Fraction | float) -> arb:
     if isinstance(p, int):
-        return x**p
+        return x**p if isinstance(x, arb) else integer_power(x, p)
     if p == Fraction(1, 2):
         return x.sqrt()
     if p == Fraction(-1, 2):
@@ -107,7 +131,10 @@ def _ball_pow(x: arb, p: int | Fraction | float) -> arb:
 def _numeric_pow(x: Any, p: int | Fraction | float) -> Any:
     if p == Fraction(-1, 2):
         return 1.0 / np.sqrt(x)
-    return np.power(x, float(p)) if x.dtype.kind == "f" else np.power(x, int(p))
+    if x.dtype.kind == "f":
+        odd = isinstance(p, int) and p % 2 == 1 and abs(p) > 1 << 53  # which float64 does not tell
+        return np.copysign(np.power(np.abs(x), nearest_float(p)), x) if odd else np.power(x, nearest_float(p))
+    return np.power(x, min(int(p), (1 << 62) + int(p) % 2))  # integers wrap; −1, 0 and 1 only see whether p is odd
 
 
 def _ball_int(x: Any) -> int:
@@ -158,6 +185,21 @@ def _pow_partial(F: Any, y: Any, a: Any, param: int | Fraction | float) -> list[
     return [None if param == 0 else param * F.power(a, param - 1)]
 
 
+def log_below_one(b: Fraction) -> float:
+    """log b for 0 < b < 1, also where float64 does not tell b from 0 or from 1."""
+    return math.log1p(float(b - 1)) if 2 * b > 1 else math.log(b.numerator) - math.log(b.denominator)
+
+
+def _numeric_one_minus_power(of: tuple[Fraction, int]) -> Any:
+    base, n = of
+    return np.float64(-math.expm1(nearest_float(n) * log_below_one(base)))
+
+
+def _ball_one_minus_power(of: tuple[Fraction, int]) -> arb:
+    base, n = of
+    return 1 - arb(fmpq(base.numerator, base.denominator)) ** arb(n)
+
+
 _HALF = Fraction(1, 2)
 _ROWS = (
     # arithmetic
@@ -186,6 +228,14 @@ _ROWS = (
     Scalar("tanh", 1, "real", None, np.tanh, lambda a: a.tanh(), lambda F, y, a: [1 - y * y]),
     Scalar("erf", 1, "real", None, _erf, lambda a: a.erf(), lambda F, y, a: [F.call("exp", -(a * a)) * 2 * F.power(F.call("pi"), -_HALF)]),
     Scalar("pi", 0, "any", "real", lambda: np.float64(math.pi), lambda: arb.pi()),
+    Scalar(
+        "one_minus_power",  # 1 − bⁿ for the parameter (b, n) with 0 < b < 1 and n ≥ 1: a number too long to be written as a fraction
+        0,
+        "any",
+        "real",
+        _numeric_one_minus_power,
+        _ball_one_minus_power,
+    ),
     # functions with kinks; derivatives as PyTorch chooses them
     Scalar("abs", 1, "number", None, np.abs, abs, lambda F, y, a: [F.call("sign", a)], text="|{0}|", finite=(0,)),
     Scalar("sign", 1, "real", None, np.sign, _ball_sign, lambda F, y, a: [None]),

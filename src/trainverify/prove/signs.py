@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from trainverify.primitives.node import Node, topological
-from trainverify.primitives.scalars import conditions
+from trainverify.primitives.scalars import conditions, is_finite
 from trainverify.prove.strict import Step, Strict
 
 Sign = str | None
@@ -192,7 +192,7 @@ def _positions(node: Node) -> float:
 def mapped(fn: str, param: Any, args: Sequence[Sign], twice: bool, finite: bool) -> Sign:
     """Of a function of arguments with these signs; `twice` the same one, `finite` numbers."""
     match fn:
-        case "pi":
+        case "pi" | "one_minus_power":
             return "positive"
         case "exp":
             return "positive" if finite else "nonnegative"
@@ -218,7 +218,7 @@ def mapped(fn: str, param: Any, args: Sequence[Sign], twice: bool, finite: bool)
 def expression_state(op: str, info: Any, args: Sequence[int]) -> int:
     """Whether an expression is a number wherever the program is defined: never what is divided after a mask, −∞ stays."""
     if op == "real":
-        return WILD if isinstance(info, str) or info != info else FINITE if math.isfinite(info) else BELOW if info < 0 else WILD
+        return WILD if isinstance(info, str) or info != info else FINITE if is_finite(info) else BELOW if info < 0 else WILD
     if all(a == FINITE for a in args):
         return FINITE
     if WILD in args:

@@ -21,6 +21,8 @@ from trainverify.zoo.parallel.resnet import resnet_plan, resnet_step
 from trainverify.zoo.unproved import unproved
 
 Config = Any  # of one of the models
+MOST_RANKS: Final = 1 << 20  # as of a file
+MOST_PASSES: Final = 100_000  # of micro-batches through layers; each is some fifty ops
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Wish:
         family = family_of(self.name)
         preset = family.presets[self.name]
         known = {f.name for f in fields(preset)}
-        changes: dict[str, object] = {}
+        changes: dict[str, Any] = {}
         for name in ("layers", "sequence", "vocabulary", "loss", "capacity"):
             if getattr(self, name) is not None:
                 changes[name] = getattr(self, name)
@@ -86,6 +88,11 @@ class Wish:
             raise BuildError("a model has 1 layer or more")
         if self.layers is not None and "dense_layers" in known:
             changes["dense_layers"] = min(preset.dense_layers, self.layers)
+        if self.how.ranks > MOST_RANKS:
+            raise BuildError(f"{self.how.ranks} ranks; the limit is {MOST_RANKS}")
+        passes = changes.get("layers", getattr(preset, "layers", 1)) * self.how.microbatches
+        if passes > MOST_PASSES:
+            raise BuildError(f"layers × micro-batches are {passes}; the limit is {MOST_PASSES}")
         rows = self.how.dp * self.how.microbatches
         if self.batch is not None or family.title != "ResNet" or rows > preset.batch:  # images are many, sequences one for each rank
             changes["batch"] = rows if self.batch is None else self.batch

@@ -17,7 +17,7 @@ import numpy as np
 from flint import arb, fmpq
 
 from trainverify.axes.structure import Axes, Axis
-from trainverify.primitives.scalars import SCALARS, Undecided, hashed_uniform
+from trainverify.primitives.scalars import SCALARS, Undecided, hashed_uniform, nearest_float
 from trainverify.prove.algebra.terms import Atom, Coef, Index, Poly, Power
 
 Number = Any  # float or arb
@@ -37,7 +37,7 @@ class Floats:
     exact = False
 
     def of(self, value: Coef | float | bool) -> Number:
-        return float(value)
+        return nearest_float(value)
 
     def times(self, a: Number, b: Number) -> Number:
         return a * b
@@ -283,8 +283,8 @@ class Evaluator:
         match name:
             case "number":
                 return value
-            case "pi":
-                return numbers.apply("pi", [], None)
+            case "pi" | "one_minus_power":
+                return numbers.apply(name, [], param)
             case "infinity":
                 return numbers.of(math.inf)
             case "log_indicator":

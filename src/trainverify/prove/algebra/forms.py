@@ -209,8 +209,8 @@ class Forms:
             return k.fn(fn, k.number(args[0]), node.attrs[1] if len(node.attrs) > 1 else None)
         if fn in ("floordiv", "mod"):
             k.power(args[1], -1)  # what that needs
-        if fn == "pi":
-            return k.fn("pi", {}, positive=True, nonnegative=True)
+        if fn in ("pi", "one_minus_power"):
+            return k.fn(fn, {}, node.attrs[1] if len(node.attrs) > 1 else None, positive=True, nonnegative=True)
         return self._opaque(fn, args)
 
     def added(self, args: Sequence[Poly]) -> Poly:

@@ -51,6 +51,7 @@ from trainverify.prove.algebra.terms import (
     instance,
     looks_alike,
     orders,
+    raised,
     roots,
     scale,
     sort_coef,
@@ -122,7 +123,7 @@ class Kernel:
             for (uid, idx), p in powers.items():
                 if uid in self._numbers and not 0 <= p < 1:  # n^(k + f) = n^k·n^f: whole powers are rational
                     whole = math.floor(p)
-                    coef = tidy(coef * Fraction(self._numbers[uid]) ** whole)
+                    coef = tidy(coef * raised(self._numbers[uid], whole, self.limits.bits))
                     powers[uid, idx] = p - whole
         atoms = self.atoms
         equal: tuple[int, Index, Index] | None = None
@@ -948,7 +949,7 @@ class Kernel:
         if isinstance(e, int):
             if e < 0:
                 self._nonzero(m)
-            return self.monomial([(u, idx, tidy(w * e)) for u, idx, w in m], tidy(Fraction(coef) ** e))
+            return self.monomial([(u, idx, tidy(w * e)) for u, idx, w in m], tidy(raised(coef, e, self.limits.bits)))
         outside: list[Factor] = []
         inside: list[Factor] = []
         for u, idx, w in m:
@@ -993,14 +994,14 @@ class Kernel:
         if isinstance(e, int):
             if c == 0 and e < 0:
                 raise Unsupported("division by zero")
-            return constant(Fraction(c) ** e)
+            return constant(raised(c, e, self.limits.bits))
         if c < 0:
             raise Unsupported("a fractional power of a negative number")
         if c == 0 and e < 0:
             raise Unsupported("division by zero")
         if c in (0, 1):
             return constant(c)
-        rational, parts = roots(Fraction(c), e)
+        rational, parts = roots(Fraction(c), e, self.limits.bits)
         factors: list[Factor] = []
         for prime, part in parts:
             ((root,),) = self.fn("number", constant(prime), positive=True, nonnegative=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from trainverify.primitives.scalars import nearest_float
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.terms import Coef, Index, Poly
 
@@ -29,7 +30,8 @@ def show(kernel: Kernel, p: Poly, depth: int = 2, width: int = 300) -> str:
 def _coef(c: Coef, followed: bool) -> str:
     if c == 1 and followed:
         return ""
-    text = str(c) if not isinstance(c, Fraction) or c.denominator < 10**6 else f"{float(c):.6g}"
+    long = c.numerator.bit_length() > 200 or (isinstance(c, Fraction) and c.denominator >= 10**6)
+    text = f"{nearest_float(c):.6g}" if long else str(c)
     return text + "·" if followed else text
 
 

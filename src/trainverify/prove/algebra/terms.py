@@ -228,13 +228,21 @@ def primes(n: int) -> dict[int, int]:
     return found
 
 
-def roots(c: Fraction, e: Power) -> tuple[Fraction, list[tuple[int, Fraction]]]:
+def raised(c: Coef, n: int, bits: int) -> Fraction:
+    """A power of a coefficient, if that has at most so many bits."""
+    base = Fraction(c)
+    if abs(n) * max(base.numerator.bit_length(), base.denominator.bit_length()) > bits and c not in (0, 1, -1):
+        raise TooLarge(f"a number to the power of {n}")
+    return base**n
+
+
+def roots(c: Fraction, e: Power, bits: int) -> tuple[Fraction, list[tuple[int, Fraction]]]:
     """c^e = rational · Π primes^(fractional part), so that √8 = 2·√2."""
     rational = Fraction(1)
     parts: list[tuple[int, Fraction]] = []
     for prime, k in sorted({**primes(c.numerator), **{b: -n for b, n in primes(c.denominator).items()}}.items()):
         whole, part = divmod(Fraction(k) * e, 1)
-        rational *= Fraction(prime) ** int(whole)
+        rational *= raised(prime, int(whole), bits)
         if part:
             parts.append((prime, part))
     return rational, parts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final, Literal
 
-from trainverify.domains.polynomials import ONE, Exponent, Factors, Need, Poly, Scalars, TooLarge, exponent
+from trainverify.domains.polynomials import CONSTANTS, ONE, Exponent, Factors, Need, Poly, Scalars, TooLarge, exponent
 from trainverify.prove.staged.solver import Solver
 
 TOTAL: Final = ("tanh", "erf", "sin", "cos")  # functions that are defined everywhere
@@ -179,7 +179,7 @@ def _joined(scalars: Scalars, p: Poly) -> Poly | None:
     by_kind: dict[str, list[int]] = {}
     for x in sorted({x for m in p for x, _ in scalars.factors[m]}):
         atom = scalars.atoms[x]
-        if atom.kind not in ("symbol", "flag", "choice", "number", "pi"):
+        if atom.kind not in ("symbol", "flag", "choice", "number", *CONSTANTS):
             by_kind.setdefault(atom.kind, []).append(x)
     for kind, found in by_kind.items():
         for i, x in enumerate(found):

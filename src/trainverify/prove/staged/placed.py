@@ -68,7 +68,7 @@ class Placed(ArrayDomain):
 
     def map(self, fn: str, args: Sequence[Array], param: Any) -> Array:
         if not args:
-            return self._alone("constant", fn)
+            return self._alone("constant", (fn, param))
         if fn == "detach":
             return args[0]
         made = self._apply("map", (fn, param, type(param).__name__), np.stack([a.reshape(-1) for a in args], axis=1))

@@ -16,7 +16,7 @@ import numpy as np
 from trainverify.domains.arrays import Array, ArrayDomain, labelled
 from trainverify.domains.numeric import NUMERIC
 from trainverify.primitives.node import Literal, Node
-from trainverify.primitives.scalars import SCALARS
+from trainverify.primitives.scalars import SCALARS, nearest_float
 
 WHOLE: Final = np.dtype([("print", np.uint64), ("value", np.int64), ("known", np.bool_)])  # an integer or boolean, known or not
 
@@ -29,7 +29,7 @@ class Prints(ArrayDomain):
             return super().run(outputs, inputs, lead)
 
     def literal(self, value: Literal, kind: str) -> Array:
-        return np.asarray(_real(float(value))) if kind == "real" else known(np.asarray(value))
+        return np.asarray(_real(nearest_float(value))) if kind == "real" else known(np.asarray(value))
 
     def integers(self, values: Array) -> Array:
         return known(values)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainverify.evaluate.small import Small
+from trainverify.primitives.scalars import is_finite
 from trainverify.prove.signs import FINITE, Sign, Signs, expression_state, mapped, of_source, weakest
 from trainverify.prove.staged.terms import Term
 from trainverify.prove.strict import Step, Strict
@@ -24,7 +24,9 @@ def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[i
     looked up at a place that is there."""
     match op:
         case "real":
-            return None if isinstance(info, str) or not math.isfinite(info) or info < 0 else "positive" if info else "nonnegative"
+            return None if isinstance(info, str) or not is_finite(info) or info < 0 else "positive" if info else "nonnegative"
+        case "constant":
+            return mapped(info[0], info[1], (), False, True)
         case "map":
             return mapped(info[0], info[1], args, len(numbers) == 2 and numbers[0] == numbers[1], all(s == FINITE for s in states))
         case "dot":

@@ -188,8 +188,8 @@ class _Query:
                 return z3.If(inner >= 0, inner, -inner)
             case "symbol":
                 made = self.real("x")
-            case "pi":
-                made = self.real("pi")
+            case "pi" | "one_minus_power":
+                made = self.real(atom.kind)
             case "exp":
                 made = self.apply("exp", self.mono(atom.args[0]) if atom.args[0] else z3.RealVal(1, self.context))
             case _:

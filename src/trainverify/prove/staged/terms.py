@@ -18,6 +18,7 @@ from trainverify.domains.arrays import Array, ArrayDomain, labelled
 from trainverify.domains.element import Element, objects
 from trainverify.domains.polynomials import Choice, Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
+from trainverify.primitives.scalars import is_finite
 from trainverify.prove.staged.placed import NotPlaced, Placed
 from trainverify.prove.strict import kept_arguments, sees
 
@@ -308,7 +309,7 @@ class Terms(ArrayDomain):
     def map(self, fn: str, args: Sequence[Array], param: Any) -> Array:
         if not args:
             out = np.empty((), dtype=object)
-            out[()] = self.make("constant", fn)
+            out[()] = self.make("constant", (fn, param))
             return out
         return objects([self._map(fn, xs, param) for xs in zip(*(a.flat for a in args), strict=True)], args[0].shape)
 
@@ -419,7 +420,7 @@ class Terms(ArrayDomain):
 
 def _number(value: Any) -> Any:
     """A literal as terms have it."""
-    number = Fraction(value) if math.isfinite(value) else float(value)
+    number = Fraction(value) if is_finite(value) else float(value)
     return repr(number) if number != number else number
 
 
@@ -471,7 +472,7 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
             case "real":
                 return domain.literal(float("nan") if isinstance(t.info, str) else t.info, "real")[()]
             case "constant":
-                return domain.map(t.info, [], None)[()]
+                return domain.map(t.info[0], [], t.info[1])[()]
             case "dot":
                 return dot(t)
             case "choose":

@@ -53,6 +53,10 @@ class Degrees:
     cp_kind: ContextKind = "ring"
     ep: int = 1
 
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.cp * self.tp * self.pp
+
     def only(self, model: str, *built: str) -> None:
         """Refuse what plans of a model do not have: every field beside the common ones that is not named here."""
         common = {"dp", "tp", "pp", "sp", "microbatches", "schedule", "normalise", "stages"}
@@ -89,13 +93,16 @@ class Degrees:
     def layers(self, total: int) -> list[list[range]]:
         """The layers of every stage, chunk by chunk."""
         pieces = self.pp * self.chunks
+        where = f"{self.pp} stages" + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
+        spare = 2 if self.chunks == 1 else 0  # the first stage may have nothing but the embedding, the last one nothing but the head
+        if pieces > total + spare:
+            raise BuildError(f"{total} layers are fewer than {where}")
         even, more = divmod(total, pieces)
         counts = self.stages or tuple(even + (i < more) for i in range(pieces))
-        if len(counts) != pieces or sum(counts) != total:
-            where = f"{self.pp} stages" + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
+        if len(counts) != pieces or sum(counts) != total or min(counts) < 0:
             raise BuildError(f"stages of {counts} layers for {total} layers on {where}")
-        if min(counts) == 0 and self.chunks > 1:
-            raise BuildError(f"{total} layers are fewer than {self.pp} stages of {self.chunks} chunks")
+        if 0 in (counts[1:-1] if spare else counts):
+            raise BuildError(f"{total} layers on {where}: stage {counts.index(0, 1 if spare else 0)} of {counts} has no layer")
         ends = [sum(counts[: i + 1]) for i in range(pieces)]
         found = [range(end - n, end) for end, n in zip(ends, counts, strict=True)]
         return [found[i :: self.pp] for i in range(self.pp)]
