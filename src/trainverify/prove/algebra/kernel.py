@@ -75,7 +75,9 @@ class Kernel:
     _masked: dict[int, bool] = field(default_factory=dict)
     _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
     _fresh: int = BOUND
-    _depth: int = 0
+    _heights: dict[int, int] = field(default_factory=dict)
+    _steps: int = 0  # sums within the sum at hand, also one after the other
+    _summing: bool = False
     trace: Trace | None = None
     noting: Noting = EVERYTHING  # which conditions are noted; not those of what need not have a value
     uncertain: bool = False  # whether some case of the last distinction needs something that it does not have by its form
@@ -518,6 +520,18 @@ class Kernel:
 
     def sum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
         """Σ over variables (with their sizes)."""
+        if self._summing:
+            return self._sum(p, over)
+        self._summing, self._steps = True, 0
+        try:
+            return self._sum(p, over)
+        finally:
+            self._summing = False
+
+    def _sum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
+        self._steps += 1
+        if self._steps > self.limits.steps:
+            raise TooLarge("a sum that does not come to rest")
         return self.add(*[scale(self._sum_monomial(m, over), c) for m, c in p.items()])
 
     def _sum_monomial(self, m: Mono, over: Mapping[Index, int]) -> Poly:
@@ -527,13 +541,7 @@ class Kernel:
         factor: Coef = math.prod(s for v, s in over.items() if v not in present)  # Σ_v 1 = size of v
         result = self.monomial(outside, factor)
         for part, bound in connected(inside, present):
-            self._depth += 1
-            try:
-                if self._depth > self.limits.depth:
-                    raise TooLarge("a sum that does not come to rest")
-                result = self.times(result, self._component(part, {v: over[v] for v in bound}))
-            finally:
-                self._depth -= 1
+            result = self.times(result, self._component(part, {v: over[v] for v in bound}))
         return result
 
     def _component(self, factors: list[Factor], over: dict[Index, int]) -> Poly:
@@ -555,7 +563,7 @@ class Kernel:
                 return self.sum(self.times(valid, others), {k: s for k, s in over.items() if k != v})
         picks = {f[1][-1] for f in factors if atoms[f[0]].kind == "digit"}
         for n, f in enumerate(factors):  # Σ_d D(id)[d]·(a[d] + b[d]): what is picked from a sum is picked from its terms
-            if f[2] == 1 and atoms[f[0]].kind == "cut" and not atoms[f[0]].indicator and any(i in picks and i in over for i in f[1]):
+            if f[2] == 1 and self._opens(f[0]) and any(i in picks and i in over for i in f[1]):
                 others = self.monomial([g for m, g in enumerate(factors) if m != n])
                 return self.sum(self.times(others, self.open(f)), over)
         for n, f in enumerate(factors):  # … and what is picked from a Σ is picked inside it
@@ -577,9 +585,53 @@ class Kernel:
             a = atoms[uid]
             if power == 1 and a.kind == "sum":  # Σ Σ = Σ
                 return self._open_sum(uid, idx, over)
-            if power == 1 and a.kind == "cut" and not a.indicator:
+            if power == 1 and self._opens(uid):
                 return self.sum(self.open(factors[0]), over)
         return self._known_whole(factors, over) or self._regrouped(factors, over)
+
+    def _opens(self, uid: int) -> bool:
+        """Whether a Σ of an atom is that of its terms. One of a high tower of sums, as residual streams are, stays as it is: its terms
+        would be as many as there are layers."""
+        a = self.atoms[uid]
+        return a.kind == "cut" and not a.indicator and (self.height(uid) < self.limits.height or self.infinite(uid))
+
+    def height(self, uid: int) -> int:
+        """How many cuts a Σ over variables of this atom would have to open one within the other; at most `Limits.height`. The plan's own
+        are counted down to those of the logical program."""
+        known = self._heights
+        waiting = [uid]
+        while waiting:
+            u = waiting[-1]
+            if u in known:
+                waiting.pop()
+                continue
+            inside = self._summed_alone(u)
+            missing = [v for v in inside if v not in known]
+            if missing:
+                waiting += missing
+                continue
+            under = max((known[v] for v in inside if v >= self.named or u < self.named), default=0)
+            known[u] = min(under + (self.atoms[u].kind == "cut"), self.limits.height)
+        return known[uid]
+
+    def _summed_alone(self, uid: int) -> set[int]:
+        """Atoms in a cut or Σ that are alone in a Σ over one of its variables: they have an index that no other factor has."""
+        a = self.atoms[uid]
+        if a.kind == "cut":
+            terms = list(a.definition or ())
+        elif a.kind == "sum":
+            slots = iter([-1 - k for k in a.pattern])
+            terms = [tuple([(u, tuple([next(slots) for e in entries if e < 0]), w) for u, w, entries in a.data[0][0]])]
+        else:
+            return set()
+        found = set()
+        for m in terms:
+            for n, (u, idx, w) in enumerate(m):
+                if w == 1 and self.atoms[u].kind in ("cut", "sum"):
+                    others = {i for k, f in enumerate(m) if k != n for i in f[1]}
+                    if any(i < 0 and i not in others for i in idx):
+                        found.add(u)
+        return found
 
     def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
         """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, if the inner Σ is the plan's own and the outcome one that the logical program has."""
