@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -75,7 +75,7 @@ class Kernel:
     _masked: dict[int, bool] = field(default_factory=dict)
     _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
     _fresh: int = BOUND
-    _heights: dict[int, int] = field(default_factory=dict)
+    _heights: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _steps: int = 0  # sums within the sum at hand, also one after the other
     _summing: bool = False
     trace: Trace | None = None
@@ -563,7 +563,7 @@ class Kernel:
                 return self.sum(self.times(valid, others), {k: s for k, s in over.items() if k != v})
         picks = {f[1][-1] for f in factors if atoms[f[0]].kind == "digit"}
         for n, f in enumerate(factors):  # Σ_d D(id)[d]·(a[d] + b[d]): what is picked from a sum is picked from its terms
-            if f[2] == 1 and self._opens(f[0]) and any(i in picks and i in over for i in f[1]):
+            if self._opens(f, picks.intersection(over)):
                 others = self.monomial([g for m, g in enumerate(factors) if m != n])
                 return self.sum(self.times(others, self.open(f)), over)
         for n, f in enumerate(factors):  # … and what is picked from a Σ is picked inside it
@@ -585,52 +585,57 @@ class Kernel:
             a = atoms[uid]
             if power == 1 and a.kind == "sum":  # Σ Σ = Σ
                 return self._open_sum(uid, idx, over)
-            if power == 1 and self._opens(uid):
+            if self._opens(factors[0], over):
                 return self.sum(self.open(factors[0]), over)
         return self._known_whole(factors, over) or self._regrouped(factors, over)
 
-    def _opens(self, uid: int) -> bool:
-        """Whether a Σ of an atom is that of its terms. One of a high tower of sums, as residual streams are, stays as it is: its terms
-        would be as many as there are layers."""
+    def _opens(self, factor: Factor, over: Collection[Index]) -> bool:
+        """Whether a Σ of a sum under a name is taken term by term. That of a high tower of sums, as residual streams are, stays as it is:
+        it would have as many terms as there are layers."""
+        uid, idx, power = factor
         a = self.atoms[uid]
-        return a.kind == "cut" and not a.indicator and (self.height(uid) < self.limits.height or self.infinite(uid))
+        if power != 1 or a.kind != "cut" or a.indicator:
+            return False
+        heights = [h for h, i in zip(self.heights(uid), idx, strict=True) if i in over]
+        return bool(heights) and (min(heights) < self.limits.height or self.infinite(uid))
 
-    def height(self, uid: int) -> int:
-        """How many cuts a Σ over variables of this atom would have to open one within the other; at most `Limits.height`. The plan's own
-        are counted down to those of the logical program."""
-        known = self._heights
+    def heights(self, uid: int) -> tuple[int, ...]:
+        """For every slot how many cuts within cuts a Σ over it would open, up to `Limits.height`; in the plan down to the logical
+        program's, which stop there if theirs are high."""
         waiting = [uid]
-        while waiting:
-            u = waiting[-1]
-            if u in known:
-                waiting.pop()
-                continue
-            inside = self._summed_alone(u)
-            missing = [v for v in inside if v not in known]
-            if missing:
-                waiting += missing
-                continue
-            under = max((known[v] for v in inside if v >= self.named or u < self.named), default=0)
-            known[u] = min(under + (self.atoms[u].kind == "cut"), self.limits.height)
-        return known[uid]
+        while waiting:  # not recursive: towers are as high as models are deep
+            u = waiting.pop()
+            if u not in self._heights:
+                alone = self._alone(u)
+                missing = [f[0] for _, f in alone if f[0] not in self._heights]
+                if missing:
+                    waiting += [u, *missing]
+                else:
+                    self._heights[u] = self._counted(u, alone)
+        return self._heights[uid]
 
-    def _summed_alone(self, uid: int) -> set[int]:
-        """Atoms in a cut or Σ that are alone in a Σ over one of its variables: they have an index that no other factor has."""
+    def _counted(self, uid: int, alone: Iterable[tuple[Index, Factor]]) -> tuple[int, ...]:
         a = self.atoms[uid]
+        under = dict.fromkeys(range(len(a.sizes)), 0)
+        for slot, (u, idx, _) in alone:
+            if u >= self.named or uid < self.named:
+                under[slot] = max(under[slot], *(h for h, i in zip(self._heights[u], idx, strict=True) if i == -1 - slot))
+        return tuple([min(h + (a.kind == "cut"), self.limits.height) for h in under.values()])
+
+    def _alone(self, uid: int) -> list[tuple[Index, Factor]]:
+        """Slots of a cut or Σ with the sums in it that are the only ones in their term to depend on them: a Σ over the slot is theirs."""
+        a = self.atoms[uid]
+        terms: list[Mono] = []
         if a.kind == "cut":
             terms = list(a.definition or ())
         elif a.kind == "sum":
-            slots = iter([-1 - k for k in a.pattern])
-            terms = [tuple([(u, tuple([next(slots) for e in entries if e < 0]), w) for u, w, entries in a.data[0][0]])]
-        else:
-            return set()
-        found = set()
+            free = iter([-1 - k for k in a.pattern])  # bound variables are not asked for: 0
+            terms = [tuple([(u, tuple([next(free) if e < 0 else 0 for e in entries]), w) for u, w, entries in a.data[0][0]])]
+        found = []
         for m in terms:
-            for n, (u, idx, w) in enumerate(m):
-                if w == 1 and self.atoms[u].kind in ("cut", "sum"):
-                    others = {i for k, f in enumerate(m) if k != n for i in f[1]}
-                    if any(i < 0 and i not in others for i in idx):
-                        found.add(u)
+            for f in m:
+                if f[2] == 1 and self.atoms[f[0]].kind in ("cut", "sum"):
+                    found += [(-1 - i, f) for i in set(f[1]) if i < 0 and sum(i in g[1] for g in m) == 1]
         return found
 
     def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
