@@ -494,6 +494,28 @@ class Kernel:
             p = self.add(*opened)
         return self.add(*parts)
 
+    def written_out(self, p: Poly) -> Poly:
+        """Flat, and the Σ of every tower of sums term by term too: as many terms as it has floors."""
+        p = self.flat(p)
+        while True:
+            towers = [m for m in p if any(self._tower_summed(f) for f in m)]
+            if not towers:
+                return p
+            parts = [{m: c for m, c in p.items() if m not in towers}]
+            for m in towers:
+                f = next(f for f in m if self._tower_summed(f))
+                (tower,), over = self._opened(f[0], f[1])
+                parts.append(self.times({tuple(g for g in m if g is not f): p[m]}, self.sum(self.open(tower), over)))
+            p = self.flat(self.add(*parts))
+
+    def _tower_summed(self, f: Factor) -> bool:
+        """Whether a factor is the Σ of a sum under a name, and of nothing else."""
+        a = self.atoms[f[0]]
+        if f[2] != 1 or a.kind != "sum" or len(a.data[0][0]) != 1:
+            return False
+        ((u, w, _),) = a.data[0][0]
+        return bool(w == 1) and self.atoms[u].kind == "cut" and not self.atoms[u].indicator
+
     def resolved(self, p: Poly) -> Poly:
         """p, with sums of the plan opened in which an equality has become one of constants: a piece of what was put together."""
         for m in p:
