@@ -35,7 +35,8 @@ def _outputs(program: Program, report: Report, logical: bool) -> None:
     made = {*program.sources, *(o for op in program.ops for o in op.outputs)}
     wanted = {n for o in program.outputs for n in (o.tensor, o.of)}
     types = {n: t for n, t in program.tensors.items() if n in wanted and malformed(t) is None}
-    homes = {"gradient": program.parameters, "parameter": program.parameters, "state": program.state}
+    parameters = frozenset(program.parameters)
+    homes = {"gradient": parameters, "parameter": parameters, "state": frozenset(program.state)}
     seen: set[tuple[str, str | None]] = set()
     for output in program.outputs:
 
@@ -80,8 +81,9 @@ def _domains(program: Program, report: Report) -> None:
             if domain is None or domain.kind != "ids":
                 hint = f"say what it indexes: Domain('ids', size) for {name!r}"
                 report.add("TV109", f"{program.name}: input {name!r} is {kind}", tensor=name, hint=hint)
+    sources = frozenset(program.sources)
     for name, domain in program.domains.items():
-        if name not in program.sources:
+        if name not in sources:
             report.add("TV109", f"{program.name}: a range is declared for {name!r}, which is not a source", tensor=name)
         elif not isinstance(domain, Domain) or domain.kind not in _DOMAINS:
             report.add("TV109", f"{program.name}: {name!r}: {domain!r} is not a range", tensor=name)

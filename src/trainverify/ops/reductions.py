@@ -130,8 +130,10 @@ def grad_norm(*xs: Node) -> Node:
     """√(Σ x²) over all elements of all tensors."""
     if not xs:
         raise F.ShapeError("grad_norm of nothing")
-    squares = [F.total(x * x, range(x.ndim)) for x in xs]
-    return F.power(sum(squares[1:], start=squares[0]), Fraction(1, 2))
+    sums = [F.total(x * x, range(x.ndim)) for x in xs]
+    while len(sums) > 1:  # in pairs: one after the other, thousands of gradients cost their square to add up
+        sums = [sum(sums[n + 1 : n + 2], start=sums[n]) for n in range(0, len(sums), 2)]
+    return F.power(sums[0], Fraction(1, 2))
 
 
 def shift_of(x: Node, dims: Iterable[int]) -> Node:

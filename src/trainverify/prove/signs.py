@@ -91,10 +91,11 @@ def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: fro
     divided: set[int] = set()
     fallible: set[int] = set()
     inputs = [known for known, _ in given]
+    states_given, levels_given, signs_given = [k.state for k in inputs], [k.level for k in inputs], [k.sign for k in inputs]
     for node in topological(op.nodes):
-        states[id(node)] = _state(node, states, [known.state for known in inputs])
-        levels[id(node)] = FINITE if id(node) in strict else _state(node, levels, [known.level for known in inputs])
-        sign = _sign(node, signs, states, [known.sign for known in inputs])
+        states[id(node)] = _state(node, states, states_given)
+        levels[id(node)] = FINITE if id(node) in strict else _state(node, levels, levels_given)
+        sign = _sign(node, signs, states, signs_given)
         fails = False
         if node.prim == "map":
             for k, what in conditions(*node.attrs):

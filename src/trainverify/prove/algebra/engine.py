@@ -497,7 +497,7 @@ class Prover:
         k = self.kernel
         if got == want:
             return True
-        difference = k.add(k.flat(got), {m: -c for m, c in k.flat(want).items()})
+        difference = k.add(k.written_out(got), {m: -c for m, c in k.written_out(want).items()})
         return not k.collapse(difference)
 
 

@@ -25,9 +25,9 @@ class Held:
 
     def sources(self, env: Values, instance: Instance, unit: int) -> None:
         """Put what an instance holds at the start into its values."""
-        program = self.system.unit_programs[unit]
+        sources = set(self.system.unit_programs[unit].sources)
         for lay in dict.fromkeys(self.system.plan.lineage):  # said twice is said once
-            if lay.local in program.sources and instance.rank in self._holders(lay):
+            if lay.local in sources and instance.rank in self._holders(lay):
                 try:
                     value = self._filled(lay, instance, unit)
                     known = env.get(lay.local)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -76,7 +76,9 @@ class Kernel:
     _masked: dict[int, bool] = field(default_factory=dict)
     _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
     _fresh: int = BOUND
-    _depth: int = 0
+    _heights: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _steps: int = 0  # sums within the sum at hand, also one after the other
+    _summing: bool = False
     trace: Trace | None = None
     noting: Noting = EVERYTHING  # which conditions are noted; not those of what need not have a value
     uncertain: bool = False  # whether some case of the last distinction needs something that it does not have by its form
@@ -493,6 +495,28 @@ class Kernel:
             p = self.add(*opened)
         return self.add(*parts)
 
+    def written_out(self, p: Poly) -> Poly:
+        """Flat, and the Σ of every tower of sums term by term too: as many terms as it has floors."""
+        p = self.flat(p)
+        while True:
+            towers = [m for m in p if any(self._tower_summed(f) for f in m)]
+            if not towers:
+                return p
+            parts = [{m: c for m, c in p.items() if m not in towers}]
+            for m in towers:
+                f = next(f for f in m if self._tower_summed(f))
+                (tower,), over = self._opened(f[0], f[1])
+                parts.append(self.times({tuple(g for g in m if g is not f): p[m]}, self.sum(self.open(tower), over)))
+            p = self.flat(self.add(*parts))
+
+    def _tower_summed(self, f: Factor) -> bool:
+        """Whether a factor is the Σ of a sum under a name, and of nothing else."""
+        a = self.atoms[f[0]]
+        if f[2] != 1 or a.kind != "sum" or len(a.data[0][0]) != 1:
+            return False
+        ((u, w, _),) = a.data[0][0]
+        return bool(w == 1) and self.atoms[u].kind == "cut" and not self.atoms[u].indicator
+
     def resolved(self, p: Poly) -> Poly:
         """p, with sums of the plan opened in which an equality has become one of constants: a piece of what was put together."""
         for m in p:
@@ -519,6 +543,18 @@ class Kernel:
 
     def sum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
         """Σ over variables (with their sizes)."""
+        if self._summing:
+            return self._sum(p, over)
+        self._summing, self._steps = True, 0
+        try:
+            return self._sum(p, over)
+        finally:
+            self._summing = False
+
+    def _sum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
+        self._steps += 1
+        if self._steps > self.limits.steps:
+            raise TooLarge("a sum that does not come to rest")
         return self.add(*[scale(self._sum_monomial(m, over), c) for m, c in p.items()])
 
     def _sum_monomial(self, m: Mono, over: Mapping[Index, int]) -> Poly:
@@ -528,13 +564,7 @@ class Kernel:
         factor: Coef = math.prod(s for v, s in over.items() if v not in present)  # Σ_v 1 = size of v
         result = self.monomial(outside, factor)
         for part, bound in connected(inside, present):
-            self._depth += 1
-            try:
-                if self._depth > self.limits.depth:
-                    raise TooLarge("a sum that does not come to rest")
-                result = self.times(result, self._component(part, {v: over[v] for v in bound}))
-            finally:
-                self._depth -= 1
+            result = self.times(result, self._component(part, {v: over[v] for v in bound}))
         return result
 
     def _component(self, factors: list[Factor], over: dict[Index, int]) -> Poly:
@@ -556,7 +586,7 @@ class Kernel:
                 return self.sum(self.times(valid, others), {k: s for k, s in over.items() if k != v})
         picks = {f[1][-1] for f in factors if atoms[f[0]].kind == "digit"}
         for n, f in enumerate(factors):  # Σ_d D(id)[d]·(a[d] + b[d]): what is picked from a sum is picked from its terms
-            if f[2] == 1 and atoms[f[0]].kind == "cut" and not atoms[f[0]].indicator and any(i in picks and i in over for i in f[1]):
+            if self._opens(f, picks.intersection(over)):
                 others = self.monomial([g for m, g in enumerate(factors) if m != n])
                 return self.sum(self.times(others, self.open(f)), over)
         for n, f in enumerate(factors):  # … and what is picked from a Σ is picked inside it
@@ -578,9 +608,58 @@ class Kernel:
             a = atoms[uid]
             if power == 1 and a.kind == "sum":  # Σ Σ = Σ
                 return self._open_sum(uid, idx, over)
-            if power == 1 and a.kind == "cut" and not a.indicator:
+            if self._opens(factors[0], over):
                 return self.sum(self.open(factors[0]), over)
         return self._known_whole(factors, over) or self._regrouped(factors, over)
+
+    def _opens(self, factor: Factor, over: Collection[Index]) -> bool:
+        """Whether a Σ of a sum under a name is taken term by term. That of a high tower of sums, as residual streams are, stays as it is:
+        it would have as many terms as there are layers."""
+        uid, idx, power = factor
+        a = self.atoms[uid]
+        if power != 1 or a.kind != "cut" or a.indicator:
+            return False
+        heights = [h for h, i in zip(self.heights(uid), idx, strict=True) if i in over]
+        return bool(heights) and (min(heights) < self.limits.height or self.infinite(uid))
+
+    def heights(self, uid: int) -> tuple[int, ...]:
+        """For every slot how many cuts within cuts a Σ over it would open, up to `Limits.height`; in the plan down to the logical
+        program's, which stop there if theirs are high."""
+        waiting = [uid]
+        while waiting:  # not recursive: towers are as high as models are deep
+            u = waiting.pop()
+            if u not in self._heights:
+                alone = self._alone(u)
+                missing = [f[0] for _, f in alone if f[0] not in self._heights]
+                if missing:
+                    waiting += [u, *missing]
+                else:
+                    self._heights[u] = self._counted(u, alone)
+        return self._heights[uid]
+
+    def _counted(self, uid: int, alone: Iterable[tuple[Index, Factor]]) -> tuple[int, ...]:
+        a = self.atoms[uid]
+        under = dict.fromkeys(range(len(a.sizes)), 0)
+        for slot, (u, idx, _) in alone:
+            if u >= self.named or uid < self.named:
+                under[slot] = max(under[slot], *(h for h, i in zip(self._heights[u], idx, strict=True) if i == -1 - slot))
+        return tuple([min(h + (a.kind == "cut"), self.limits.height) for h in under.values()])
+
+    def _alone(self, uid: int) -> list[tuple[Index, Factor]]:
+        """Slots of a cut or Σ with the sums in it that are the only ones in their term to depend on them: a Σ over the slot is theirs."""
+        a = self.atoms[uid]
+        terms: list[Mono] = []
+        if a.kind == "cut":
+            terms = list(a.definition or ())
+        elif a.kind == "sum":
+            free = iter([-1 - k for k in a.pattern])  # bound variables are not asked for: 0
+            terms = [tuple([(u, tuple([next(free) if e < 0 else 0 for e in entries]), w) for u, w, entries in a.data[0][0]])]
+        found = []
+        for m in terms:
+            for f in m:
+                if f[2] == 1 and self.atoms[f[0]].kind in ("cut", "sum"):
+                    found += [(-1 - i, f) for i in set(f[1]) if i < 0 and sum(i in g[1] for g in m) == 1]
+        return found
 
     def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
         """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, if the inner Σ is the plan's own and the outcome one that the logical program has."""

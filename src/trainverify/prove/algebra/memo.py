@@ -235,7 +235,7 @@ class Memo:
             a = self.kernel.atoms[uid]
             k = self.kernel
             masks = (k.infinite(uid), k.masked(uid), k.infinite(uid) and k.from_below(uid))
-            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, uid < k.named, masks)
+            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, uid < k.named, masks, k.heights(uid))
             if a.kind in _RIGID and _chosen(a) is None:
                 known = uid
             elif a.kind in _RIGID:

@@ -42,7 +42,8 @@ class Limits:
     slots: int = 1024  # of one atom; forms that match nothing grow, those that do stay small
     atoms: int = 5_000_000
     bits: int = 100_000  # of a coefficient
-    depth: int = 100  # of sums within sums while one is normalised
+    steps: int = 100_000  # sums that are made while one is normalised
+    height: int = 8  # of cuts within cuts that a Σ opens
 
 
 FEW: Final = 24  # orders of factors that are all tried
