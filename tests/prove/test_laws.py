@@ -10,6 +10,7 @@ from fractions import Fraction
 import pytest
 
 from trainverify.domains.ball import precision
+from trainverify.prove.algebra.flat import Frame
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
 from trainverify.prove.algebra.masked import MaskedSums
@@ -168,6 +169,22 @@ def powers_of_inner_sums_stay(w: World) -> None:
     assert k.sum(k.times(inner, w.positive(a, Q)), {a: V0}) == whole
     differ(k.sum(k.times(k.times(inner, inner), w.positive(a, Q)), {a: V0}), squares)
     differ(k.sum(k.times(inner, w.positive(P, Q)), {a: V0}), whole)
+
+
+@broken("sum of a name")
+def powers_of_named_sums_stay(w: World) -> None:
+    k = w.kernel
+    a = k.bound()
+    parts = [k.sum(k.times(w.positive(a, 1), t), {a: V0}) for t in (w.x(a, Q), w.y(a, Q))]
+    squares = k.sum(k.times(w.positive(a, 1), k.times(w.x(a, Q), w.x(a, Q))), {a: V0})
+    k.named = len(k.atoms)
+    name = k.single(k.add(w.x(a, Q), w.y(a, Q)))
+    assert k.sum(k.times(name, w.positive(a, 1)), {a: V0}) == k.add(*parts)
+    differ(k.sum(k.times(k.times(name, name), w.positive(a, 1)), {a: V0}), k.add(squares, *parts))
+    other = k.sum(k.times(name, w.positive(a, 2)), {a: V0})  # the logical program does not have that
+    assert len(other) == 1
+    inverse = k.power(k.single(k.add(k.times(w.x(a, Q), w.x(a, Q)), constant(1))), -1)
+    assert len(k.sum(k.times(inverse, w.positive(a, 1)), {a: V0})) == 1
 
 
 @broken("regrouped")
@@ -483,6 +500,26 @@ def pieces_at_other_positions_do_not_meet(w: World) -> None:
     differ(product(1, 2), piece(w, flat, whole, 2, V1, Q))
     differ(product(1, 1, P), piece(w, flat, whole, 1, V1, Q))
     differ(piece(w, flat, w.x(), 0, V1, Q), piece(w, flat, w.x(), 1, V1, Q))
+
+
+@broken("shifts")
+def other_positions_stay_under_the_sum(w: World) -> None:
+    k, flat, at = w.kernel, flats(w), w.kernel.bound()
+    length = V0 * V1 - 1
+
+    def back(f: Poly, start: int, to: int) -> Poly:
+        return flat.put_back(
+            k.times(piece(w, flat, f, start, length, at), k.input("g", (length,), (at,))), Frame((V0, V1), to, length), [P, Q], at
+        )
+
+    alone = [flat.put_back(k.input("g", (length,), (at,)), Frame((V0, V1), to, length), [P, Q], at) for to in (0, 1)]
+    for to in (0, 1):
+        assert back(w.x(), to, to) == k.times(w.x(), alone[to])
+        differ(back(w.x(), 1 - to, to), k.times(w.x(), alone[to]))  # x one position further
+    differ(alone[0], alone[1])
+    inverse = k.power(w.divisor(), -1)  # outside of the frame it may divide by zero
+    differ(back(inverse, 0, 0), k.times(inverse, alone[0]))
+    assert back(k.power(w.positive(), -1), 0, 0) == k.times(k.power(w.positive(), -1), alone[0])
 
 
 @broken("regions")

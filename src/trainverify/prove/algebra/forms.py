@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from trainverify.axes.inference import Line, NodeAxes
-from trainverify.axes.structure import Axes, Axis
+from trainverify.axes.structure import Axes, Axis, is_shifted
 from trainverify.graph.program import Domain
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
-from trainverify.prove.algebra.flat import Flat
+from trainverify.prove.algebra.flat import Flat, Frame
 from trainverify.prove.algebra.grids import Grid, Grids, Key, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, OF_ROOTS, Index, Poly, Unsupported, as_constant, constant, scale
@@ -46,6 +46,7 @@ class Forms:
     def __post_init__(self) -> None:
         self.grids = Grids(self.axes)
         self.flat = Flat(self.kernel, self.grids)
+        self._slices: set[str] = set()  # names of slices of integer inputs
 
     def grid(self, dims: Dims) -> Grid:
         return self.grids.of(dims)
@@ -111,6 +112,8 @@ class Forms:
                 d, start, step = node.attrs
                 if step < 0:
                     raise Unsupported("a reversed axis")
+                if is_shifted(dims[d], given[0][d]):
+                    return self._shifted(args[0], given[0], dims, d, start)
                 return self.piece(args[0], given[0], dims, d, offsets.get(id(node), Offset(start)), step)
             case "concat":
                 return self._concat(args, given, dims, node.attrs[0])
@@ -118,6 +121,8 @@ class Forms:
                 d, low, _, value = node.attrs
                 if value != 0:
                     raise Unsupported("padding with something else than zero")
+                if is_shifted(given[0][d], dims[d]):
+                    return self._put_back(args[0], given[0], dims, d, low)
                 return self.padded(args[0], given[0], dims, d, offsets.get(id(node), Offset(low)))
             case "one_hot":
                 start = offsets.get(id(node), Offset(node.attrs[0]))
@@ -343,6 +348,38 @@ class Forms:
         inner = self.grids.place(given[d], dims[d], offset, self.mesh_sizes, step)
         return self._seen(value, old, new, self._spots(d, old, new, inner))
 
+    def _shifted(self, value: Value, given: Dims, dims: Dims, d: int, start: int) -> Value:
+        """A slice along dimension d that has an axis of its own: its position p is position start + p."""
+        k, old, new = self.kernel, self.grid(given), self.grid(dims)
+        frame, (at,) = self._frame(given[d], start, dims[d].size), new.spans[d]
+        digits = self.flat.coordinates(frame, -1 - at)
+        names = self._beside(given, dims, d) | {-1 - o: v for o, v in zip(old.spans[d], digits, strict=True)}
+        return {key: self.flat.said(k.substitute(k.finite(p), names), digits, frame, -1 - at) for key, p in value.items()}
+
+    def _put_back(self, value: Value, given: Dims, dims: Dims, d: int, start: int) -> Value:
+        """Such a slice at its place, and zeros: Σ over its positions p of [position = start + p] · value."""
+        k, old, new = self.kernel, self.grid(given), self.grid(dims)
+        frame, (at,), p = self._frame(dims[d], start, given[d].size), old.spans[d], k.bound()
+        digits = [-1 - n for n in new.spans[d]]
+        names = self._beside(given, dims, d) | {-1 - at: p}
+        return {key: self.flat.put_back(k.substitute(k.finite(x), names), frame, digits, p) for key, x in value.items()}
+
+    def _frame(self, whole: Axis, start: int, length: int) -> Frame:
+        grid = self.grid([whole])
+        if grid.tags:
+            raise Unsupported(f"a shifted piece of unequal pieces {whole!r}")
+        return Frame(tuple(leaf.axis.size for leaf in grid.leaves), start, length)
+
+    def _beside(self, given: Dims, dims: Dims, d: int) -> dict[Index, Index]:
+        """The positions of all dimensions but d."""
+        old, new = self.grid(given), self.grid(dims)
+        names: dict[Index, Index] = {}
+        for e, (a, b) in enumerate(zip(given, dims, strict=True)):
+            if e != d:
+                self.aligned([a], [b])
+                names.update({-1 - o: -1 - n for o, n in zip(old.spans[e], new.spans[e], strict=True)})
+        return names
+
     def padded(self, value: Value, given: Dims, dims: Dims, d: int, offset: Offset) -> Value:
         """Zero outside: δ of the digits, and the tags, that say where the tensor lies."""
         k = self.kernel
@@ -539,6 +576,8 @@ class Forms:
         """An integer input by itself: its name, sizes and indices."""
         if len(p) == 1:
             ((m, c),) = p.items()
+            if c == 1 and len(m) == 1 and m[0][2] == 1 and self.kernel.atoms[m[0][0]].kind == "at":
+                return self._shifted_label(*m[0][:2])
             if c == 1 and len(m) == 1 and m[0][2] == 1 and self.kernel.atoms[m[0][0]].kind == "input":
                 a = self.kernel.atoms[m[0][0]]
                 domain = self.domains.get(a.data)
@@ -552,6 +591,23 @@ class Forms:
                 self.kernel.always_valid.add(name)
                 return name, a.sizes, m[0][1]
         return None
+
+    def _shifted_label(self, uid: int, idx: tuple[Index, ...]) -> tuple[str, tuple[int, ...], tuple[Index, ...]] | None:
+        """A slice of an integer input: integers of the same range, under a name of their own."""
+        a = self.kernel.atoms[uid]
+        inner = self.kernel.atoms[a.data[0]]
+        domain = self.domains.get(inner.data) if inner.kind == "input" else None
+        if domain is None or domain.kind != "ids" or domain.size is None:
+            return None
+        name = f"@at {uid}"
+        if name not in self._slices:
+            if name in self.domains:
+                raise Unsupported(f"an input called {name}")
+            self._slices.add(name)
+            self.domains[name] = domain
+            if inner.data in self.kernel.always_valid:
+                self.kernel.always_valid.add(name)
+        return name, a.sizes, idx
 
     def _range(self, name: str, axis: Axis) -> None:
         """Digits of an integer input count its whole range: outside of it there would be values that are no digits."""

@@ -582,16 +582,22 @@ class Kernel:
         return self._known_whole(factors, over) or self._regrouped(factors, over)
 
     def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
-        """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, if the inner Σ is the plan's own and the outcome one that the logical program has."""
+        """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, and Σ_i f(i)·(g(i) + h(i)) as two, if what is opened is the plan's own and the outcome
+        one that the logical program has."""
         if not self.named or self._opening or len(factors) < 2:
             return None
         for n, (uid, idx, power) in enumerate(factors):
-            if uid >= self.named and power == 1 and self.atoms[uid].kind == "sum" and len(self.atoms[uid].data[0][0]) > 1:
-                body, inner = self._opened(uid, idx)
+            a = self.atoms[uid]
+            sums = a.kind == "sum" and len(a.data[0][0]) > 1
+            if uid >= self.named and power == 1 and (sums or (a.kind == "cut" and not a.indicator)):
                 rest = [f for m, f in enumerate(factors) if m != n]
                 self._opening = True  # one at a time
                 try:
-                    made = self.sum(self.monomial([*body, *rest]), {**inner, **over})
+                    if sums:
+                        body, inner = self._opened(uid, idx)
+                        made = self.sum(self.monomial([*body, *rest]), {**inner, **over})
+                    else:
+                        made = self.sum(self.times(self.monomial(rest), self.open((uid, idx, 1))), over)
                 except TooLarge:
                     continue
                 finally:

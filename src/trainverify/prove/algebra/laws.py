@@ -229,6 +229,23 @@ def _inner_sum(w: World) -> Instance:
     return k.sum(p, {a: V0}), lambda at: w.total(p, {a: V0}, at)
 
 
+@law(
+    "sum of a name",
+    "Σ_i f(i)·c(i) = Σ_i f(i)·a(i) + Σ_i f(i)·b(i) for a sum c = a + b under a name",
+    "power 1; only if the logical program has the outcome",
+)
+def _sum_of_name(w: World) -> Instance:
+    k = w.kernel
+    a = k.bound()
+    terms = [w.x(a, Q), k.times(w.y(a, Q), w.nonnegative(P, Q))]
+    if w.rng.random() < 0.8:
+        for t in terms:
+            k.sum(k.times(w.positive(a, 1), t), {a: V0})
+    k.named = len(k.atoms)
+    p = k.times(k.single(k.add(terms[0], scale(terms[1], -2))), w.positive(a, 1))
+    return k.sum(p, {a: V0}), lambda at: w.total(p, {a: V0}, at)
+
+
 @law("regrouped", "Σ_i f(i)·(Σ_j g(i,j)·h(j)) = Σ_j h(j)·(Σ_i f(i)·g(i,j))", "only if the logical program has the result")
 def _regrouped(w: World) -> Instance:
     k = w.kernel
@@ -528,3 +545,26 @@ def _regions(w: World) -> Instance:
         return sum((w.value(f, {P: i, Q: j}) for i, j in places), w.balls.of(0))
 
     return flat.joined(total), meaning
+
+
+@law(
+    "shifts",
+    "Σ_p [t = δ + p]·f(δ + p)·g(p) = f(t)·Σ_p [t = δ + p]·g(p)",
+    "the same δ; an inverse leaves the Σ only if it is positive everywhere",
+)
+def _shifts(w: World) -> Instance:
+    k, flat = w.kernel, flats(w)
+    length = V0 * V1 - 1
+    start, other = w.rng.randrange(2), w.rng.randrange(2)
+    f, g, h = w.rng.choice([w.x(), k.power(w.positive(), -1)]), k.power(w.divisor(), -1), w.poly()
+    at = k.bound()
+    p = k.times(piece(w, flat, k.times(f, g), start, length, at), piece(w, flat, h, other, length, at))
+
+    def meaning(here: At) -> Number:
+        n = here[P] * V1 + here[Q] - start
+        if not 0 <= n < length:
+            return w.balls.of(0)
+        i, j = divmod(other + n, V1)
+        return w.value(f, here) * w.value(g, here) * w.value(h, {P: i, Q: j})
+
+    return flat.put_back(p, Frame((V0, V1), start, length), [P, Q], at), meaning

@@ -19,7 +19,7 @@ from trainverify.prove.algebra.terms import Atom, Index, Mono, Need, Poly, Trace
 _PARAMETER: Final = -(2 * 10**6)  # constant indices of inputs, as variables, count down from here
 _LAST: Final = -(3 * 10**6)  # and stay above this
 _ENTRIES: Final = 12  # outcomes kept for inputs that look alike
-_RIGID: Final = frozenset({"delta", "iota", "digit", "valid", "marker"})
+_RIGID: Final = frozenset({"delta", "iota", "digit", "valid", "marker", "at", "region", "shift"})
 
 _Piece = tuple[int, tuple[int, ...]]  # a value without constants, as a number; its constants at every occurrence
 _Form = tuple[Any, ...]
@@ -485,7 +485,7 @@ def _taken_apart(a: Atom) -> tuple[Hashable, tuple[int, ...]]:
     more = [u for u, _, _ in a.content[1]]
     form: Hashable
     match a.kind:
-        case "input" | "delta" | "iota" | "marker":
+        case "input" | "delta" | "iota" | "marker" | "at" | "region" | "shift":
             return a.uid, ()
         case "digit" | "valid":
             chosen = _chosen(a)
