@@ -187,6 +187,25 @@ def powers_of_named_sums_stay(w: World) -> None:
     assert len(k.sum(k.times(inverse, w.positive(a, 1)), {a: V0})) == 1
 
 
+@broken("shares of a sum")
+def shares_that_are_missing_or_count_twice(w: World) -> None:
+    k = w.kernel
+    a, c = k.bound(), k.bound()
+    whole = k.sum(k.times(w.nonnegative(a, Q), k.sum(w.x(a, c), {c: V1})), {a: V0})
+    k.named, k.keep_constants = len(k.atoms), False
+
+    def share(*constants: int) -> Poly:
+        some = k.single(k.add(*(w.x(a, n) for n in constants)))
+        return k.sum(k.times(w.nonnegative(a, Q), some), {a: V0})
+
+    assert k.settle(k.add(share(0, 2), share(1))) == whole
+    assert k.settle(k.add(share(0), share(1), share(2))) == whole
+    for wrong in (k.add(share(0, 2), share(0)), k.add(share(0, 1), share(1, 2)), share(0, 1), k.add(share(0, 2), scale(share(1), 2))):
+        differ(k.settle(wrong), whole)
+    crossed = k.single(k.add(w.x(a, 0), w.y(a, 2)))
+    differ(k.settle(k.add(k.sum(k.times(w.nonnegative(a, Q), crossed), {a: V0}), share(1))), whole)
+
+
 @broken("regrouped")
 def other_products_stay(w: World) -> None:
     k = w.kernel

@@ -176,7 +176,7 @@ class Forms:
             case "neg":
                 return scale(k.finite(args[0]), -1)
             case "and":  # both are 0 or 1, and stay recognisable as such
-                return k.multiply(k.single(args[0], indicator=True), k.single(args[1], indicator=True))
+                return k.multiply(*(k.single(k.flat(a), indicator=True) for a in args))
             case "mul":
                 if any((c := as_constant(a)) is not None and c > 0 for a in args):
                     return k.times(*args)
@@ -280,6 +280,7 @@ class Forms:
     def _select(self, c: Poly, a: Poly, b: Poly) -> Poly:
         """c·a + (1−c)·b; against −∞ it is a + log(c), which exp turns back into a mask."""
         k = self.kernel
+        c = k.flat(c)  # a mask that is a tensor of its own has a name
         if as_constant(c) is not None:
             return a if as_constant(c) == 1 else b
         rest = k.add(constant(1), scale(c, -1))
@@ -469,23 +470,36 @@ class Forms:
             raise Unsupported("a product over an axis")
         k = self.kernel
         old, new = self.grid(given), self.grid(dims)
-        over: dict[Index, int] = {}
         names: dict[Index, Index] = {}
         kept = iter(range(len(new.leaves)))
         for d, span in enumerate(old.spans):
-            for o in span:
-                if d in gone:
-                    if old.leaves[o].tag:
-                        raise Unsupported("a maximum over unequal pieces")
-                    names[-1 - o] = k.bound()
-                    over[names[-1 - o]] = old.leaves[o].axis.size
-                else:
-                    names[-1 - o] = -1 - next(kept)
+            names.update({-1 - o: k.bound() if d in gone else -1 - next(kept) for o in span})
+        sign = 1 if fn == "max" else -1
+        hidden = [o for d in gone for o in old.spans[d] if old.leaves[o].tag]
         out: Value = {}
-        for key, p in value.items():  # the tags are those of the dimensions that stay
-            moved = k.substitute(p, names)
-            out[key] = k.maximum(moved, over) if fn == "max" else scale(k.maximum(scale(moved, -1), over), -1)
+        for key in new.blocks():
+            outer = {-1 - n: t for n, t in zip(new.tags, key, strict=True)}
+            found: list[Poly] = []
+            for choice in itertools.product(*(range(old.leaves[o].axis.size) for o in hidden)):
+                tags = {**outer, **dict(zip((names[-1 - o] for o in hidden), choice, strict=True))}
+                over: dict[Index, int] = {}
+                skip = False
+                for d in gone:
+                    live, dead = _live(old, old.spans[d], [names[-1 - o] for o in old.spans[d]], tags)
+                    over.update(live)
+                    skip |= any(tags[v] != 0 for v in dead)
+                if not skip:
+                    p = k.substitute(value[tuple(tags[names[-1 - o]] for o in old.tags)], names)
+                    found.append(k.maximum(scale(p, sign), over))
+            out[key] = scale(self._largest(found), sign)
         return out
+
+    def _largest(self, several: Sequence[Poly]) -> Poly:
+        """The maximum of the maxima over pieces."""
+        largest, *others = sorted(several, key=lambda p: repr(self.kernel.encode(p)))
+        for p in others:
+            largest = self._extremum(largest, p, 1)
+        return largest
 
     def _rowwise(self, node: Node, value: Value, given: Dims, dims: Dims) -> Value:
         """Sorting and choosing along a dimension: a function of the whole row; a cumulative sum is a Σ with a mask."""

@@ -508,11 +508,47 @@ class Kernel:
         if any(max(c.numerator.bit_length(), c.denominator.bit_length()) > self.limits.bits for c in p.values()):
             raise TooLarge("a number with too many digits")
         p = self.collapse(self.plus(p) if len(p) > 1 else p)
+        if len(p) > 1 and self.named:
+            p = self._apportioned(p)
         if len(p) > 1:
             lead, factors, prim = self.content(p)
             if factors and len(prim) > 1:
                 return self._whole(lead, factors, prim)
         return p
+
+    def _apportioned(self, p: Poly) -> Poly:
+        """Several Σ_i f(i)·(g(i,0) + g(i,3)), each of some of the constants 0 … n−1, as one Σ, if the logical program has that."""
+        shares: dict[Mono, Factor] = {}
+        for m in p:
+            own = [f for f in m if f[0] >= self.named and f[2] == 1 and self.atoms[f[0]].kind == "sum"]
+            if len(own) == 1:
+                shares[m] = own[0]
+        if len(shares) < 2 or not any(self._own_cut(u, w) for f in shares.values() for u, w, _ in self.atoms[f[0]].data[0][0]):
+            return p
+        self._opening = True
+        try:
+            made = self.collapse(self.add(*[self._share(m, f, p[m]) for m, f in shares.items()]))
+        except TooLarge:
+            return p
+        finally:
+            self._opening = False
+        if any(u >= self.named for m in made for u, _, _ in m):
+            return p
+        return self.add({m: c for m, c in p.items() if m not in shares}, made)
+
+    def _share(self, m: Mono, f: Factor, coef: Coef) -> Poly:
+        """A term with a Σ in it, in which a sum under a name of the plan's own is opened."""
+        body, inner = self._opened(f[0], f[1])
+        name = next((g for g in body if self._own_cut(g[0], g[2])), None)
+        if name is None:
+            return {m: coef}
+        whole = self.sum(self.times(self.monomial([g for g in body if g is not name]), self.open(name)), inner)
+        return self.times({tuple(g for g in m if g is not f): coef}, whole)
+
+    def _own_cut(self, uid: int, power: Power) -> bool:
+        """Whether a factor is a sum under a name that the logical program does not have."""
+        a = self.atoms[uid]
+        return uid >= self.named and power == 1 and a.kind == "cut" and not a.indicator
 
     # -- sums --------------------------------------------------------------------------------------------------------
 
@@ -589,7 +625,7 @@ class Kernel:
         for n, (uid, idx, power) in enumerate(factors):
             a = self.atoms[uid]
             sums = a.kind == "sum" and len(a.data[0][0]) > 1
-            if uid >= self.named and power == 1 and (sums or (a.kind == "cut" and not a.indicator)):
+            if (uid >= self.named and power == 1 and sums) or self._own_cut(uid, power):
                 rest = [f for m, f in enumerate(factors) if m != n]
                 self._opening = True  # one at a time
                 try:

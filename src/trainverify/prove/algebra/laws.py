@@ -246,6 +246,23 @@ def _sum_of_name(w: World) -> Instance:
     return k.sum(p, {a: V0}), lambda at: w.total(p, {a: V0}, at)
 
 
+@law(
+    "shares of a sum",
+    "Σ_i f(i)·(g(i,0) + g(i,2)) + Σ_i f(i)·g(i,1) = Σ_i f(i)·(Σ_c g(i,c))",
+    "every constant once, equal coefficients; only if the logical program has the outcome",
+)
+def _shares(w: World) -> Instance:
+    k = w.kernel
+    a, c = k.bound(), k.bound()
+    k.sum(k.times(w.y(a, Q), k.sum(w.x(a, c), {c: V1})), {a: V0})  # what the logical program has
+    k.named, k.keep_constants = len(k.atoms), False
+    chosen = w.rng.choice([[(0, 1), (2, 2)], [(0, 2), (1, 1)], [(0, 1), (1, 2)], [(1, 2), (0, 0)]])  # some twice, or never
+    p: Poly = {}
+    for several in chosen:
+        p = k.add(p, k.sum(k.times(w.y(a, Q), k.single(k.add(*(w.x(a, n) for n in dict.fromkeys(several))))), {a: V0}))
+    return k.settle(p), lambda at: w.value(p, at)
+
+
 @law("regrouped", "Σ_i f(i)·(Σ_j g(i,j)·h(j)) = Σ_j h(j)·(Σ_i f(i)·g(i,j))", "only if the logical program has the result")
 def _regrouped(w: World) -> Instance:
     k = w.kernel

@@ -388,8 +388,8 @@ class Memo:
         if known is not None:
             return known
         a = self.kernel.atoms[uid]
-        if a.kind == "input":
-            return None  # an input that came from nowhere
+        if a.kind in ("input", "at"):
+            return None  # an input that came from nowhere, or elements of something else
         if a.kind in _RIGID and _chosen(a) is None:
             names[uid] = uid
             return uid
