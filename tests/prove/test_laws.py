@@ -473,6 +473,49 @@ def a_factor_of_the_condition_is_missing_or_negative(w: World) -> None:
 
 
 @broken("cases")
+def a_function_of_a_masked_value_is_not_zero(w: World) -> None:
+    k, mask = w.kernel, w.mask()
+    assert k.applied("tanh", k.times(mask, w.x())) == k.times(mask, k.fn("tanh", w.x()))
+    cosine = k.applied("cos", k.times(mask, w.x()))
+    differ(cosine, k.times(mask, k.fn("cos", w.x())))  # cos 0 is 1
+    assert k.times(mask, cosine) == k.times(mask, k.fn("cos", w.x()))
+    some = k.applied("tanh", k.add(k.times(mask, w.x()), w.y()))
+    differ(some, k.times(mask, k.fn("tanh", k.add(w.x(), w.y()))))
+    number = k.times(w.nonnegative(), w.x())  # not 0 or 1
+    assert k.applied("tanh", number) == k.fn("tanh", number)
+    other = k.applied("tanh", k.times(w.mask(0, Q), w.x()))
+    differ(k.times(mask, other), k.times(mask, k.fn("tanh", w.x())))  # the mask of another token
+
+
+@broken("masked condition")
+def what_is_not_masked_counts(w: World) -> None:
+    k, mask = w.kernel, w.mask()
+    above = k.indicator_of("gt0", w.x())
+    assert k.indicator_of("gt0", k.times(mask, w.x())) == k.times(mask, above)
+    partly = k.indicator_of("gt0", k.add(k.times(mask, w.x()), w.y()))
+    differ(partly, k.times(mask, k.indicator_of("gt0", k.add(w.x(), w.y()))))
+    differ(k.indicator_of("eq0", k.times(mask, w.x())), k.times(mask, k.indicator_of("eq0", w.x())))
+    differ(k.indicator_of("gt0", k.times(w.nonnegative(), w.x())), k.times(w.nonnegative(), above))
+    differ(k.indicator_of("gt0", scale(k.times(mask, w.x()), -1)), k.times(mask, above))
+
+
+@broken("opened name")
+def another_sum_is_not_found(w: World) -> None:
+    k, mask = w.kernel, w.mask()
+    erf = k.fn("erf", w.x())
+    whole = k.single(k.add(w.y(), k.single(k.add(constant(1), erf))))
+    k.named = len(k.atoms)
+
+    def masked(y: Poly, factor: Poly) -> Poly:
+        return k.joint(mask, k.single(k.add(y, k.single(k.add(constant(1), k.times(factor, erf))))))
+
+    assert masked(w.y(), mask) == k.times(mask, whole)
+    differ(masked(w.y(P, 0), mask), k.times(mask, whole))
+    differ(masked(w.y(), w.mask(0, Q)), k.times(mask, whole))
+    differ(masked(scale(w.y(), 2), mask), k.times(mask, whole))
+
+
+@broken("cases")
 def the_other_case_must_be_defined(w: World) -> None:
     k = w.kernel
     condition = k.indicator_of("gt0", w.x())

@@ -61,7 +61,6 @@ class Inference:
         self._flattened: dict[int, tuple[Dims, Axis]] = {}
         self.all: list[Axis] = []
         self._lines: list[Line] = []
-        self._joined: list[tuple[Axis, list[Line | None]]] = []  # axes of integers one after the other, and where they count
         self._later: list[tuple[Line, int, Axis, object]] = []  # one-hots of integers whose line is not known yet
         self.mesh: dict[str, Axis] = {}  # one axis per mesh axis, however often it is used
         self.choices: list[tuple[Axis, Axis | None]] = []  # rows that are sorted, with the places in the sorted row
@@ -171,8 +170,7 @@ class Inference:
                     self.same_dims([a for i, a in enumerate(args[0]) if i != d], [a for i, a in enumerate(other) if i != d])
                 (whole,) = self.fresh([node.shape[d]])
                 whole.flat = self.flat and len(node.shape) == 1
-                if node.kind == "int":
-                    self._joined.append((whole, lines))
+                whole.apart = node.kind == "int"  # integers of different places, never one formula
                 start = 0
                 for dims in args:
                     axes.same(axes.piece(whole, start, dims[d].size), dims[d])
@@ -422,8 +420,8 @@ class Inference:
                 self._digits_on(line, start, depth)
         self._later = []
         self._settle_lines()
-        for whole, lines in self._joined:  # numbers that are counted at different places are never one formula
-            whole.root().apart |= any(map(_counts, lines))
+        if self.shifts:
+            self.axes.unwind(self.all)
         self.axes.regularise(self.all)
 
     def _settle_lines(self) -> None:
@@ -445,11 +443,6 @@ class Inference:
             for point in line.points:
                 if 0 < point < line.axis.size:
                     self.axes.cut(line.axis, point)
-
-
-def _counts(line: Line | None) -> bool:
-    """Whether integers may be made by counting: they are not all elements of an input."""
-    return line is None or line.root().axis is None or bool(line.root().stretches)
 
 
 def literal(node: Node) -> int | None:

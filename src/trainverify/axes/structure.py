@@ -332,7 +332,7 @@ class Axes:
             a = stack.pop().root()
             if id(a) not in seen:
                 seen[id(a)] = a
-                stack.extend(a.factors or a.pieces or ())
+                stack.extend(a.factors or a.pieces or (() if a.shorter is None else a.shorter[:1]))
         return seen
 
     def _spread_flat(self, axes: Sequence[Axis]) -> None:
@@ -495,6 +495,13 @@ class Axes:
         made = Axis(size)
         made.shorter, made.frozen = (whole, whole.size - size), whole.frozen
         return made if size < whole.size else whole
+
+    def unwind(self, axes: Sequence[Axis]) -> None:
+        """A shifted piece of what it is a part of itself (padded, and sliced again) has no size of its own."""
+        for a in self._below(axes).values():
+            if a.shorter is not None and id(a) in self._below([a.shorter[0]]):
+                whole, a.shorter = a.shorter[0], None
+                self.clash(f"a shifted piece {a!r} of {whole.size} that is made of it", [a, whole])
 
     def product(self, axes: Sequence[Axis]) -> Axis:
         axes = [a for a in axes if a.size != 1] or list(axes[:1])  # an axis times 1 is the axis itself, not a new one

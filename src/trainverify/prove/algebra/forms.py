@@ -21,7 +21,20 @@ from trainverify.primitives.node import Node, topological
 from trainverify.prove.algebra.flat import Flat, Frame
 from trainverify.prove.algebra.grids import Grid, Grids, Key, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Kernel
-from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, OF_ROOTS, Index, Poly, Unsupported, as_constant, constant, scale
+from trainverify.prove.algebra.terms import (
+    EVERYTHING,
+    NOTHING,
+    OF_ROOTS,
+    Index,
+    Poly,
+    Unsupported,
+    alike,
+    as_constant,
+    constant,
+    family,
+    scale,
+    with_constant,
+)
 from trainverify.prove.signs import SURE, Unsure
 from trainverify.prove.strict import seen
 
@@ -192,7 +205,7 @@ class Forms:
             case "log":
                 return k.log(args[0])
             case "as_real":
-                return args[0]
+                return k.single(k.flat(args[0]), indicator=True) if node.args[0].kind == "bool" else args[0]
             case "as_int" if node.args[0].kind != "real" or k.integral(args[0]):
                 return args[0]
             case "or":
@@ -211,7 +224,7 @@ class Forms:
             case "as_bool":
                 return args[0] if node.args[0].kind == "bool" else k.add(constant(1), scale(k.indicator_of("eq0", args[0]), -1))
         if len(args) == 1:
-            return k.fn(fn, k.number(args[0]), node.attrs[1] if len(node.attrs) > 1 else None)
+            return k.applied(fn, k.number(args[0]), node.attrs[1] if len(node.attrs) > 1 else None)
         if fn in ("floordiv", "mod"):
             k.power(args[1], -1)  # what that needs
         if fn == "pi":
@@ -271,7 +284,7 @@ class Forms:
                 root = None if line is None else line.root()
                 if domain is not None and domain.size is not None and not 0 <= c < domain.size:
                     return {}
-                if root is not None and root.axis is not None:
+                if root is not None and root.axis is not None and not self.grid([root.axis]).tags:
                     self._range(name[0], root.axis)
                     leaves = self._plain(root.axis)
                     return self._digits_of(name, leaves, mixed_radix(int(c), [a.size for a in leaves]))
@@ -459,9 +472,9 @@ class Forms:
                 for value, g, to in zip(args, grids, names, strict=True):
                     block = value[tuple(tags[to[-1 - o]] for o in g.tags)]
                     moved = k.substitute(k.finite(block), to)
-                    product = moved if len(args) == 1 else k.times(product, k.single(moved))
+                    product = moved if len(args) == 1 else k.joint(product, moved)
                 total = k.add(total, self.flat.sum(product, over, flat))
-            out[key] = total
+            out[key] = k.collapse(total) if hidden else total  # all blocks of one form are a Σ over them
         return out
 
     def _reduce(self, node: Node, value: Value, given: Dims, dims: Dims) -> Value:
@@ -495,7 +508,15 @@ class Forms:
         return out
 
     def _largest(self, several: Sequence[Poly]) -> Poly:
-        """The maximum of the maxima over pieces."""
+        """The maximum of the maxima over pieces; over all of them, if they are one form."""
+        k = self.kernel
+        if all(len(p) == 1 and set(p.values()) == {1} for p in several):
+            together = k.add(*several)
+            found = next((f for same in alike(together) if (f := family(k.atoms, together, same)) is not None), None)
+            if found is not None and len(found[0]) == len(together) == len(several):
+                _, base, differ, n, _ = found
+                v = k.bound()
+                return k.maximum(k.monomial(with_constant(base, differ, v)), {v: n})
         largest, *others = sorted(several, key=lambda p: repr(self.kernel.encode(p)))
         for p in others:
             largest = self._extremum(largest, p, 1)

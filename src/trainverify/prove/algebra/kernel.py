@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from trainverify.prove.algebra.terms import (
     BOUND,
@@ -60,6 +60,11 @@ from trainverify.prove.algebra.terms import (
     within,
 )
 
+CASES: Final = 3  # masks that are told apart in the argument of a function
+SHORT: Final = 4  # terms of a sum that is known also with the sums in it opened
+CONDITIONS: Final = frozenset({"fn", "input", "cut", "digit"})  # atoms that are 0 or 1 and decide about a case
+AT_ZERO: Final[Mapping[str, int]] = {"tanh": 0, "erf": 0, "sin": 0, "cos": 1, "abs": 0, "sign": 0, "floor": 0, "as_int": 0}
+
 
 @dataclass
 class Kernel:
@@ -73,6 +78,7 @@ class Kernel:
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
     _infinite: dict[int, bool] = field(default_factory=dict)
     _masked: dict[int, bool] = field(default_factory=dict)
+    _aliases: dict[Any, list[tuple[int, tuple[Index, ...], Coef, Mono]]] | None = None
     _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
     _fresh: int = BOUND
     _depth: int = 0
@@ -193,8 +199,11 @@ class Kernel:
         return [f for f in factors if not (self.name(f[0]) == "gt0" and within(self.argument(f[0], f[1]), there))]
 
     def _condition(self, p: Poly) -> tuple[int, tuple[Index, ...]] | None:
-        """A 0/1 condition that some term has as a factor."""
-        return min(self._conditions(p), default=None)
+        """A 0/1 condition that some term has as a factor; of many masks none."""
+        found = self._conditions(p)
+        if len(found) > CASES:
+            found = {c for c in found if self.atoms[c[0]].kind == "fn"}
+        return min(found, default=None)
 
     def _by_cases(self, condition: tuple[int, tuple[Index, ...]], p: Poly, function: Callable[[Poly], Poly]) -> Poly:
         """f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0). What a case needs, it needs where it holds: nothing is noted."""
@@ -250,21 +259,75 @@ class Kernel:
             return self.times(p, q)
         if self._masks(p) or self._masks(q) or self._decided(p, q) or self._decided(q, p):
             return self.single(self.times(self.flat(p), self.flat(q)))
-        return self.times(self.single(p), self.single(q))
+        return self.joint(self.single(p), q)
+
+    def joint(self, p: Poly, q: Poly) -> Poly:
+        """A product in which sums with a condition that the other side has too are opened: I·(I·a + b) = I·(a + b)."""
+        left, right = self._uncovered(p, self._conditions(q)), self._uncovered(q, self._conditions(p))
+        if left is p and right is q and not self._conditions(p) & self._conditions(q):
+            return self.times(p, self.single(q))
+        made = self.times(left, right)
+        return self.single(made) if len(made) < 2 or not self.named else self._reunited(made)
+
+    def _reunited(self, p: Poly) -> Poly:
+        """A sum as content times a sum of the logical program, if it is one in which sums under a name are opened."""
+        lead, factors, prim = self.content(p)
+        form, idx = self.encode(prim)
+        for uid, pattern, coef, common in self._opened_names().get(form, ()):
+            slots: dict[Index, Index] = {}
+            fits = all(i == k if k >= 0 else slots.setdefault(k, i) == i for k, i in zip(pattern, idx, strict=True))
+            if fits and len(slots) == len(self.atoms[uid].sizes):
+                inverse = [(u, tuple(slots.get(i, i) for i in at), -w) for u, at, w in common]
+                name: Factor = (uid, tuple(slots[-1 - k] for k in range(len(slots))), 1)
+                if self.trace is not None:
+                    self.trace.spoiled = True
+                return self.monomial([*factors, *inverse, name], tidy(Fraction(lead) / coef))
+        return self.single(p)
+
+    def _opened_names(self) -> dict[Any, list[tuple[int, tuple[Index, ...], Coef, Mono]]]:
+        """Short sums of the logical program with the sums in them opened: form → (name, its slots there, what the name is times that)."""
+        if self._aliases is None:
+            self._aliases = {}
+            for a in self.atoms[: self.named]:
+                if a.kind != "cut" or a.indicator or a.definition is None or len(a.definition) > SHORT:
+                    continue
+                if not any(self.atoms[u].kind == "cut" and w == 1 for m in a.definition for u, _, w in m):
+                    continue
+                trace, self.trace = self.trace, None
+                lead, common, prim = self.content(self.flat(a.definition))
+                self.trace = trace
+                if len(prim) > 1 and all(self.atoms[u].positive for u, _, _ in common):
+                    form, idx = self.encode(prim)
+                    self._aliases.setdefault(form, []).append((a.uid, idx, lead, common))
+        return self._aliases
+
+    def _uncovered(self, p: Poly, conditions: set[tuple[int, tuple[Index, ...]]], depth: int = 3) -> Poly:
+        """p, with the sums opened in which these conditions occur."""
+        if not conditions or not depth:
+            return p
+        for m in p:
+            for f in m:
+                a = self.atoms[f[0]]
+                if a.kind == "cut" and f[2] == 1 and not a.indicator and a.covers:
+                    inside = self.open(f)
+                    opened = self._uncovered(inside, conditions, depth - 1)
+                    if opened is not inside or conditions & self._conditions(inside):
+                        rest = {n: c for n, c in p.items() if n != m}
+                        made = self.times(self.monomial([g for g in m if g is not f], p[m]), opened)
+                        return self._uncovered(self.add(rest, made), conditions, depth)
+        return p
 
     def _masks(self, p: Poly) -> bool:
         return any(self.atoms[u].kind in ("valid", "digit") for m in p for u, _, _ in m)
 
     def _conditions(self, p: Poly) -> set[tuple[int, tuple[Index, ...]]]:
-        return {(u, idx) for m in p for u, idx, _ in m if self.atoms[u].indicator and self.atoms[u].kind == "fn"}
+        return {(u, idx) for m in p for u, idx, _ in m if self.atoms[u].indicator and self.atoms[u].kind in CONDITIONS}
 
     def _decided(self, p: Poly, q: Poly) -> bool:
-        """Whether some condition in q makes no difference once q is multiplied with a term of p."""
+        """Whether some condition in q holds wherever a term of p is not zero."""
         conditions = self._conditions(q)
         if not conditions:
             return False
-        if conditions & self._conditions(p):
-            return True
         arguments = [self.argument(*c) for c in conditions if self.name(c[0]) == "gt0"]
         return any(within(a, {(u, idx) for u, idx, w in m if w > 0 and self.atoms[u].nonnegative}) for a in arguments for m in p)
 
@@ -389,8 +452,13 @@ class Kernel:
             slot = {i: -1 - k for i, k in zip(idx, atom.pattern, strict=True) if i < 0}
             inside = tuple((u, tuple(slot[i] for i in at), w) for u, at, w in content[1] if all(i in slot for i in at))
             atom.content = content[0], inside
-            atom.definition = self.times(self.monomial(inside, content[0]), self._placed(self.ordered(p), atom.pattern))
+            self.define(atom, self.times(self.monomial(inside, content[0]), self._placed(self.ordered(p), atom.pattern)))
         return factor
+
+    def define(self, atom: Atom, definition: Poly) -> None:
+        """What a cut stands for."""
+        atom.definition = definition
+        atom.covers = bool(self._conditions(definition)) or any(self.atoms[u].covers for m in definition for u, _, _ in m)
 
     def _whole(self, lead: Coef, factors: Mono, prim: Poly) -> Poly:
         """lead · factors · prim, prim under a short name.
@@ -774,6 +842,16 @@ class Kernel:
         form, idx = self.encode(p)
         return {(self.shared("fn", (name, param, form), idx, self.slot_sizes(p), lambda: flags),): 1}
 
+    def applied(self, name: str, p: Poly, param: Any = None) -> Poly:
+        """A function that is defined everywhere; of masked values it is one of the values, where the mask is 1."""
+        p = self.flat(p, self.closed)
+        if not p and name in AT_ZERO:
+            return constant(AT_ZERO[name])
+        conditions = self._conditions(p)
+        if not conditions or len(conditions) > CASES:
+            return self.fn(name, p, param)
+        return self._by_cases(min(conditions), p, lambda q: self.applied(name, q, param))
+
     def name(self, uid: int) -> str:
         """The function of an application, or the kind of another atom."""
         a = self.atoms[uid]
@@ -795,7 +873,9 @@ class Kernel:
         """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator. It is 0 at −∞, which p may be if it is not bounded,
         or, in a case of it, not everywhere."""
         result = constant(1)
-        for m, c in self.flat(p, self.closed).items():
+        opened = self.flat(p, self.closed)
+        few = len(self._conditions(opened)) <= CASES
+        for m, c in opened.items():
             if len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "fn":
                 name = self.name(m[0][0])
                 inner = self.argument(m[0][0], m[0][1])
@@ -814,7 +894,7 @@ class Kernel:
             elif not peak:  # the exponential of −∞ is 0
                 self.number({m: 1})
             condition = self._condition({m: 1})
-            if condition is not None:
+            if condition is not None and (few or self.atoms[condition[0]].kind == "fn"):  # of few masks, or of a comparison
                 result = self.times(result, self._by_cases(condition, {m: c}, lambda q: self.exp(q, everywhere)))
                 continue
             unit = self.fn("exp", {m: 1}, positive=bounded and not any(self.masked(u) for u, _, _ in m), nonnegative=True)
@@ -1061,6 +1141,11 @@ class Kernel:
         argument = self.times(self.monomial(keep, sign if name != "eq0" else 1), prim)
         if as_constant(argument) is not None:
             return self.indicator_of(name, argument)
+        mask = next((f for f in keep if self.atoms[f[0]].indicator), None)
+        if mask is not None:  # I·p > 0 where I is 1 and p > 0; I·p = 0 also where I is 0
+            inner = self.indicator_of(name, self.times(self.monomial([f for f in keep if f is not mask], sign), prim))
+            one = self.monomial([mask])
+            return self.times(one, inner) if name == "gt0" else self.add(constant(1), scale(one, -1), self.times(one, inner))
         return self.fn(name, argument, indicator=True, nonnegative=True)
 
     def integral(self, p: Poly) -> bool:

@@ -472,18 +472,53 @@ def _implied(w: World) -> Instance:
 
 @law(
     "cases",
-    "f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0) for exp and powers",
+    "f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0) for exp, powers and functions of any number",
     "what f(p) needs is a need of p, not of the two cases",
 )
 def _cases(w: World) -> Instance:
     k = w.kernel
-    condition = k.indicator_of("gt0", k.add(w.x(), constant(Fraction(1, 7))))
+    condition = w.rng.choice([k.indicator_of("gt0", k.add(w.x(), constant(Fraction(1, 7)))), w.mask(), w.digit(0, w.index(V0))])
+    name = w.rng.choice([None, "tanh", "erf", "sin", "cos", "abs"])
+    if name is not None:
+        q = k.add(k.times(condition, w.poly()), w.rng.choice([{}, w.y(), k.times(w.mask(), w.x())]))
+        return k.applied(name, q), lambda at: w.balls.apply(name, [w.value(q, at)], None)
     p = k.add(k.times(condition, w.above()), w.positive(), k.times(condition, k.exp(k.times(condition, w.y()))))
     e = w.rng.choice([-1, -2, Fraction(1, 2), "exp"])
     if e == "exp":
         q = scale(k.times(condition, k.times(w.x(), w.y())), w.rng.choice([1, -2]))
         return k.exp(k.add(q, w.x())), lambda at: (w.value(q, at) + w.value(w.x(), at)).exp()
     return k.power(p, e), lambda at: w.balls.power(w.value(p, at), e)  # type: ignore[arg-type]
+
+
+@law("masked condition", "[I·p > 0] = I·[p > 0]; [I·p = 0] = 1 − I + I·[p = 0]", "I is 0 or 1, and a factor of every term")
+def _masked_condition(w: World) -> Instance:
+    k = w.kernel
+    mask = w.rng.choice([w.mask(), w.digit(1, w.index(V1)), w.valid()])
+    p = k.times(scale(mask, w.rng.choice([1, -2])), k.add(w.x(), w.rng.choice([{}, constant(Fraction(1, 7))])))
+    name = w.rng.choice(["gt0", "ge0", "eq0"])
+
+    def meaning(at: At) -> Number:
+        value = w.value(p, at)
+        return w.balls.of(int({"gt0": value > 0, "ge0": value >= 0, "eq0": value == 0}[name]))
+
+    return k.indicator_of(name, p), meaning
+
+
+@law(
+    "opened name",
+    "p = content · c for a sum c of the logical program, if p is c with the sums in it opened",
+    "the content of c is positive",
+)
+def _opened_name(w: World) -> Instance:
+    k = w.kernel
+    root, mask = k.power(w.positive(), Fraction(-1, 2)), w.mask()
+    inner = k.single(k.add(constant(1), k.fn("erf", w.x())))
+    k.single(k.add(k.times(root, w.y()), inner))
+    k.named = len(k.atoms)
+    case = k.add(constant(1), k.times(mask, k.fn("erf", w.x())))
+    q = k.add(k.times(root, w.y()), k.single(case))
+    p = k.times(mask, w.rng.choice([w.x(), w.nonnegative(), constant(-3)]))
+    return k.joint(p, k.single(q)), lambda at: w.value(p, at) * w.value(q, at)
 
 
 @law("maximum", "max of max is one max; variables that do not occur do not matter", "no factor is taken out, whatever its sign")

@@ -235,7 +235,7 @@ class Memo:
             a = self.kernel.atoms[uid]
             k = self.kernel
             masks = (k.infinite(uid), k.masked(uid), k.infinite(uid) and k.from_below(uid))
-            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, uid < k.named, masks)
+            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, a.covers, uid < k.named, masks)
             if a.kind in _RIGID and _chosen(a) is None:
                 known = uid
             elif a.kind in _RIGID:
@@ -443,9 +443,10 @@ class Memo:
             made.content = content
             names = dict(zip(self._skeleton(a.uid)[1], inside, strict=True))
             assert a.definition is not None
-            made.definition = self._renamed_definition(a.definition, names)
-            if made.definition is None:
-                made.definition = kernel.times(kernel.monomial(content[1], content[0]), kernel.written(form[0], made.pattern))
+            definition = self._renamed_definition(a.definition, names)
+            if definition is None:
+                definition = kernel.times(kernel.monomial(content[1], content[0]), kernel.written(form[0], made.pattern))
+            kernel.define(made, definition)
         return uid
 
     def _renamed_definition(self, p: Poly, names: Names) -> Poly | None:
