@@ -14,7 +14,7 @@ from trainverify.prove.algebra.flat import Frame
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
 from trainverify.prove.algebra.masked import MaskedSums
-from trainverify.prove.algebra.terms import Limits, Poly, TooLarge, Unsupported, constant, looks_alike, scale
+from trainverify.prove.algebra.terms import Index, Limits, Poly, TooLarge, Unsupported, constant, looks_alike, scale
 
 POINTS = 40
 
@@ -204,6 +204,28 @@ def shares_that_are_missing_or_count_twice(w: World) -> None:
         differ(k.settle(wrong), whole)
     crossed = k.single(k.add(w.x(a, 0), w.y(a, 2)))
     differ(k.settle(k.add(k.sum(k.times(w.nonnegative(a, Q), crossed), {a: V0}), share(1))), whole)
+
+
+@broken("gathered sum")
+def terms_in_other_proportions_stay(w: World) -> None:
+    k = w.kernel
+    a = k.bound()
+    terms = [w.x(a, Q), scale(k.times(w.y(a, Q), w.y(a, Q)), -2)]
+    whole = k.sum(k.times(w.positive(a, 1), k.single(k.add(*terms))), {a: V0})
+    k.named, k.keep_constants = len(k.atoms), False
+
+    def summed_up(c: int, d: int, at: Index = Q) -> Poly:
+        first, second = (k.sum(k.times(w.positive(a, 1), t), {a: V0}) for t in terms)
+        return k.settle(k.add(scale(first, c), scale(k.substitute(second, {Q: at}), d)))
+
+    assert summed_up(1, 1) == whole
+    assert summed_up(3, 3) == scale(whole, 3)
+    assert summed_up(-2, -2) == scale(whole, -2)
+    for c, d in ((1, 2), (1, -1), (2, 1)):
+        assert whole.keys().isdisjoint(summed_up(c, d))
+    assert whole.keys().isdisjoint(summed_up(1, 1, 2))  # y of another column
+    alone = k.settle(k.add(k.sum(k.times(w.positive(a, 1), terms[0]), {a: V0}), w.y()))
+    assert whole.keys().isdisjoint(alone)
 
 
 @broken("regrouped")

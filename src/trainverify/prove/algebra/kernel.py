@@ -78,6 +78,8 @@ class Kernel:
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
     _infinite: dict[int, bool] = field(default_factory=dict)
     _masked: dict[int, bool] = field(default_factory=dict)
+    _sums: dict[Any, list[tuple[int, int]]] | None = None  # factors but a name → sums of the logical program, which factor it is
+    _distributed: dict[tuple[int, int], Poly] = field(default_factory=dict)  # those with the name opened
     _aliases: dict[Any, list[tuple[int, tuple[Index, ...], Coef, Mono]]] | None = None
     _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
     _fresh: int = BOUND
@@ -577,7 +579,7 @@ class Kernel:
             raise TooLarge("a number with too many digits")
         p = self.collapse(self.plus(p) if len(p) > 1 else p)
         if len(p) > 1 and self.named:
-            p = self._apportioned(p)
+            p = self._gathered(self._apportioned(p))
         if len(p) > 1:
             lead, factors, prim = self.content(p)
             if factors and len(prim) > 1:
@@ -612,6 +614,59 @@ class Kernel:
             return {m: coef}
         whole = self.sum(self.times(self.monomial([g for g in body if g is not name]), self.open(name)), inner)
         return self.times({tuple(g for g in m if g is not f): coef}, whole)
+
+    def _gathered(self, p: Poly) -> Poly:
+        """a·Σ_i f(i)·g(i) + b·Σ_i f(i)·h(i) as Σ_i f(i)·c(i), if the logical program has that Σ for its sum c = a·g + b·h."""
+        own = {m: [f for f in m if f[0] >= self.named and f[2] == 1 and self.atoms[f[0]].kind == "sum"] for m in p}
+        if sum(len(fs) == 1 for fs in own.values()) < 2:
+            return p
+        for m, fs in own.items():
+            if len(fs) != 1:
+                continue
+            (f,) = fs
+            rest = [g for g in m if g is not f]
+            for uid, opened in self._sums_like(f[0]):
+                for term, coef in opened.items():
+                    if len(term) != 1 or term[0][0] != f[0] or term[0][2] != 1:
+                        continue
+                    slots: dict[Index, Index] = {}
+                    if not all(i == k if k >= 0 else slots.setdefault(k, i) == i for k, i in zip(term[0][1], f[1], strict=True)):
+                        continue
+                    if len(slots) != len(self.atoms[uid].sizes):
+                        continue
+                    factor = self.monomial(rest, tidy(Fraction(p[m]) / coef))
+                    parts = self.times(factor, self.substitute(opened, slots))
+                    if len(parts) == len(opened) and all(p.get(n) == c for n, c in parts.items()):
+                        if self.trace is not None:
+                            self.trace.spoiled = True
+                        whole = self.monomial([(uid, tuple(slots[-1 - k] for k in range(len(slots))), 1)])
+                        return self._gathered(self.add({n: c for n, c in p.items() if n not in parts}, self.times(factor, whole)))
+        return p
+
+    def _sums_like(self, uid: int) -> Iterator[tuple[int, Poly]]:
+        """Sums of the logical program that may have a Σ among their terms, once a name in them is opened; and what they are then."""
+        if self._sums is None:
+            self._sums = {}
+            for a in self.atoms[: self.named]:
+                for n, (u, w, _) in enumerate(a.data[0][0] if a.kind == "sum" else ()):
+                    cut = self.atoms[u]
+                    if cut.kind == "cut" and w == 1 and not cut.indicator and cut.definition is not None and len(cut.definition) <= SHORT:
+                        self._sums.setdefault(_others(a, n), []).append((a.uid, n))
+        mine = self.atoms[uid]
+        for key in dict.fromkeys(_others(mine, n) for n in range(len(mine.data[0][0]))):
+            for whole, n in self._sums.get(key, ()):
+                if (whole, n) not in self._distributed:
+                    trace, self.trace, self._opening = self.trace, None, True
+                    try:
+                        body, inner = self._opened(whole, tuple(-1 - k for k in range(len(self.atoms[whole].sizes))))
+                        rest = self.monomial([g for i, g in enumerate(body) if i != n])
+                        self._distributed[whole, n] = self.sum(self.times(rest, self.open(body[n])), inner)
+                    except TooLarge:
+                        self._distributed[whole, n] = {}
+                    finally:
+                        self.trace, self._opening = trace, False
+                if len(self._distributed[whole, n]) > 1:
+                    yield whole, self._distributed[whole, n]
 
     def _own_cut(self, uid: int, power: Power) -> bool:
         """Whether a factor is a sum under a name that the logical program does not have."""
@@ -1242,6 +1297,11 @@ class Kernel:
             return None  # a Σ is of numbers
         v = self.bound()
         return scale(self.sum(self.monomial(with_constant(base, differ, v)), {v: n}), coef)
+
+
+def _others(a: Atom, n: int) -> tuple[tuple[int, Power], ...]:
+    """The factors of a Σ but one, without their indices."""
+    return tuple((u, w) for i, (u, w, _) in enumerate(a.data[0][0]) if i != n)
 
 
 def named_need(what: str, uid: int, idx: Sequence[Index]) -> Need:

@@ -263,6 +263,23 @@ def _shares(w: World) -> Instance:
     return k.settle(p), lambda at: w.value(p, at)
 
 
+@law(
+    "gathered sum",
+    "a·Σ_i f(i)·g(i) + b·Σ_i f(i)·h(i) = Σ_i f(i)·c(i) for a sum c = a·g + b·h of the logical program",
+    "all terms of c, their coefficients in proportion; the logical program has that Σ",
+)
+def _gathered_sum(w: World) -> Instance:
+    k = w.kernel
+    a = k.bound()
+    terms = [w.x(a, Q), scale(k.times(w.y(a, Q), w.y(a, Q)), -2)]
+    k.sum(k.times(w.positive(a, 1), k.single(k.add(*terms))), {a: V0})  # what the logical program has
+    k.named, k.keep_constants = len(k.atoms), False
+    scales = w.rng.choice([(3, 3), (3, 2), (1, 1), (-1, 1)])
+    outside = w.rng.choice([constant(1), w.nonnegative()])
+    p = k.add(*(k.times(scale(outside, c), k.sum(k.times(w.positive(a, 1), t), {a: V0})) for c, t in zip(scales, terms, strict=True)))
+    return k.settle(p), lambda at: w.value(p, at)
+
+
 @law("regrouped", "Σ_i f(i)·(Σ_j g(i,j)·h(j)) = Σ_j h(j)·(Σ_i f(i)·g(i,j))", "only if the logical program has the result")
 def _regrouped(w: World) -> Instance:
     k = w.kernel
