@@ -183,13 +183,14 @@ def related(logical: Program, plan: Plan, ops: OpTable, parts: Sequence[Template
     """The axes of both programs together."""
     talk = Communication(plan, parts, ops)
     order = schedule(talk)
-    system = System(logical, plan, ops, talk, order).collect(wanted)
-    clashes = len(system.inference.axes.clashes)
-    if clashes and any(isinstance(lay.form, Parts) for lay, _ in system.holdings()):
-        flat = System(logical, plan, ops, talk, order, flat=True).collect(wanted)
-        if len(flat.inference.axes.clashes) < clashes:
-            return flat
-    return system
+    system = best = System(logical, plan, ops, talk, order).collect(wanted)
+    flat = [False, True] if any(isinstance(lay.form, Parts) for lay, _ in system.holdings()) else [False]
+    shifts = [False, True] if system.inference.overlaps else [False]
+    for how in [(f, s) for s in shifts for f in flat][1:]:
+        if best.inference.axes.clashes:
+            other = System(logical, plan, ops, talk, order, flat=how[0], shifts=how[1]).collect(wanted)
+            best = min(best, other, key=lambda x: len(x.inference.axes.clashes))
+    return best
 
 
 def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress: Progress = _silent) -> list[Found] | list[Finding]:

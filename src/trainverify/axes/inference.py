@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from trainverify.axes.structure import Axes, Axis
 from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, Shard, local_digits, pattern_dims
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
+
+SHIFT: Final = 16  # positions that a shifted piece may leave out
 
 
 class Line:
@@ -48,10 +51,12 @@ class NodeAxes:
 
 
 class Inference:
-    def __init__(self, flat: bool = False, axes: Axes | None = None) -> None:
-        """With `flat`, tensors written in one dimension keep axes of their own."""
+    def __init__(self, flat: bool = False, axes: Axes | None = None, shifts: bool = False) -> None:
+        """With `flat`, tensors written in one dimension keep axes of their own; with `shifts`, slices that leave out few positions do."""
         self.axes = axes or Axes()
         self.flat = flat
+        self.shifts = shifts
+        self.overlaps = False  # whether there are such slices
         self.members = 0  # of the collective at hand
         self._flattened: dict[int, tuple[Dims, Axis]] = {}
         self.all: list[Axis] = []
@@ -173,6 +178,11 @@ class Inference:
                 return self._replace(args[0], d, whole)
             case "pad":
                 d, low, _, _ = node.attrs
+                shorter = args[0][d].root().shorter
+                if shorter is not None and node.shape[d] <= shorter[0].size:  # a shifted piece goes back to its place
+                    whole = axes.shifted(shorter[0], node.shape[d])
+                    self.all.append(whole)
+                    return self._replace(args[0], d, whole)
                 (whole,) = self.fresh([node.shape[d]])
                 axes.same(axes.piece(whole, low, args[0][d].size), args[0][d])
                 return self._replace(args[0], d, whole)
@@ -246,6 +256,10 @@ class Inference:
 
     def _sliced(self, axis: Axis, start: int, step: int, size: int) -> Axis:
         axes = self.axes
+        if step == 1 and 0 < axis.size - size <= SHIFT and 2 * size > axis.size:
+            self.overlaps = True
+            if self.shifts:
+                return axes.shifted(axis, size)
         if step == 1 and self.even and size < axis.size and all(a.pieces is None for a in axes.leaves([axis])):
             count, piece = Axis(axis.size // size, fixed=True), Axis(size)
             axes.align([axis], [count, piece])
@@ -406,6 +420,8 @@ class Inference:
                 self._digits_on(line, start, depth)
         self._later = []
         self._settle_lines()
+        if self.shifts:
+            self.axes.unwind(self.all)
         self.axes.regularise(self.all)
 
     def _settle_lines(self) -> None:

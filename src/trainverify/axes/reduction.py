@@ -43,6 +43,7 @@ class Sizes:
                 ranks.setdefault(self._head(key), []).append(a.size)
         order = {head: {size: base + i for i, size in enumerate(sorted(set(sizes)))} for head, sizes in ranks.items()}
         turn = 0
+        room = self._room()
         for key, a in self._atoms.items():
             if key in self._kept:
                 self._size[key] = len(self._kept[key])
@@ -51,13 +52,31 @@ class Sizes:
             elif key in self._family:
                 self._size[key] = min(a.size, order[self._head(key)][a.size])
             else:
-                self._size[key] = min(a.size, base + turn % 2)  # 2 and 3 in turn: nothing fits by coincidence
+                self._size[key] = min(a.size, base + turn % 2 + room.get(key, 0))  # 2 and 3 in turn: nothing fits by coincidence
                 turn += alternate
+        self._shorten()
         if axes.views:
             self._size.update(Views(axes, self._atoms, self._size, self._kept).sizes())
+            self._known.clear()
+            self._shorten()
         for a, b in ((a, b) for a in axes.counted for b in axes.numbered):
             if (a.size < b.size, a.size > b.size) != (self(a) < self(b), self(a) > self(b)):
                 raise NotABoundary(f"a count along {a!r} beside the numbers of {b!r}")
+
+    def _room(self) -> dict[int, int]:
+        """By the fastest digit of an axis, how many positions its shifted pieces leave out."""
+        found: dict[int, int] = {}
+        for a in self._atoms.values():
+            if a.shorter is not None:
+                digit = id(self._axes.leaves([a.shorter[0]])[-1])
+                found[digit] = max(found.get(digit, 0), a.shorter[1])
+        return found
+
+    def _shorten(self) -> None:
+        """Shifted pieces lack as many positions as they do at full size."""
+        for key, a in self._atoms.items():
+            if a.shorter is not None:
+                self._size[key] = self(a)
 
     def _rank_counts(self) -> None:
         """Counted and numbered axes are one family."""
@@ -115,6 +134,11 @@ class Sizes:
             return math.prod(self(f) for f in a.factors)
         if a.pieces is not None:
             return sum(self(p) for p in a.pieces)
+        if a.shorter is not None:
+            size = self(a.shorter[0]) - a.shorter[1]
+            if size < 2:
+                raise NotABoundary(f"{a.size} of {a.shorter[0].size} positions")
+            return size
         return self._size.get(id(a), a.size)  # an axis made after the count: size 0 or 1, or fixed
 
     def position(self, axis: Axis, at: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainverify.axes.inference import Line, NodeAxes, literal
 from trainverify.axes.reduction import NotABoundary, Sizes
-from trainverify.axes.structure import Axis
+from trainverify.axes.structure import Axis, is_shifted
 from trainverify.ops.table import Lowered
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node, rebuild
@@ -36,8 +36,13 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes, sorts: bool = 
                 attrs = (_start(node, axes.lines[id(node)], sizes, dims[0]), node.attrs[1])
             case "slice":
                 d, start, step = node.attrs
-                attrs = (d, _slice_start(node, axes, sizes, d, start, step), step)
-                if step == 1 and sizes.position(axes.dims[id(node.args[0])][d], start + node.shape[d]) - attrs[1] != shape[d]:
+                shifted = is_shifted(dims[d], axes.dims[id(node.args[0])][d])
+                attrs = (d, start if shifted else _slice_start(node, axes, sizes, d, start, step), step)
+                if (
+                    step == 1
+                    and not shifted
+                    and sizes.position(axes.dims[id(node.args[0])][d], start + node.shape[d]) - attrs[1] != shape[d]
+                ):
                     raise NotABoundary(f"{start}:{start + node.shape[d]} of {node.args[0].shape[d]} where structures do not align")
                 if shape[d] and not 0 <= attrs[1] + step * (shape[d] - 1) < args[0].shape[d]:
                     raise NotABoundary(f"{start} and every {step}th of {node.args[0].shape[d]} where structures do not align")
@@ -49,7 +54,7 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes, sorts: bool = 
                 raise NotABoundary(f"{list(node.args[0].shape)} as {list(node.shape)} where structures do not align")
             case "pad":
                 d, low, _, value = node.attrs
-                first = sizes.position(dims[d], low)
+                first = low if is_shifted(axes.dims[id(node.args[0])][d], dims[d]) else sizes.position(dims[d], low)
                 attrs = (d, first, shape[d] - first - args[0].shape[d], value)
             case "one_hot":
                 line = axes.lines[id(node.args[0])]

@@ -18,7 +18,7 @@ MAX_PIECES = 256
 class Axis:
     """A node of a union-find forest. Only the root's fields count."""
 
-    __slots__ = ("apart", "factors", "fixed", "flat", "frozen", "link", "pieces", "size")
+    __slots__ = ("apart", "factors", "fixed", "flat", "frozen", "link", "pieces", "shorter", "size")
 
     def __init__(self, size: int, fixed: bool = False):
         self.size = size
@@ -28,6 +28,7 @@ class Axis:
         self.fixed = fixed  # keeps its size because it counts devices or copies
         self.frozen = False  # keeps its size because its structure could not be aligned
         self.flat = False  # positions of tensors written in one dimension: cut anywhere, never a product
+        self.shorter: tuple[Axis, int] | None = None  # of an atom: the axis that it is a shifted piece of, how many positions it lacks
         self.apart = False  # a sum of pieces that have nothing to do with each other: no product even if equally long
 
     def root(self) -> Axis:
@@ -117,6 +118,15 @@ class Axes:
         b.flat |= a.flat
         a.link = b
         a.factors = a.pieces = None
+        mine, a.shorter = a.shorter, None
+        if mine is None:
+            return
+        if b.shorter is None and self._atom(b):
+            b.shorter = mine
+        elif b.shorter is not None and b.shorter[1] == mine[1]:
+            self.same(b.shorter[0], mine[0])
+        else:
+            self.clash(f"a shifted piece of {mine[0].size} as {b!r}", [b, mine[0]])
 
     def align(self, left: Sequence[Axis], right: Sequence[Axis]) -> None:
         """Identify two lists of axes as one sequence of positions (a reshape)."""
@@ -155,6 +165,8 @@ class Axes:
             a.frozen = True
             for part in a.factors or a.pieces or ():
                 self.freeze(part)
+            if a.shorter is not None:
+                self.freeze(a.shorter[0])
 
     def fix(self, axis: Axis) -> None:
         """Keep the size of an axis whatever it is made of."""
@@ -171,6 +183,8 @@ class Axes:
         """Make an atom or a sum a product of `slow` and the rest; False where its pieces do not allow it."""
         a = axis.root()
         fast = a.size // slow
+        if a.shorter is not None:
+            return False
         if self._atom(a):
             parts = [Axis(slow, a.fixed), Axis(fast, a.fixed)]
             for p in parts:
@@ -318,7 +332,7 @@ class Axes:
             a = stack.pop().root()
             if id(a) not in seen:
                 seen[id(a)] = a
-                stack.extend(a.factors or a.pieces or ())
+                stack.extend(a.factors or a.pieces or (() if a.shorter is None else a.shorter[:1]))
         return seen
 
     def _spread_flat(self, axes: Sequence[Axis]) -> None:
@@ -444,7 +458,9 @@ class Axes:
         a = axis.root()
         if at in (0, a.size) or a.frozen:
             return
-        if self._atom(a):
+        if a.shorter is not None:
+            self.clash(f"a cut of a shifted piece of {a.shorter[0].size}", [a])
+        elif self._atom(a):
             a.pieces = [Axis(at, a.fixed), Axis(a.size - at, a.fixed)]
         elif a.pieces is not None:
             start = 0
@@ -470,6 +486,22 @@ class Axes:
             if rest:  # inside one block: isolate the block, then cut the fast digits
                 self.cut(digits[0], slow + 1)
                 self.cut(self.product(digits[1:]), rest)
+
+    def shifted(self, axis: Axis, size: int) -> Axis:
+        """A piece that may overlap with others like it: an axis of its own, that is only as long as a piece of this one."""
+        whole = axis.root()
+        while whole.shorter is not None:  # of a piece like that: one of the same axis
+            whole = whole.shorter[0].root()
+        made = Axis(size)
+        made.shorter, made.frozen = (whole, whole.size - size), whole.frozen
+        return made if size < whole.size else whole
+
+    def unwind(self, axes: Sequence[Axis]) -> None:
+        """A shifted piece of what it is a part of itself (padded, and sliced again) has no size of its own."""
+        for a in self._below(axes).values():
+            if a.shorter is not None and id(a) in self._below([a.shorter[0]]):
+                whole, a.shorter = a.shorter[0], None
+                self.clash(f"a shifted piece {a!r} of {whole.size} that is made of it", [a, whole])
 
     def product(self, axes: Sequence[Axis]) -> Axis:
         axes = [a for a in axes if a.size != 1] or list(axes[:1])  # an axis times 1 is the axis itself, not a new one
@@ -520,3 +552,11 @@ class Axes:
         made = Axis(size)
         made.frozen = True
         return made
+
+
+def is_shifted(piece: Axis, whole: Axis) -> bool:
+    """Whether an axis is made as a shifted piece of another, or both of a third."""
+    a, b = piece.root(), whole.root()
+    if a.shorter is None or a is b:
+        return False
+    return a.shorter[0].root() is (b if b.shorter is None else b.shorter[0].root())

@@ -82,13 +82,14 @@ class System:
         plan_order: Schedule,
         flat: bool = False,
         axes: Axes | None = None,
+        shifts: bool = False,
     ):
         self.table = table
         self.plan = plan
         self.talk = talk
         self.schedule = plan_order
         self.flat = flat  # tensors written in one dimension keep axes of their own: for buckets that are cut anywhere
-        self.inference = Inference(flat, axes)
+        self.inference = Inference(flat, axes, shifts)
         self.lists = self.inference.axes.lists
         self.logical = inline(logical)
         inlined = [inline(u.program, plan.functions) for u in talk.units]

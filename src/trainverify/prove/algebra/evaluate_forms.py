@@ -240,6 +240,8 @@ class Evaluator:
                 inner, pattern, frame = a.data
                 digits, others = _digits(frame.start + idx[0], frame.sizes), iter(idx[1:])
                 return self._product([(inner, tuple(next(others) if j is None else digits[j] for j in pattern), 1)])
+            case "shift":
+                return numbers.of(int(list(idx[:-1]) == _digits(a.data.start + idx[-1], a.data.sizes)))
             case "region":
                 sizes, low, high = a.data
                 position = sum(i * math.prod(sizes[n + 1 :]) for n, i in enumerate(idx))
@@ -346,6 +348,8 @@ class Evaluator:
         return compare
 
     def _radix(self, name: str) -> Sequence[int]:
+        if name.startswith("@at "):
+            return self.radix[self.atoms[self.atoms[int(name[4:])].data[0]].data]
         if name.startswith("@"):  # positions that a row function chose
             (_, sizes, *_), _ = self.atoms[int(name[1:])].data
             found: Sequence[int] = sizes
@@ -354,7 +358,7 @@ class Evaluator:
 
     def _label(self, name: str, idx: tuple[int, ...]) -> int:
         if name.startswith("@"):
-            return self.numbers.whole(self.atom(int(name[1:]), idx))
+            return self.numbers.whole(self.atom(int(name.removeprefix("@at ").removeprefix("@")), idx))
         return self.numbers.whole(self.elements[name, idx])
 
 

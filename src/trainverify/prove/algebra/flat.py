@@ -174,6 +174,29 @@ class Flat:
         uid = self.kernel.atom("region", (sizes, low, high), sizes, indicator=True, nonnegative=True)
         return {((uid, tuple(digits), 1),): 1}
 
+    def put_back(self, p: Poly, frame: Frame, digits: Sequence[Index], at: Index) -> Poly:
+        """A form of the position `at` in a frame as one of the digits of positions, zero outside of the frame.
+
+        It is Σ over `at` of [digits are those of `at`] · p. What p has of the tensor that the frame lies in leaves the Σ: f(start + p) is f
+        at the digits. So does an inverse only of what is positive everywhere: outside of the frame it has to be a number too.
+        """
+        k = self.kernel
+        if k.trace is not None:
+            k.trace.spoiled = True
+        self.used = True
+        uid = k.atom("shift", frame, (*frame.sizes, frame.length), indicator=True, nonnegative=True)
+        shift: Factor = (uid, (*digits, at), 1)
+
+        def here(f: Factor) -> Factor:
+            a = k.atoms[f[0]]
+            if a.kind != "at" or a.data[2] != frame or f[1][0] != at or at in f[1][1:] or (f[2] < 0 and not a.positive):
+                return f
+            inner, pattern, _ = a.data
+            others = iter(f[1][1:])
+            return inner, tuple([next(others) if j is None else digits[j] for j in pattern]), f[2]
+
+        return k.sum(k.add(*[k.monomial([shift, *map(here, m)], c) for m, c in p.items()]), {at: frame.length})
+
     def joined(self, p: Poly) -> Poly:
         """Σ in regions next to each other, of the same, are one Σ."""
         k = self.kernel

@@ -14,14 +14,27 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from trainverify.axes.inference import Line, NodeAxes
-from trainverify.axes.structure import Axes, Axis
+from trainverify.axes.structure import Axes, Axis, is_shifted
 from trainverify.graph.program import Domain
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
-from trainverify.prove.algebra.flat import Flat
+from trainverify.prove.algebra.flat import Flat, Frame
 from trainverify.prove.algebra.grids import Grid, Grids, Key, Offset, Spot, mixed_radix
 from trainverify.prove.algebra.kernel import Kernel
-from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, OF_ROOTS, Index, Poly, Unsupported, as_constant, constant, scale
+from trainverify.prove.algebra.terms import (
+    EVERYTHING,
+    NOTHING,
+    OF_ROOTS,
+    Index,
+    Poly,
+    Unsupported,
+    alike,
+    as_constant,
+    constant,
+    family,
+    scale,
+    with_constant,
+)
 from trainverify.prove.signs import SURE, Unsure
 from trainverify.prove.strict import seen
 
@@ -46,6 +59,7 @@ class Forms:
     def __post_init__(self) -> None:
         self.grids = Grids(self.axes)
         self.flat = Flat(self.kernel, self.grids)
+        self._slices: set[str] = set()  # names of slices of integer inputs
 
     def grid(self, dims: Dims) -> Grid:
         return self.grids.of(dims)
@@ -111,6 +125,8 @@ class Forms:
                 d, start, step = node.attrs
                 if step < 0:
                     raise Unsupported("a reversed axis")
+                if is_shifted(dims[d], given[0][d]):
+                    return self._shifted(args[0], given[0], dims, d, start)
                 return self.piece(args[0], given[0], dims, d, offsets.get(id(node), Offset(start)), step)
             case "concat":
                 return self._concat(args, given, dims, node.attrs[0])
@@ -118,6 +134,8 @@ class Forms:
                 d, low, _, value = node.attrs
                 if value != 0:
                     raise Unsupported("padding with something else than zero")
+                if is_shifted(given[0][d], dims[d]):
+                    return self._put_back(args[0], given[0], dims, d, low)
                 return self.padded(args[0], given[0], dims, d, offsets.get(id(node), Offset(low)))
             case "one_hot":
                 start = offsets.get(id(node), Offset(node.attrs[0]))
@@ -171,7 +189,7 @@ class Forms:
             case "neg":
                 return scale(k.finite(args[0]), -1)
             case "and":  # both are 0 or 1, and stay recognisable as such
-                return k.multiply(k.single(args[0], indicator=True), k.single(args[1], indicator=True))
+                return k.multiply(*(k.single(k.flat(a), indicator=True) for a in args))
             case "mul":
                 if any((c := as_constant(a)) is not None and c > 0 for a in args):
                     return k.times(*args)
@@ -187,7 +205,7 @@ class Forms:
             case "log":
                 return k.log(args[0])
             case "as_real":
-                return args[0]
+                return k.single(k.flat(args[0]), indicator=True) if node.args[0].kind == "bool" else args[0]
             case "as_int" if node.args[0].kind != "real" or k.integral(args[0]):
                 return args[0]
             case "or":
@@ -206,7 +224,7 @@ class Forms:
             case "as_bool":
                 return args[0] if node.args[0].kind == "bool" else k.add(constant(1), scale(k.indicator_of("eq0", args[0]), -1))
         if len(args) == 1:
-            return k.fn(fn, k.number(args[0]), node.attrs[1] if len(node.attrs) > 1 else None)
+            return k.applied(fn, k.number(args[0]), node.attrs[1] if len(node.attrs) > 1 else None)
         if fn in ("floordiv", "mod"):
             k.power(args[1], -1)  # what that needs
         if fn in ("pi", "one_minus_power"):
@@ -266,7 +284,7 @@ class Forms:
                 root = None if line is None else line.root()
                 if domain is not None and domain.size is not None and not 0 <= c < domain.size:
                     return {}
-                if root is not None and root.axis is not None:
+                if root is not None and root.axis is not None and not self.grid([root.axis]).tags:
                     self._range(name[0], root.axis)
                     leaves = self._plain(root.axis)
                     return self._digits_of(name, leaves, mixed_radix(int(c), [a.size for a in leaves]))
@@ -275,6 +293,7 @@ class Forms:
     def _select(self, c: Poly, a: Poly, b: Poly) -> Poly:
         """c·a + (1−c)·b; against −∞ it is a + log(c), which exp turns back into a mask."""
         k = self.kernel
+        c = k.flat(c)  # a mask that is a tensor of its own has a name
         if as_constant(c) is not None:
             return a if as_constant(c) == 1 else b
         rest = k.add(constant(1), scale(c, -1))
@@ -342,6 +361,38 @@ class Forms:
         old, new = self.grid(given), self.grid(dims)
         inner = self.grids.place(given[d], dims[d], offset, self.mesh_sizes, step)
         return self._seen(value, old, new, self._spots(d, old, new, inner))
+
+    def _shifted(self, value: Value, given: Dims, dims: Dims, d: int, start: int) -> Value:
+        """A slice along dimension d that has an axis of its own: its position p is position start + p."""
+        k, old, new = self.kernel, self.grid(given), self.grid(dims)
+        frame, (at,) = self._frame(given[d], start, dims[d].size), new.spans[d]
+        digits = self.flat.coordinates(frame, -1 - at)
+        names = self._beside(given, dims, d) | {-1 - o: v for o, v in zip(old.spans[d], digits, strict=True)}
+        return {key: self.flat.said(k.substitute(k.finite(p), names), digits, frame, -1 - at) for key, p in value.items()}
+
+    def _put_back(self, value: Value, given: Dims, dims: Dims, d: int, start: int) -> Value:
+        """Such a slice at its place, and zeros: Σ over its positions p of [position = start + p] · value."""
+        k, old, new = self.kernel, self.grid(given), self.grid(dims)
+        frame, (at,), p = self._frame(dims[d], start, given[d].size), old.spans[d], k.bound()
+        digits = [-1 - n for n in new.spans[d]]
+        names = self._beside(given, dims, d) | {-1 - at: p}
+        return {key: self.flat.put_back(k.substitute(k.finite(x), names), frame, digits, p) for key, x in value.items()}
+
+    def _frame(self, whole: Axis, start: int, length: int) -> Frame:
+        grid = self.grid([whole])
+        if grid.tags:
+            raise Unsupported(f"a shifted piece of unequal pieces {whole!r}")
+        return Frame(tuple(leaf.axis.size for leaf in grid.leaves), start, length)
+
+    def _beside(self, given: Dims, dims: Dims, d: int) -> dict[Index, Index]:
+        """The positions of all dimensions but d."""
+        old, new = self.grid(given), self.grid(dims)
+        names: dict[Index, Index] = {}
+        for e, (a, b) in enumerate(zip(given, dims, strict=True)):
+            if e != d:
+                self.aligned([a], [b])
+                names.update({-1 - o: -1 - n for o, n in zip(old.spans[e], new.spans[e], strict=True)})
+        return names
 
     def padded(self, value: Value, given: Dims, dims: Dims, d: int, offset: Offset) -> Value:
         """Zero outside: δ of the digits, and the tags, that say where the tensor lies."""
@@ -421,9 +472,9 @@ class Forms:
                 for value, g, to in zip(args, grids, names, strict=True):
                     block = value[tuple(tags[to[-1 - o]] for o in g.tags)]
                     moved = k.substitute(k.finite(block), to)
-                    product = moved if len(args) == 1 else k.times(product, k.single(moved))
+                    product = moved if len(args) == 1 else k.joint(product, moved)
                 total = k.add(total, self.flat.sum(product, over, flat))
-            out[key] = total
+            out[key] = k.collapse(total) if hidden else total  # all blocks of one form are a Σ over them
         return out
 
     def _reduce(self, node: Node, value: Value, given: Dims, dims: Dims) -> Value:
@@ -432,23 +483,44 @@ class Forms:
             raise Unsupported("a product over an axis")
         k = self.kernel
         old, new = self.grid(given), self.grid(dims)
-        over: dict[Index, int] = {}
         names: dict[Index, Index] = {}
         kept = iter(range(len(new.leaves)))
         for d, span in enumerate(old.spans):
-            for o in span:
-                if d in gone:
-                    if old.leaves[o].tag:
-                        raise Unsupported("a maximum over unequal pieces")
-                    names[-1 - o] = k.bound()
-                    over[names[-1 - o]] = old.leaves[o].axis.size
-                else:
-                    names[-1 - o] = -1 - next(kept)
+            names.update({-1 - o: k.bound() if d in gone else -1 - next(kept) for o in span})
+        sign = 1 if fn == "max" else -1
+        hidden = [o for d in gone for o in old.spans[d] if old.leaves[o].tag]
         out: Value = {}
-        for key, p in value.items():  # the tags are those of the dimensions that stay
-            moved = k.substitute(p, names)
-            out[key] = k.maximum(moved, over) if fn == "max" else scale(k.maximum(scale(moved, -1), over), -1)
+        for key in new.blocks():
+            outer = {-1 - n: t for n, t in zip(new.tags, key, strict=True)}
+            found: list[Poly] = []
+            for choice in itertools.product(*(range(old.leaves[o].axis.size) for o in hidden)):
+                tags = {**outer, **dict(zip((names[-1 - o] for o in hidden), choice, strict=True))}
+                over: dict[Index, int] = {}
+                skip = False
+                for d in gone:
+                    live, dead = _live(old, old.spans[d], [names[-1 - o] for o in old.spans[d]], tags)
+                    over.update(live)
+                    skip |= any(tags[v] != 0 for v in dead)
+                if not skip:
+                    p = k.substitute(value[tuple(tags[names[-1 - o]] for o in old.tags)], names)
+                    found.append(k.maximum(scale(p, sign), over))
+            out[key] = scale(self._largest(found), sign)
         return out
+
+    def _largest(self, several: Sequence[Poly]) -> Poly:
+        """The maximum of the maxima over pieces; over all of them, if they are one form."""
+        k = self.kernel
+        if all(len(p) == 1 and set(p.values()) == {1} for p in several):
+            together = k.add(*several)
+            found = next((f for same in alike(together) if (f := family(k.atoms, together, same)) is not None), None)
+            if found is not None and len(found[0]) == len(together) == len(several):
+                _, base, differ, n, _ = found
+                v = k.bound()
+                return k.maximum(k.monomial(with_constant(base, differ, v)), {v: n})
+        largest, *others = sorted(several, key=lambda p: repr(self.kernel.encode(p)))
+        for p in others:
+            largest = self._extremum(largest, p, 1)
+        return largest
 
     def _rowwise(self, node: Node, value: Value, given: Dims, dims: Dims) -> Value:
         """Sorting and choosing along a dimension: a function of the whole row; a cumulative sum is a Σ with a mask."""
@@ -539,6 +611,8 @@ class Forms:
         """An integer input by itself: its name, sizes and indices."""
         if len(p) == 1:
             ((m, c),) = p.items()
+            if c == 1 and len(m) == 1 and m[0][2] == 1 and self.kernel.atoms[m[0][0]].kind == "at":
+                return self._shifted_label(*m[0][:2])
             if c == 1 and len(m) == 1 and m[0][2] == 1 and self.kernel.atoms[m[0][0]].kind == "input":
                 a = self.kernel.atoms[m[0][0]]
                 domain = self.domains.get(a.data)
@@ -552,6 +626,23 @@ class Forms:
                 self.kernel.always_valid.add(name)
                 return name, a.sizes, m[0][1]
         return None
+
+    def _shifted_label(self, uid: int, idx: tuple[Index, ...]) -> tuple[str, tuple[int, ...], tuple[Index, ...]] | None:
+        """A slice of an integer input: integers of the same range, under a name of their own."""
+        a = self.kernel.atoms[uid]
+        inner = self.kernel.atoms[a.data[0]]
+        domain = self.domains.get(inner.data) if inner.kind == "input" else None
+        if domain is None or domain.kind != "ids" or domain.size is None:
+            return None
+        name = f"@at {uid}"
+        if name not in self._slices:
+            if name in self.domains:
+                raise Unsupported(f"an input called {name}")
+            self._slices.add(name)
+            self.domains[name] = domain
+            if inner.data in self.kernel.always_valid:
+                self.kernel.always_valid.add(name)
+        return name, a.sizes, idx
 
     def _range(self, name: str, axis: Axis) -> None:
         """Digits of an integer input count its whole range: outside of it there would be values that are no digits."""

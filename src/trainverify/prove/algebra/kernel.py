@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from trainverify.prove.algebra.terms import (
     BOUND,
@@ -61,6 +61,11 @@ from trainverify.prove.algebra.terms import (
     within,
 )
 
+CASES: Final = 3  # masks that are told apart in the argument of a function
+SHORT: Final = 4  # terms of a sum that is known also with the sums in it opened
+CONDITIONS: Final = frozenset({"fn", "input", "cut", "digit"})  # atoms that are 0 or 1 and decide about a case
+AT_ZERO: Final[Mapping[str, int]] = {"tanh": 0, "erf": 0, "sin": 0, "cos": 1, "abs": 0, "sign": 0, "floor": 0, "as_int": 0}
+
 
 @dataclass
 class Kernel:
@@ -74,6 +79,9 @@ class Kernel:
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
     _infinite: dict[int, bool] = field(default_factory=dict)
     _masked: dict[int, bool] = field(default_factory=dict)
+    _sums: dict[Any, list[tuple[int, int]]] | None = None  # factors but a name → sums of the logical program, which factor it is
+    _distributed: dict[tuple[int, int], Poly] = field(default_factory=dict)  # those with the name opened
+    _aliases: dict[Any, list[tuple[int, tuple[Index, ...], Coef, Mono]]] | None = None
     _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
     _fresh: int = BOUND
     _heights: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -196,8 +204,11 @@ class Kernel:
         return [f for f in factors if not (self.name(f[0]) == "gt0" and within(self.argument(f[0], f[1]), there))]
 
     def _condition(self, p: Poly) -> tuple[int, tuple[Index, ...]] | None:
-        """A 0/1 condition that some term has as a factor."""
-        return min(self._conditions(p), default=None)
+        """A 0/1 condition that some term has as a factor; of many masks none."""
+        found = self._conditions(p)
+        if len(found) > CASES:
+            found = {c for c in found if self.atoms[c[0]].kind == "fn"}
+        return min(found, default=None)
 
     def _by_cases(self, condition: tuple[int, tuple[Index, ...]], p: Poly, function: Callable[[Poly], Poly]) -> Poly:
         """f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0). What a case needs, it needs where it holds: nothing is noted."""
@@ -253,21 +264,75 @@ class Kernel:
             return self.times(p, q)
         if self._masks(p) or self._masks(q) or self._decided(p, q) or self._decided(q, p):
             return self.single(self.times(self.flat(p), self.flat(q)))
-        return self.times(self.single(p), self.single(q))
+        return self.joint(self.single(p), q)
+
+    def joint(self, p: Poly, q: Poly) -> Poly:
+        """A product in which sums with a condition that the other side has too are opened: I·(I·a + b) = I·(a + b)."""
+        left, right = self._uncovered(p, self._conditions(q)), self._uncovered(q, self._conditions(p))
+        if left is p and right is q and not self._conditions(p) & self._conditions(q):
+            return self.times(p, self.single(q))
+        made = self.times(left, right)
+        return self.single(made) if len(made) < 2 or not self.named else self._reunited(made)
+
+    def _reunited(self, p: Poly) -> Poly:
+        """A sum as content times a sum of the logical program, if it is one in which sums under a name are opened."""
+        lead, factors, prim = self.content(p)
+        form, idx = self.encode(prim)
+        for uid, pattern, coef, common in self._opened_names().get(form, ()):
+            slots: dict[Index, Index] = {}
+            fits = all(i == k if k >= 0 else slots.setdefault(k, i) == i for k, i in zip(pattern, idx, strict=True))
+            if fits and len(slots) == len(self.atoms[uid].sizes):
+                inverse = [(u, tuple(slots.get(i, i) for i in at), -w) for u, at, w in common]
+                name: Factor = (uid, tuple(slots[-1 - k] for k in range(len(slots))), 1)
+                if self.trace is not None:
+                    self.trace.spoiled = True
+                return self.monomial([*factors, *inverse, name], tidy(Fraction(lead) / coef))
+        return self.single(p)
+
+    def _opened_names(self) -> dict[Any, list[tuple[int, tuple[Index, ...], Coef, Mono]]]:
+        """Short sums of the logical program with the sums in them opened: form → (name, its slots there, what the name is times that)."""
+        if self._aliases is None:
+            self._aliases = {}
+            for a in self.atoms[: self.named]:
+                if a.kind != "cut" or a.indicator or a.definition is None or len(a.definition) > SHORT:
+                    continue
+                if not any(self.atoms[u].kind == "cut" and w == 1 for m in a.definition for u, _, w in m):
+                    continue
+                trace, self.trace = self.trace, None
+                lead, common, prim = self.content(self.flat(a.definition))
+                self.trace = trace
+                if len(prim) > 1 and all(self.atoms[u].positive for u, _, _ in common):
+                    form, idx = self.encode(prim)
+                    self._aliases.setdefault(form, []).append((a.uid, idx, lead, common))
+        return self._aliases
+
+    def _uncovered(self, p: Poly, conditions: set[tuple[int, tuple[Index, ...]]], depth: int = 3) -> Poly:
+        """p, with the sums opened in which these conditions occur."""
+        if not conditions or not depth:
+            return p
+        for m in p:
+            for f in m:
+                a = self.atoms[f[0]]
+                if a.kind == "cut" and f[2] == 1 and not a.indicator and a.covers:
+                    inside = self.open(f)
+                    opened = self._uncovered(inside, conditions, depth - 1)
+                    if opened is not inside or conditions & self._conditions(inside):
+                        rest = {n: c for n, c in p.items() if n != m}
+                        made = self.times(self.monomial([g for g in m if g is not f], p[m]), opened)
+                        return self._uncovered(self.add(rest, made), conditions, depth)
+        return p
 
     def _masks(self, p: Poly) -> bool:
         return any(self.atoms[u].kind in ("valid", "digit") for m in p for u, _, _ in m)
 
     def _conditions(self, p: Poly) -> set[tuple[int, tuple[Index, ...]]]:
-        return {(u, idx) for m in p for u, idx, _ in m if self.atoms[u].indicator and self.atoms[u].kind == "fn"}
+        return {(u, idx) for m in p for u, idx, _ in m if self.atoms[u].indicator and self.atoms[u].kind in CONDITIONS}
 
     def _decided(self, p: Poly, q: Poly) -> bool:
-        """Whether some condition in q makes no difference once q is multiplied with a term of p."""
+        """Whether some condition in q holds wherever a term of p is not zero."""
         conditions = self._conditions(q)
         if not conditions:
             return False
-        if conditions & self._conditions(p):
-            return True
         arguments = [self.argument(*c) for c in conditions if self.name(c[0]) == "gt0"]
         return any(within(a, {(u, idx) for u, idx, w in m if w > 0 and self.atoms[u].nonnegative}) for a in arguments for m in p)
 
@@ -392,8 +457,13 @@ class Kernel:
             slot = {i: -1 - k for i, k in zip(idx, atom.pattern, strict=True) if i < 0}
             inside = tuple((u, tuple(slot[i] for i in at), w) for u, at, w in content[1] if all(i in slot for i in at))
             atom.content = content[0], inside
-            atom.definition = self.times(self.monomial(inside, content[0]), self._placed(self.ordered(p), atom.pattern))
+            self.define(atom, self.times(self.monomial(inside, content[0]), self._placed(self.ordered(p), atom.pattern)))
         return factor
+
+    def define(self, atom: Atom, definition: Poly) -> None:
+        """What a cut stands for."""
+        atom.definition = definition
+        atom.covers = bool(self._conditions(definition)) or any(self.atoms[u].covers for m in definition for u, _, _ in m)
 
     def _whole(self, lead: Coef, factors: Mono, prim: Poly) -> Poly:
         """lead · factors · prim, prim under a short name.
@@ -533,11 +603,100 @@ class Kernel:
         if any(max(c.numerator.bit_length(), c.denominator.bit_length()) > self.limits.bits for c in p.values()):
             raise TooLarge("a number with too many digits")
         p = self.collapse(self.plus(p) if len(p) > 1 else p)
+        if len(p) > 1 and self.named:
+            p = self._gathered(self._apportioned(p))
         if len(p) > 1:
             lead, factors, prim = self.content(p)
             if factors and len(prim) > 1:
                 return self._whole(lead, factors, prim)
         return p
+
+    def _apportioned(self, p: Poly) -> Poly:
+        """Several Σ_i f(i)·(g(i,0) + g(i,3)), each of some of the constants 0 … n−1, as one Σ, if the logical program has that."""
+        shares: dict[Mono, Factor] = {}
+        for m in p:
+            own = [f for f in m if f[0] >= self.named and f[2] == 1 and self.atoms[f[0]].kind == "sum"]
+            if len(own) == 1:
+                shares[m] = own[0]
+        if len(shares) < 2 or not any(self._own_cut(u, w) for f in shares.values() for u, w, _ in self.atoms[f[0]].data[0][0]):
+            return p
+        self._opening = True
+        try:
+            made = self.collapse(self.add(*[self._share(m, f, p[m]) for m, f in shares.items()]))
+        except TooLarge:
+            return p
+        finally:
+            self._opening = False
+        if any(u >= self.named for m in made for u, _, _ in m):
+            return p
+        return self.add({m: c for m, c in p.items() if m not in shares}, made)
+
+    def _share(self, m: Mono, f: Factor, coef: Coef) -> Poly:
+        """A term with a Σ in it, in which a sum under a name of the plan's own is opened."""
+        body, inner = self._opened(f[0], f[1])
+        name = next((g for g in body if self._own_cut(g[0], g[2])), None)
+        if name is None:
+            return {m: coef}
+        whole = self.sum(self.times(self.monomial([g for g in body if g is not name]), self.open(name)), inner)
+        return self.times({tuple(g for g in m if g is not f): coef}, whole)
+
+    def _gathered(self, p: Poly) -> Poly:
+        """a·Σ_i f(i)·g(i) + b·Σ_i f(i)·h(i) as Σ_i f(i)·c(i), if the logical program has that Σ for its sum c = a·g + b·h."""
+        own = {m: [f for f in m if f[0] >= self.named and f[2] == 1 and self.atoms[f[0]].kind == "sum"] for m in p}
+        if sum(len(fs) == 1 for fs in own.values()) < 2:
+            return p
+        for m, fs in own.items():
+            if len(fs) != 1:
+                continue
+            (f,) = fs
+            rest = [g for g in m if g is not f]
+            for uid, opened in self._sums_like(f[0]):
+                for term, coef in opened.items():
+                    if len(term) != 1 or term[0][0] != f[0] or term[0][2] != 1:
+                        continue
+                    slots: dict[Index, Index] = {}
+                    if not all(i == k if k >= 0 else slots.setdefault(k, i) == i for k, i in zip(term[0][1], f[1], strict=True)):
+                        continue
+                    if len(slots) != len(self.atoms[uid].sizes):
+                        continue
+                    factor = self.monomial(rest, tidy(Fraction(p[m]) / coef))
+                    parts = self.times(factor, self.substitute(opened, slots))
+                    if len(parts) == len(opened) and all(p.get(n) == c for n, c in parts.items()):
+                        if self.trace is not None:
+                            self.trace.spoiled = True
+                        whole = self.monomial([(uid, tuple(slots[-1 - k] for k in range(len(slots))), 1)])
+                        return self._gathered(self.add({n: c for n, c in p.items() if n not in parts}, self.times(factor, whole)))
+        return p
+
+    def _sums_like(self, uid: int) -> Iterator[tuple[int, Poly]]:
+        """Sums of the logical program that may have a Σ among their terms, once a name in them is opened; and what they are then."""
+        if self._sums is None:
+            self._sums = {}
+            for a in self.atoms[: self.named]:
+                for n, (u, w, _) in enumerate(a.data[0][0] if a.kind == "sum" else ()):
+                    cut = self.atoms[u]
+                    if cut.kind == "cut" and w == 1 and not cut.indicator and cut.definition is not None and len(cut.definition) <= SHORT:
+                        self._sums.setdefault(_others(a, n), []).append((a.uid, n))
+        mine = self.atoms[uid]
+        for key in dict.fromkeys(_others(mine, n) for n in range(len(mine.data[0][0]))):
+            for whole, n in self._sums.get(key, ()):
+                if (whole, n) not in self._distributed:
+                    trace, self.trace, self._opening = self.trace, None, True
+                    try:
+                        body, inner = self._opened(whole, tuple(-1 - k for k in range(len(self.atoms[whole].sizes))))
+                        rest = self.monomial([g for i, g in enumerate(body) if i != n])
+                        self._distributed[whole, n] = self.sum(self.times(rest, self.open(body[n])), inner)
+                    except TooLarge:
+                        self._distributed[whole, n] = {}
+                    finally:
+                        self.trace, self._opening = trace, False
+                if len(self._distributed[whole, n]) > 1:
+                    yield whole, self._distributed[whole, n]
+
+    def _own_cut(self, uid: int, power: Power) -> bool:
+        """Whether a factor is a sum under a name that the logical program does not have."""
+        a = self.atoms[uid]
+        return uid >= self.named and power == 1 and a.kind == "cut" and not a.indicator
 
     # -- sums --------------------------------------------------------------------------------------------------------
 
@@ -662,16 +821,22 @@ class Kernel:
         return found
 
     def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
-        """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, if the inner Σ is the plan's own and the outcome one that the logical program has."""
+        """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, and Σ_i f(i)·(g(i) + h(i)) as two, if what is opened is the plan's own and the outcome
+        one that the logical program has."""
         if not self.named or self._opening or len(factors) < 2:
             return None
         for n, (uid, idx, power) in enumerate(factors):
-            if uid >= self.named and power == 1 and self.atoms[uid].kind == "sum" and len(self.atoms[uid].data[0][0]) > 1:
-                body, inner = self._opened(uid, idx)
+            a = self.atoms[uid]
+            sums = a.kind == "sum" and len(a.data[0][0]) > 1
+            if (uid >= self.named and power == 1 and sums) or self._own_cut(uid, power):
                 rest = [f for m, f in enumerate(factors) if m != n]
                 self._opening = True  # one at a time
                 try:
-                    made = self.sum(self.monomial([*body, *rest]), {**inner, **over})
+                    if sums:
+                        body, inner = self._opened(uid, idx)
+                        made = self.sum(self.monomial([*body, *rest]), {**inner, **over})
+                    else:
+                        made = self.sum(self.times(self.monomial(rest), self.open((uid, idx, 1))), over)
                 except TooLarge:
                     continue
                 finally:
@@ -812,6 +977,16 @@ class Kernel:
         form, idx = self.encode(p)
         return {(self.shared("fn", (name, param, form), idx, self.slot_sizes(p), lambda: flags),): 1}
 
+    def applied(self, name: str, p: Poly, param: Any = None) -> Poly:
+        """A function that is defined everywhere; of masked values it is one of the values, where the mask is 1."""
+        p = self.flat(p, self.closed)
+        if not p and name in AT_ZERO:
+            return constant(AT_ZERO[name])
+        conditions = self._conditions(p)
+        if not conditions or len(conditions) > CASES:
+            return self.fn(name, p, param)
+        return self._by_cases(min(conditions), p, lambda q: self.applied(name, q, param))
+
     def name(self, uid: int) -> str:
         """The function of an application, or the kind of another atom."""
         a = self.atoms[uid]
@@ -833,7 +1008,9 @@ class Kernel:
         """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator. It is 0 at −∞, which p may be if it is not bounded,
         or, in a case of it, not everywhere."""
         result = constant(1)
-        for m, c in self.flat(p, self.closed).items():
+        opened = self.flat(p, self.closed)
+        few = len(self._conditions(opened)) <= CASES
+        for m, c in opened.items():
             if len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "fn":
                 name = self.name(m[0][0])
                 inner = self.argument(m[0][0], m[0][1])
@@ -852,7 +1029,7 @@ class Kernel:
             elif not peak:  # the exponential of −∞ is 0
                 self.number({m: 1})
             condition = self._condition({m: 1})
-            if condition is not None:
+            if condition is not None and (few or self.atoms[condition[0]].kind == "fn"):  # of few masks, or of a comparison
                 result = self.times(result, self._by_cases(condition, {m: c}, lambda q: self.exp(q, everywhere)))
                 continue
             unit = self.fn("exp", {m: 1}, positive=bounded and not any(self.masked(u) for u, _, _ in m), nonnegative=True)
@@ -1099,6 +1276,11 @@ class Kernel:
         argument = self.times(self.monomial(keep, sign if name != "eq0" else 1), prim)
         if as_constant(argument) is not None:
             return self.indicator_of(name, argument)
+        mask = next((f for f in keep if self.atoms[f[0]].indicator), None)
+        if mask is not None:  # I·p > 0 where I is 1 and p > 0; I·p = 0 also where I is 0
+            inner = self.indicator_of(name, self.times(self.monomial([f for f in keep if f is not mask], sign), prim))
+            one = self.monomial([mask])
+            return self.times(one, inner) if name == "gt0" else self.add(constant(1), scale(one, -1), self.times(one, inner))
         return self.fn(name, argument, indicator=True, nonnegative=True)
 
     def integral(self, p: Poly) -> bool:
@@ -1195,6 +1377,11 @@ class Kernel:
             return None  # a Σ is of numbers
         v = self.bound()
         return scale(self.sum(self.monomial(with_constant(base, differ, v)), {v: n}), coef)
+
+
+def _others(a: Atom, n: int) -> tuple[tuple[int, Power], ...]:
+    """The factors of a Σ but one, without their indices."""
+    return tuple((u, w) for i, (u, w, _) in enumerate(a.data[0][0]) if i != n)
 
 
 def named_need(what: str, uid: int, idx: Sequence[Index]) -> Need:

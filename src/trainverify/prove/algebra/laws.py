@@ -229,6 +229,57 @@ def _inner_sum(w: World) -> Instance:
     return k.sum(p, {a: V0}), lambda at: w.total(p, {a: V0}, at)
 
 
+@law(
+    "sum of a name",
+    "Σ_i f(i)·c(i) = Σ_i f(i)·a(i) + Σ_i f(i)·b(i) for a sum c = a + b under a name",
+    "power 1; only if the logical program has the outcome",
+)
+def _sum_of_name(w: World) -> Instance:
+    k = w.kernel
+    a = k.bound()
+    terms = [w.x(a, Q), k.times(w.y(a, Q), w.nonnegative(P, Q))]
+    if w.rng.random() < 0.8:
+        for t in terms:
+            k.sum(k.times(w.positive(a, 1), t), {a: V0})
+    k.named = len(k.atoms)
+    p = k.times(k.single(k.add(terms[0], scale(terms[1], -2))), w.positive(a, 1))
+    return k.sum(p, {a: V0}), lambda at: w.total(p, {a: V0}, at)
+
+
+@law(
+    "shares of a sum",
+    "Σ_i f(i)·(g(i,0) + g(i,2)) + Σ_i f(i)·g(i,1) = Σ_i f(i)·(Σ_c g(i,c))",
+    "every constant once, equal coefficients; only if the logical program has the outcome",
+)
+def _shares(w: World) -> Instance:
+    k = w.kernel
+    a, c = k.bound(), k.bound()
+    k.sum(k.times(w.y(a, Q), k.sum(w.x(a, c), {c: V1})), {a: V0})  # what the logical program has
+    k.named, k.keep_constants = len(k.atoms), False
+    chosen = w.rng.choice([[(0, 1), (2, 2)], [(0, 2), (1, 1)], [(0, 1), (1, 2)], [(1, 2), (0, 0)]])  # some twice, or never
+    p: Poly = {}
+    for several in chosen:
+        p = k.add(p, k.sum(k.times(w.y(a, Q), k.single(k.add(*(w.x(a, n) for n in dict.fromkeys(several))))), {a: V0}))
+    return k.settle(p), lambda at: w.value(p, at)
+
+
+@law(
+    "gathered sum",
+    "a·Σ_i f(i)·g(i) + b·Σ_i f(i)·h(i) = Σ_i f(i)·c(i) for a sum c = a·g + b·h of the logical program",
+    "all terms of c, their coefficients in proportion; the logical program has that Σ",
+)
+def _gathered_sum(w: World) -> Instance:
+    k = w.kernel
+    a = k.bound()
+    terms = [w.x(a, Q), scale(k.times(w.y(a, Q), w.y(a, Q)), -2)]
+    k.sum(k.times(w.positive(a, 1), k.single(k.add(*terms))), {a: V0})  # what the logical program has
+    k.named, k.keep_constants = len(k.atoms), False
+    scales = w.rng.choice([(3, 3), (3, 2), (1, 1), (-1, 1)])
+    outside = w.rng.choice([constant(1), w.nonnegative()])
+    p = k.add(*(k.times(scale(outside, c), k.sum(k.times(w.positive(a, 1), t), {a: V0})) for c, t in zip(scales, terms, strict=True)))
+    return k.settle(p), lambda at: w.value(p, at)
+
+
 @law("regrouped", "Σ_i f(i)·(Σ_j g(i,j)·h(j)) = Σ_j h(j)·(Σ_i f(i)·g(i,j))", "only if the logical program has the result")
 def _regrouped(w: World) -> Instance:
     k = w.kernel
@@ -438,18 +489,53 @@ def _implied(w: World) -> Instance:
 
 @law(
     "cases",
-    "f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0) for exp and powers",
+    "f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0) for exp, powers and functions of any number",
     "what f(p) needs is a need of p, not of the two cases",
 )
 def _cases(w: World) -> Instance:
     k = w.kernel
-    condition = k.indicator_of("gt0", k.add(w.x(), constant(Fraction(1, 7))))
+    condition = w.rng.choice([k.indicator_of("gt0", k.add(w.x(), constant(Fraction(1, 7)))), w.mask(), w.digit(0, w.index(V0))])
+    name = w.rng.choice([None, "tanh", "erf", "sin", "cos", "abs"])
+    if name is not None:
+        q = k.add(k.times(condition, w.poly()), w.rng.choice([{}, w.y(), k.times(w.mask(), w.x())]))
+        return k.applied(name, q), lambda at: w.balls.apply(name, [w.value(q, at)], None)
     p = k.add(k.times(condition, w.above()), w.positive(), k.times(condition, k.exp(k.times(condition, w.y()))))
     e = w.rng.choice([-1, -2, Fraction(1, 2), "exp"])
     if e == "exp":
         q = scale(k.times(condition, k.times(w.x(), w.y())), w.rng.choice([1, -2]))
         return k.exp(k.add(q, w.x())), lambda at: (w.value(q, at) + w.value(w.x(), at)).exp()
     return k.power(p, e), lambda at: w.balls.power(w.value(p, at), e)  # type: ignore[arg-type]
+
+
+@law("masked condition", "[I·p > 0] = I·[p > 0]; [I·p = 0] = 1 − I + I·[p = 0]", "I is 0 or 1, and a factor of every term")
+def _masked_condition(w: World) -> Instance:
+    k = w.kernel
+    mask = w.rng.choice([w.mask(), w.digit(1, w.index(V1)), w.valid()])
+    p = k.times(scale(mask, w.rng.choice([1, -2])), k.add(w.x(), w.rng.choice([{}, constant(Fraction(1, 7))])))
+    name = w.rng.choice(["gt0", "ge0", "eq0"])
+
+    def meaning(at: At) -> Number:
+        value = w.value(p, at)
+        return w.balls.of(int({"gt0": value > 0, "ge0": value >= 0, "eq0": value == 0}[name]))
+
+    return k.indicator_of(name, p), meaning
+
+
+@law(
+    "opened name",
+    "p = content · c for a sum c of the logical program, if p is c with the sums in it opened",
+    "the content of c is positive",
+)
+def _opened_name(w: World) -> Instance:
+    k = w.kernel
+    root, mask = k.power(w.positive(), Fraction(-1, 2)), w.mask()
+    inner = k.single(k.add(constant(1), k.fn("erf", w.x())))
+    k.single(k.add(k.times(root, w.y()), inner))
+    k.named = len(k.atoms)
+    case = k.add(constant(1), k.times(mask, k.fn("erf", w.x())))
+    q = k.add(k.times(root, w.y()), k.single(case))
+    p = k.times(mask, w.rng.choice([w.x(), w.nonnegative(), constant(-3)]))
+    return k.joint(p, k.single(q)), lambda at: w.value(p, at) * w.value(q, at)
 
 
 @law("maximum", "max of max is one max; variables that do not occur do not matter", "no factor is taken out, whatever its sign")
@@ -528,3 +614,26 @@ def _regions(w: World) -> Instance:
         return sum((w.value(f, {P: i, Q: j}) for i, j in places), w.balls.of(0))
 
     return flat.joined(total), meaning
+
+
+@law(
+    "shifts",
+    "Σ_p [t = δ + p]·f(δ + p)·g(p) = f(t)·Σ_p [t = δ + p]·g(p)",
+    "the same δ; an inverse leaves the Σ only if it is positive everywhere",
+)
+def _shifts(w: World) -> Instance:
+    k, flat = w.kernel, flats(w)
+    length = V0 * V1 - 1
+    start, other = w.rng.randrange(2), w.rng.randrange(2)
+    f, g, h = w.rng.choice([w.x(), k.power(w.positive(), -1)]), k.power(w.divisor(), -1), w.poly()
+    at = k.bound()
+    p = k.times(piece(w, flat, k.times(f, g), start, length, at), piece(w, flat, h, other, length, at))
+
+    def meaning(here: At) -> Number:
+        n = here[P] * V1 + here[Q] - start
+        if not 0 <= n < length:
+            return w.balls.of(0)
+        i, j = divmod(other + n, V1)
+        return w.value(f, here) * w.value(g, here) * w.value(h, {P: i, Q: j})
+
+    return flat.put_back(p, Frame((V0, V1), start, length), [P, Q], at), meaning

@@ -19,7 +19,7 @@ from trainverify.prove.algebra.terms import Atom, Index, Mono, Need, Poly, Trace
 _PARAMETER: Final = -(2 * 10**6)  # constant indices of inputs, as variables, count down from here
 _LAST: Final = -(3 * 10**6)  # and stay above this
 _ENTRIES: Final = 12  # outcomes kept for inputs that look alike
-_RIGID: Final = frozenset({"delta", "iota", "digit", "valid", "marker"})
+_RIGID: Final = frozenset({"delta", "iota", "digit", "valid", "marker", "at", "region", "shift"})
 
 _Piece = tuple[int, tuple[int, ...]]  # a value without constants, as a number; its constants at every occurrence
 _Form = tuple[Any, ...]
@@ -235,7 +235,7 @@ class Memo:
             a = self.kernel.atoms[uid]
             k = self.kernel
             masks = (k.infinite(uid), k.masked(uid), k.infinite(uid) and k.from_below(uid))
-            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, uid < k.named, masks, k.heights(uid))
+            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, a.covers, uid < k.named, masks, k.heights(uid))
             if a.kind in _RIGID and _chosen(a) is None:
                 known = uid
             elif a.kind in _RIGID:
@@ -388,8 +388,8 @@ class Memo:
         if known is not None:
             return known
         a = self.kernel.atoms[uid]
-        if a.kind == "input":
-            return None  # an input that came from nowhere
+        if a.kind in ("input", "at"):
+            return None  # an input that came from nowhere, or elements of something else
         if a.kind in _RIGID and _chosen(a) is None:
             names[uid] = uid
             return uid
@@ -443,9 +443,10 @@ class Memo:
             made.content = content
             names = dict(zip(self._skeleton(a.uid)[1], inside, strict=True))
             assert a.definition is not None
-            made.definition = self._renamed_definition(a.definition, names)
-            if made.definition is None:
-                made.definition = kernel.times(kernel.monomial(content[1], content[0]), kernel.written(form[0], made.pattern))
+            definition = self._renamed_definition(a.definition, names)
+            if definition is None:
+                definition = kernel.times(kernel.monomial(content[1], content[0]), kernel.written(form[0], made.pattern))
+            kernel.define(made, definition)
         return uid
 
     def _renamed_definition(self, p: Poly, names: Names) -> Poly | None:
@@ -485,7 +486,7 @@ def _taken_apart(a: Atom) -> tuple[Hashable, tuple[int, ...]]:
     more = [u for u, _, _ in a.content[1]]
     form: Hashable
     match a.kind:
-        case "input" | "delta" | "iota" | "marker":
+        case "input" | "delta" | "iota" | "marker" | "at" | "region" | "shift":
             return a.uid, ()
         case "digit" | "valid":
             chosen = _chosen(a)

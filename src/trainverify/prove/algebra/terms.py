@@ -60,6 +60,7 @@ class Atom:
     nonnegative: bool = False
     pattern: tuple[int, ...] = ()  # of sum, max, fn, cut: the slot of each index occurrence, or -1 - c for a constant c
     definition: Poly | None = None  # of a cut, over the variables -1, -2, … of its slots
+    covers: bool = False  # whether there are 0/1 conditions in that, however deep
     content: tuple[Coef, Mono] = (1, ())  # of a cut: it is this times its form; over slots too
 
 
