@@ -228,6 +228,18 @@ def terms_in_other_proportions_stay(w: World) -> None:
     assert whole.keys().isdisjoint(alone)
 
 
+@broken("nested sum")
+def what_depends_on_the_inner_variable_stays_inside(w: World) -> None:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    product = k.times(w.x(a, b), k.times(w.y(a, b), w.nonnegative(P, b)))
+    whole = k.sum(k.times(w.positive(a, Q), k.sum(product, {b: V1})), {a: V0})
+    k.named = len(k.atoms)
+    assert k.sum(k.times(product, w.positive(a, Q)), {a: V0, b: V1}) == whole
+    assert whole.keys().isdisjoint(k.sum(k.times(product, w.positive(a, b)), {a: V0, b: V1}))
+    assert whole.keys().isdisjoint(k.sum(k.times(k.times(product, w.x(a, b)), w.positive(a, Q)), {a: V0, b: V1}))
+
+
 @broken("regrouped")
 def other_products_stay(w: World) -> None:
     k = w.kernel

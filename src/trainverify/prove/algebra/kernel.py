@@ -864,10 +864,35 @@ class Kernel:
                         self._opening = False
                     if all(u < self.named for m in made for u, _, _ in m):
                         return made
+        if self.named and not self._opening and plain[0] >= self.named and len(over) > 1 and len(factors) > 2:
+            nested = self._nested(factors, over)
+            if nested is not None:
+                return nested
         alias = self.only_block(plain) if self.only_block is not None and plain[0] >= self.named else None
         if alias is not None and self.trace is not None:
             self.trace.spoiled = True
         return self.monomial([alias or plain])
+
+    def _nested(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
+        """Σ_ij f(i)·g(i,j)·h(i,j) as Σ_i f(i)·(Σ_j g(i,j)·h(i,j)), if both are sums that the logical program has."""
+        for v, size in over.items():
+            near = [f for f in factors if v in f[1]]
+            if not 1 < len(near) < len(factors):
+                continue
+            self._opening = True
+            try:
+                inner = self.sum(self.monomial(near), {v: size})
+                if any(u >= self.named for m in inner for u, _, _ in m):
+                    continue
+                far = self.monomial([f for f in factors if v not in f[1]])
+                made = self.sum(self.times(far, inner), {w: s for w, s in over.items() if w != v})
+            except TooLarge:
+                continue
+            finally:
+                self._opening = False
+            if all(u < self.named for m in made for u, _, _ in m):
+                return made
+        return None
 
     def _open_sum(self, uid: int, idx: tuple[Index, ...], over: Mapping[Index, int]) -> Poly:
         factors, inner = self._opened(uid, idx)

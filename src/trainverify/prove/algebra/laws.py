@@ -280,6 +280,22 @@ def _gathered_sum(w: World) -> Instance:
     return k.settle(p), lambda at: w.value(p, at)
 
 
+@law(
+    "nested sum",
+    "Σ_ij f(i)·g(i,j)·h(i,j) = Σ_i f(i)·(Σ_j g(i,j)·h(i,j))",
+    "f does not depend on j; only if the logical program has the outcome",
+)
+def _nested_sum(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    product = k.times(w.x(a, b), k.times(w.y(a, b), w.nonnegative(P, b)))
+    if w.rng.random() < 0.8:
+        k.sum(k.times(w.positive(a, Q), k.sum(product, {b: V1})), {a: V0})  # what the logical program has
+    k.named = len(k.atoms)
+    p = k.times(product, w.rng.choice([w.positive(a, Q), w.positive(a, b)]))
+    return k.sum(p, {a: V0, b: V1}), lambda at: w.total(p, {a: V0, b: V1}, at)
+
+
 @law("regrouped", "Σ_i f(i)·(Σ_j g(i,j)·h(j)) = Σ_j h(j)·(Σ_i f(i)·g(i,j))", "only if the logical program has the result")
 def _regrouped(w: World) -> Instance:
     k = w.kernel
