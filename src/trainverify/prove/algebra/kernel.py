@@ -518,7 +518,9 @@ class Kernel:
     # -- sums --------------------------------------------------------------------------------------------------------
 
     def sum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
-        """Σ over variables (with their sizes)."""
+        """Σ over variables (with their sizes); of nothing it is 0."""
+        if 0 in over.values():
+            return {}
         return self.add(*[scale(self._sum_monomial(m, over), c) for m, c in p.items()])
 
     def _sum_monomial(self, m: Mono, over: Mapping[Index, int]) -> Poly:
