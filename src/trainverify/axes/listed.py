@@ -60,6 +60,9 @@ class ListedAxes(Axes):
                 if a is not b:
                     self._join(a, b)
                 del lefts[-1], rights[-1]
+            elif not a.size or not b.size:
+                self._align_nothing(lefts, rights)
+                return
             elif (common := math.gcd(a.size, b.size)) > 1:
                 for x in (a, b):
                     if x.size != common:
@@ -69,6 +72,10 @@ class ListedAxes(Axes):
                 i, j = _segment(lefts, rights)
                 self._list(lefts[-i:], rights[-j:])
                 del lefts[-i:], rights[-j:]
+
+    def _align_nothing(self, lefts: Sequence[Axis], rights: Sequence[Axis]) -> None:
+        self._open()
+        super()._align_nothing(lefts, rights)
 
     def _list(self, left: list[Axis], right: list[Axis]) -> None:
         """Digits of one stretch of positions that is cut in two ways; what the slowest have in common is not listed."""

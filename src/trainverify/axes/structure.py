@@ -146,12 +146,28 @@ class Axes:
                 else:
                     self._same_sums(a, b)
                 del lefts[0], rights[0]
+            elif not a.size or not b.size:
+                self._align_nothing(lefts, rights)
+                return
             elif a.size > b.size and a.size % b.size == 0 and self.split(a, b.size):
                 lefts[:1] = self.leaves([a])
             elif b.size > a.size and b.size % a.size == 0 and self.split(b, a.size):
                 rights[:1] = self.leaves([b])
             else:
                 self.clash(f"{[x.size for x in self.leaves(left)]} and {[x.size for x in self.leaves(right)]}", [*left, *right])
+                return
+
+    def _align_nothing(self, lefts: Sequence[Axis], rights: Sequence[Axis]) -> None:
+        """Identify two lists of axes without any position: an atom that is one of the lists becomes the product of the other."""
+        for one, other in ((lefts, rights), (rights, lefts)):
+            a = one[0].root()
+            if len(one) == 1 and a.size == 0 and self._atom(a) and all(x.root() is not a for x in other):
+                a.factors = list(other)
+                if a.fixed:
+                    self.fix(a)
+                if a.frozen:
+                    a.frozen = False
+                    self.freeze(a)
                 return
 
     def clash(self, text: str, axes: Sequence[Axis]) -> None:

@@ -208,6 +208,8 @@ class Layouts:
         assert isinstance(lay.form, Pattern)
         where = dict(lay.where)
         fixed = {n: (i, s) for n, i, s in lay.form.fixed}
+        if not size:
+            return (Run(0, 0),)
         named = local_digits(names, {*self.mesh.names, *fixed})
         given = math.prod(self.mesh.length(n) if n in self.mesh.names else fixed[n][1] if n in fixed else k or 1 for n, k in named)
         digits: list[tuple[int | None, int]] = []  # slow first: (index, or None for all; size)

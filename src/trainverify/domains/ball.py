@@ -18,7 +18,7 @@ import numpy as np
 from flint import arb, ctx, fmpq
 
 from trainverify.domains.arrays import Array, ArrayDomain, labelled
-from trainverify.primitives.node import Literal
+from trainverify.primitives.node import Literal, Node
 from trainverify.primitives.scalars import SCALARS, _lt, rational
 
 
@@ -89,6 +89,11 @@ class Ball(ArrayDomain):
 
     def select(self, c: Array, a: Array, b: Array) -> Array:
         return _each(lambda p, x, y: x if p else y, c, a, b)
+
+    def _node(self, node: Node, args: list[Array], inputs: Sequence[Array], lead: tuple[int, ...]) -> Array:
+        if node.prim == "contract" and node.kind == "real" and any(not a.size for a in args):  # a sum of nothing, or no sum
+            return _objects([arb(0) for _ in range(math.prod(lead + node.shape))], lead + node.shape)
+        return super()._node(node, args, inputs, lead)
 
     def contract(self, terms: Sequence[Sequence[int]], target: Sequence[int], args: Sequence[Array], lead: int) -> Array:
         gone = sorted({i for t in terms for i in t} - set(target))

@@ -239,7 +239,7 @@ class ClassedDomain:
 
     def map(self, fn: str, args: Sequence[Classed], param: Any, lead: int, kind: str) -> Classed:
         if not args:
-            return Real(np.broadcast_to(np.asarray(self.base.map(fn, [], None)), (lead,)))
+            return Real(np.broadcast_to(np.asarray(self.base.map(fn, [], param)), (lead,)))
         if fn == "detach":
             return args[0]
         if fn.startswith("as_"):

@@ -268,7 +268,7 @@ class Element(ArrayDomain):
 
     def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
         keep = [d for d in range(x.ndim) if d not in dims]
-        rows = x.transpose((*keep, *dims)).reshape(math.prod(x.shape[d] for d in keep), -1)
+        rows = x.transpose((*keep, *dims)).reshape(math.prod(x.shape[d] for d in keep), math.prod(x.shape[d] for d in dims))
         made = [self._reduced(fn, list(row)) for row in rows]
         return objects(made, tuple(x.shape[d] for d in keep))
 

@@ -259,6 +259,8 @@ def _run(names: tuple[str, ...], size: int, known: Mapping[str, tuple[int, int]]
     if size % given or len(open_ended) > 1:
         why = f"size {size} does not divide by {given}" if size % given else f"{' and '.join(open_ended)}: one size must be a number"
         raise LineageError(f"pattern {form.text!r}: {why}")
+    if not size:
+        return Run(0, 0)
     rest = size // given
     if not open_ended and rest != 1:
         raise LineageError(f"pattern {form.text!r}: size {size} is more than its named axes")

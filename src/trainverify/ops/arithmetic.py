@@ -15,6 +15,8 @@ _HALF = Fraction(1, 2)
 
 def divided(x: Node, count: int) -> Node:
     """x / count with the exact rational, whatever the sizes become."""
+    if not count:
+        raise F.ShapeError("divided by 0: a mean of nothing?")
     return x * Fraction(1, count)
 
 

@@ -205,6 +205,8 @@ class Offset:
 
 def mixed_radix(value: int, sizes: Sequence[int]) -> list[int]:
     """Digits, slow first."""
+    if 0 in sizes:
+        raise Unsupported("a position in an axis that has none")
     found = []
     for s in reversed(sizes):
         value, d = divmod(value, s)

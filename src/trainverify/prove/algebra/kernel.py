@@ -701,7 +701,9 @@ class Kernel:
     # -- sums --------------------------------------------------------------------------------------------------------
 
     def sum(self, p: Poly, over: Mapping[Index, int]) -> Poly:
-        """Σ over variables (with their sizes)."""
+        """Σ over variables (with their sizes); of nothing it is 0."""
+        if 0 in over.values():
+            return {}
         if self._summing:
             return self._sum(p, over)
         self._summing, self._steps = True, 0

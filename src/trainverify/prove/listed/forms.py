@@ -119,7 +119,10 @@ class ListedForms(Forms):
         for key in new.blocks():
             at: dict[int, int] = {}
             for s in stretches:
-                at.update(zip(s.old, s.table[tuple(key[place[n]] for n in s.new)], strict=True))
+                its = s.table.get(tuple(key[place[n]] for n in s.new))
+                if its is None:
+                    raise Unsupported("a piece of an axis that has no position")
+                at.update(zip(s.old, its, strict=True))
             out[key] = self.kernel.substitute(value[tuple(at[o] for o in old.tags)], names)
         return out
 

@@ -92,7 +92,7 @@ class Placed(ArrayDomain):
         rows = [np.broadcast_to(p, full).reshape(size, count) for p in kept]
         if count == 1 and len(kept) == 1:
             return rows[0].reshape(shape)
-        return self._apply("dot", (len(kept),) * count, np.stack(rows, axis=2).reshape(size, -1)).reshape(shape)
+        return self._apply("dot", (len(kept),) * count, np.stack(rows, axis=2).reshape(size, count * len(kept))).reshape(shape)
 
     def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
         keep = [d for d in range(x.ndim) if d not in dims]

@@ -361,7 +361,7 @@ class Terms(ArrayDomain):
 
     def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
         keep = [d for d in range(x.ndim) if d not in dims]
-        rows = x.transpose((*keep, *dims)).reshape(math.prod(x.shape[d] for d in keep), -1)
+        rows = x.transpose((*keep, *dims)).reshape(math.prod(x.shape[d] for d in keep), math.prod(x.shape[d] for d in dims))
         made: list[Any] = []
         for row in rows:
             if any(isinstance(v, Term) for v in row):
