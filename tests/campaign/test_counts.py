@@ -11,9 +11,27 @@ import trainverify as tv
 from trainverify.campaign import counts
 from trainverify.campaign.counted import Counted, Draw, around
 from trainverify.campaign.counted_steps import step
-from trainverify.campaign.counts import FAMILIES, Outcome, Summary, judge, make
+from trainverify.campaign.counts import FAMILIES, Outcome, Summary, campaign, judge, make
 from trainverify.campaign.simulate import worst
 from trainverify.report import Report
+
+CASES, BLOCKS = 15, 3
+
+
+def few_ranks(seed: int) -> bool:
+    return make(seed)[0].right.size <= 128
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_slice(block: int) -> None:
+    """Expected: no correct plan REFUTED, no wrong one PROVED, no error; hardly any without a verdict."""
+    seeds = [s for s in range(200) if few_ranks(s)][:CASES][block::BLOCKS]
+    summary = campaign(seeds, seconds=10)
+    assert not summary.generator, list(summary.lines())
+    assert not summary.bad, list(summary.lines())
+    assert summary.simulated == 2 * len(seeds)
+    assert summary.no_verdict("wrong") <= 0.2, list(summary.lines())
+    assert summary.verdicts["correct"]["PROVED"] > 0
 
 
 def test_cases_come_from_seeds() -> None:
