@@ -1,10 +1,13 @@
-"""`python -m trainverify.campaign --count 2000 --seed 0 [--mutants] [--json]`; `--case SEED` shows one; `agree` compares the engines."""
+"""`python -m trainverify.campaign --count 2000 --seed 0 [--mutants] [--json]`; `--case SEED` shows one; `agree` compares the engines.
+
+`--counts` runs plans with counts as literals instead, a correct and a wrong one for every seed."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from trainverify import files
-from trainverify.campaign import agree
+from trainverify.campaign import agree, counts
 from trainverify.campaign.run import Outcome, Summary, campaign, make, run
 
 
@@ -25,6 +28,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--mutants", action="store_true", help="plans with one mistake instead of correct ones")
     parser.add_argument("--both", action="store_true", help="so many of each")
+    parser.add_argument("--counts", action="store_true", help="plans with counts as literals, a correct and a wrong one for every seed")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--seconds", type=float, default=10.0, help="time limit of a case")
     parser.add_argument("--oracle", type=float, default=1.0, help="share of cases that also run rank by rank at full size")
@@ -32,6 +36,8 @@ def main() -> int:
     parser.add_argument("--case", type=int, metavar="SEED", help="one case, in full")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="with --case: its programs as files")
     args = parser.parse_args()
+    if args.counts:
+        return count(args.seed, args.count, args.workers, args.seconds, args.json, args.case, args.write)
     if args.case is not None:
         return show(args.case, args.mutants, args.seconds, args.write)
     console = Console(stderr=True)
@@ -66,14 +72,14 @@ def main() -> int:
 
 
 def table(summary: Summary, console: Console) -> None:
-    for group, counts in summary.verdicts.items():
-        if counts:
-            total = sum(counts.values())
+    for group, found in summary.verdicts.items():
+        if found:
+            total = sum(found.values())
             grid = Table(title=f"{group} plans: {total}", title_justify="left")
             grid.add_column("verdict")
             grid.add_column("cases", justify="right")
             grid.add_column("share", justify="right")
-            for verdict, n in counts.most_common():
+            for verdict, n in found.most_common():
                 grid.add_row(verdict, str(n), f"{100 * n / total:.1f} %")
             console.print(grid)
             for kind in sorted({k for k, _ in summary.kinds[group]}):
@@ -88,6 +94,40 @@ def table(summary: Summary, console: Console) -> None:
     for o in summary.bad:
         console.print(f"{o.bad}: seed {o.seed}{' --mutants' if o.mutant else ''}: {o.reason[:300]}", markup=False)
     console.print("nothing that must not happen" if not summary.bad else f"{len(summary.bad)} cases that must not happen")
+
+
+def count(seed: int, cases: int, workers: int, seconds: float, as_json: bool, case: int | None, folder: Path | None) -> int:
+    """Plans with counts as literals."""
+    if case is not None:
+        made, mistake = counts.make(case)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            files.write(folder / f"{case}.logical.json", made.logical)
+            files.write(folder / f"{case}.plan.json", made.right)
+            files.write(folder / f"{case}.wrong.json", made.wrong[mistake]())
+        outcomes = counts.judge(case, seconds)
+        for o in outcomes:
+            print(f"{o.group}: {o.verdict}: {counts.shown_case(o)}")
+        return 1 if any(o.bad for o in outcomes) else 0
+    running: Counter[str] = Counter()
+
+    def done(o: counts.Outcome) -> None:
+        running[f"{o.group} {o.verdict}"] += 1
+        if o.bad or o.verdict in ("GENERATOR", "TIME"):
+            print(f"{o.verdict} of a {o.group} plan: {counts.shown_case(o)}", file=sys.stderr, flush=True)
+        if sum(running.values()) % 50 == 0:
+            print(
+                f"{sum(running.values())} of {2 * cases}: " + ", ".join(f"{n} {k}" for k, n in sorted(running.items())),
+                file=sys.stderr,
+                flush=True,
+            )
+
+    summary = counts.campaign(range(seed, seed + cases), workers, seconds, done)
+    print(json.dumps(summary.json(), indent=2) if as_json else "\n".join(summary.lines()))
+    if summary.interrupted:
+        print("interrupted: these are the cases that were judged", file=sys.stderr)
+        return 130
+    return 1 if summary.bad or summary.generator else 0
 
 
 def show(seed: int, mutant: bool, seconds: float, folder: Path | None) -> int:
