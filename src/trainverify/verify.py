@@ -16,8 +16,8 @@ from trainverify.axes.system import System
 from trainverify.check import validate
 from trainverify.check.findings import Finding, names
 from trainverify.domains.arrays import Array
-from trainverify.domains.classed import NoValue
 from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate.classed import NoValue
 from trainverify.evaluate.compare import (
     DIFFERENT,
     Difference,

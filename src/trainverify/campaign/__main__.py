@@ -1,6 +1,7 @@
-"""`python -m trainverify.campaign --count 2000 --seed 0 [--mutants] [--json]`; `--case SEED` shows one; `agree` compares the engines.
+"""`python -m trainverify.campaign --count 2000 --seed 0 [--mutants] [--json]`; `--case SEED` shows one.
 
-`--counts` runs plans with counts as literals instead, a correct and a wrong one for every seed."""
+`--counts` runs plans with counts as literals instead, a correct and a wrong one for every seed. `agree` compares the engines,
+`classes` evaluation by classes with a plain one."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from trainverify import files
-from trainverify.campaign import agree, counts
+from trainverify.campaign import agree, classes, counts
 from trainverify.campaign.run import Outcome, Summary, campaign, make, run
 
 
 def main() -> int:
     if sys.argv[1:2] == ["agree"]:
         return agree.main(sys.argv[2:])
+    if sys.argv[1:2] == ["classes"]:
+        return classes.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m trainverify.campaign", description="Random plans and random mistakes in them.")
     parser.add_argument("--count", type=int, default=200, help="cases")
     parser.add_argument("--seed", type=int, default=0, help="first seed")

@@ -1,7 +1,7 @@
 """Both programs at their own sizes and on all of their ranks, evaluated on a few classes of positions and of ranks.
 
 Every axis is cut into cells (`axes.cells`): the first positions one by one, the others together. Inputs have one value on each
-cell; sums count a cell as often as it has positions (`domains.classed`). Ranks that run one program are cells of mesh axes. So a
+cell; sums count a cell as often as it has positions (`evaluate.classed`). Ranks that run one program are cells of mesh axes. So a
 literal keeps its meaning: a mean over 4096 is one, and so is a division by the number of ranks. What depends on the order of
 positions within a cell is unknown, and what is unknown is not compared.
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -19,22 +21,22 @@ import numpy as np
 from trainverify.axes.cells import Cells, NoCells, Partition, cells_of, product, whole
 from trainverify.axes.inference import Dims, NodeAxes
 from trainverify.axes.structure import Axis
-from trainverify.axes.system import LoweredOp, System
+from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
 from trainverify.domains.arrays import Array
-from trainverify.domains.classed import EXACT, Classed, ClassedDomain, NoValue, Real, Whole, moved, together
+from trainverify.evaluate.classed import EXACT, Classed, ClassedDomain, NoValue, Real, Whole, moved, together
 from trainverify.evaluate.flow import Task, levels, needed
-from trainverify.evaluate.small import Meeting, Step, Wires
+from trainverify.evaluate.small import Groups, Meeting, Step, Wires, mesh_axes
 from trainverify.graph.lineage import Layout, Part
 from trainverify.graph.obligations import Obligation
-from trainverify.graph.program import Domain, Program
+from trainverify.graph.program import Domain, Op, Program
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, ordered
+from trainverify.primitives.scalars import Undecided
 
 SINGLE: Final = 2  # positions of an axis that are cells of their own
 ALL_RANKS: Final = 16  # up to which every rank is one
 ELEMENTS: Final = 150_000_000  # on cells, of all tensors together
 STEPS: Final = 150_000  # ops of all classes of ranks together
-MEMBERS: Final = 8  # ranks of a class whose lineage is looked at
 
 
 @dataclass(frozen=True)
@@ -62,21 +64,26 @@ class Compared:
 class Classes:
     """Cells for all axes and ranks of a system. `apart` are (mesh axis, digit) values that must be cells of their own."""
 
-    def __init__(self, system: System, single: int = SINGLE):
+    def __init__(self, system: System, single: int = SINGLE, all_ranks: int = ALL_RANKS):
         if system.flat or system.lists:
             raise NoCells("tensors written in one dimension and cut anywhere")
         self.system = system
         self.single = single
+        self.all_ranks = all_ranks
         self._mesh_cells: dict[int, Array] = {}
         self._sizes: dict[int, Array] = {}  # cells of mesh axes by their size: what counts ranks is cut as they are
         self._rows: set[int] = set()
-        for row, _ in system.inference.choices:
-            self._rows.update(id(a) for a in system.inference.axes.leaves([row]))
+        for some in system.inference.choices:
+            self._rows.update(id(a) for a in system.inference.axes.leaves([axis for axis in some if axis is not None]))
         self.kept = self._ranks()
+        if not self._alike():  # every rank by itself
+            self._mesh_cells, self._sizes = {}, {}
+            self.kept = {a: np.arange(system.plan.mesh.length(a)) for a in system.plan.mesh.names}
+            del self.stand_in
         self.cells = Partition(system.inference.axes, self._choose)
         self.there = frozenset(int(r) for r in np.unique(self.stand_in))
         self.wires = Wires(system, self.there, joined=False)
-        self._orders: dict[tuple[int, ...], _Op] = {}
+        self._orders: dict[tuple[int, ...], tuple[object, _Op]] = {}
 
     # -- ranks -------------------------------------------------------------------------------------------------------
 
@@ -84,7 +91,7 @@ class Classes:
         """For every mesh axis the coordinate that stands for each one; cells of its digits are noted."""
         system, mesh = self.system, self.system.plan.mesh
         found = {a: np.arange(mesh.length(a)) for a in mesh.names}
-        if mesh.size > ALL_RANKS:
+        if mesh.size > self.all_ranks:
             sorts = self._sorts().reshape([mesh.length(a) for a in mesh.names])
             separate = self._separate()
             leaves = {a: system.inference.axes.leaves([system.inference.mesh_axis(mesh, a)]) for a in mesh.names}
@@ -156,6 +163,31 @@ class Classes:
                         return found
         return found
 
+    def _alike(self) -> bool:
+        """Whether all ranks meet those whom the ranks meet that stand for them, in the same order."""
+        talk, stands = self.system.talk, self.stand_in
+        images: dict[str, Array] = {}
+
+        def met(rank: int, op: Op) -> Array:
+            name = talk.value(rank, op.get("peer") if op.get("group") is None else op.get("group"))
+            if isinstance(name, int):
+                return stands[[name]]
+            if str(name) not in images:
+                images[str(name)] = stands[list(talk.groups[str(name)])]
+            return images[str(name)]
+
+        seen: set[object] = set()
+        for meeting in self.system.meetings:
+            for c, op in meeting.ops:
+                key = (c, op.get("peer"), op.get("group"))
+                if key not in seen:
+                    seen.add(key)
+                    for r in self.system.schedule.classes[c].ranks:
+                        mine, others = met(r, op), met(int(stands[r]), op)
+                        if mine is not others and not np.array_equal(mine, others):
+                            return False
+        return True
+
     @cached_property
     def stand_in(self) -> Array:
         """The rank that stands for each rank."""
@@ -164,6 +196,11 @@ class Classes:
         for a in mesh.names:
             stands = (stands[:, None] * mesh.length(a) + self.kept[a][None, :]).reshape(-1)
         return stands
+
+    @cached_property
+    def place(self) -> dict[int, tuple[int, int]]:
+        """Class and row of every rank that stands for some."""
+        return {r: (c, row) for c, mine in enumerate(self.wires._classes) for row, r in enumerate(mine)}
 
     @cached_property
     def members(self) -> dict[int, Array]:
@@ -224,8 +261,26 @@ class Classes:
                     first = some[0]
                     step = ClassStep(op, n, rows, op.inputs, op.outputs, first.lowered.outputs, (first.lowered, first.axes), some)
                     found.append(Task(step, c, tuple((c, i) for i in op.inputs if i is not None), tuple((c, o) for o in op.outputs)))
-        found += [Task(m, -1, tuple(m.given.items()), tuple(m.taken.items())) for m in self.wires.meetings()]
+        for m, axes in zip(self.wires.meetings(), system.meetings, strict=True):
+            self._axes_of[id(m)] = axes
+            found.append(Task(m, -1, tuple(m.given.items()), tuple(m.taken.items())))
         return found
+
+    @cached_property
+    def _axes_of(self) -> dict[int, MeetingAxes]:
+        return {}
+
+    def groups(self, meeting: Meeting) -> list[Array]:
+        """The members of all groups of a rendezvous, also those that others stand for, in the order of its wiring."""
+        talk = self.system.talk
+        ops = self._axes_of[id(meeting)].ops
+        names = {str(talk.value(r, op.get("group"))): None for c, op in ops for r in self.wires._classes[c]}
+        return [np.asarray(talk.groups[name]) for name in names]
+
+    def fits(self, cells: Sequence[Cells], dims: Dims) -> None:
+        """Raise NoCells unless a tensor has these cells."""
+        if len(cells) != len(dims) or not all(c.same(self.cells(a)) for c, a in zip(cells, dims, strict=True)):
+            raise NoCells("a tensor that is cut otherwise where it is used")
 
     @staticmethod
     def _variants(
@@ -244,10 +299,10 @@ class Classes:
                 yield tuple(rows), tuple(variants[k] for k in which)
 
     def op(self, variants: tuple[LoweredOp, ...]) -> _Op:
-        key = tuple(i for x in variants for i in (id(x.lowered), id(x.axes)))
+        key = tuple(n for x in variants for n in (id(x.lowered), id(x.axes)))
         if key not in self._orders:
-            self._orders[key] = _Op(self, [(x.lowered, x.axes) for x in variants])
-        return self._orders[key]
+            self._orders[key] = variants, _Op(self, [(x.lowered, x.axes) for x in variants])
+        return self._orders[key][1]
 
     # -- lineage -----------------------------------------------------------------------------------------------------
 
@@ -255,32 +310,57 @@ class Classes:
         """For every cell of a local tensor the cell of the logical one that it holds, counted in the flattened tensor; −1 for padding."""
         key = (id(lay), rank)
         if key not in self._indices:
-            members = self.members[rank]
-            some = members if len(members) <= MEMBERS else [*members[: MEMBERS // 2], *members[-MEMBERS // 2 :]]
-            found = [self._index(lay, int(r)) for r in some]
-            if any((other != found[0]).any() for other in found[1:]):
-                raise NoCells(f"{lay} differs within a class of ranks")
-            self._indices[key] = lay, found[0]
+            found: Array | None = None
+            for r, at in self._told_apart(lay, rank):
+                other = self._index(lay, r, at)
+                if found is not None and other is not found and (other != found).any():
+                    raise NoCells(f"{lay} differs within a class of ranks")
+                found = other
+            assert found is not None
+            self._indices[key] = lay, found
         return self._indices[key][1]
 
     @cached_property
     def _indices(self) -> dict[tuple[int, int], tuple[Layout, Array]]:
         return {}
 
-    def _index(self, lay: Layout, rank: int) -> Array:
+    @cached_property
+    def _parts(self) -> dict[object, Array]:
+        return {}
+
+    def _told_apart(self, lay: Layout, rank: int) -> Iterator[tuple[int, tuple[int, ...] | None]]:
+        """The ranks that a rank stands for, but one of those that hold the same, and the coordinates on which that depends."""
+        mesh = self.system.plan.mesh
+        used = mesh_axes(lay, mesh)
+        if used is None:
+            yield from ((int(r), None) for r in self.members[rank])
+            return
+        at = dict(zip(mesh.names, np.unravel_index(self.members[rank], [mesh.length(a) for a in mesh.names]), strict=True))
+        seen: set[tuple[int, ...]] = set()
+        columns = [at[a].tolist() for a in used]
+        for r, where in zip(self.members[rank].tolist(), zip(*columns, strict=True) if columns else repeat(()), strict=False):
+            if where not in seen:
+                seen.add(where)
+                yield r, where
+
+    def _index(self, lay: Layout, rank: int, at: tuple[int, ...] | None) -> Array:
         system = self.system
         logical = self.dims(system.scope.dims[lay.logical])
         local = self.dims(system.unit_scopes[system.talk.unit_of[rank]].dims[lay.local])
-        shape = tuple(map(len, local))
-        made = np.full(shape, -2)
-        for part in lay.parts(system.plan.mesh, rank, system.logical.tensors[lay.logical].shape):
-            if part.partial is not None:
-                raise NoCells("shares of a sum")
-            self._part(part, made, local, logical)
-        return made
+        key = None if at is None else (lay.form, at, tuple(map(id, logical)), tuple(map(id, local)))
+        if key is None or key not in self._parts:
+            made = np.full(tuple(map(len, local)), -2)
+            for part in lay.parts(system.plan.mesh, rank, system.logical.tensors[lay.logical].shape):
+                if part.partial is not None:
+                    raise NoCells("shares of a sum")
+                self._part(part, made, local, logical)
+            if key is None:
+                return made
+            self._parts[key] = made
+        return self._parts[key]
 
     def _part(self, part: Part, made: Array, local: Sequence[Cells], logical: Sequence[Cells]) -> None:
-        inside, outside = ([product(list(local))], [product(list(logical))]) if part.flat and local and logical else (local, logical)
+        inside, outside = ([product([_ONE, *local])], [product([_ONE, *logical])]) if part.flat else (local, logical)
         flat = made.reshape(-1) if part.flat else made
         maps = []
         for at, run, a, b in zip(part.local, part.logical, inside, outside if not part.padding else inside, strict=True):
@@ -297,6 +377,9 @@ class Classes:
             stride *= len(outside[d])
         target = np.broadcast_to(known, flat.shape)
         flat[target] = -1 if part.padding else np.broadcast_to(index, flat.shape)[target]
+
+
+_ONE: Final = whole(1)
 
 
 def _matched(mine: Array, theirs: Array, cells: Cells) -> Array:
@@ -322,18 +405,25 @@ class _Op:
         self.ends = [place[id(o)] for o in lowered.outputs]
         leaves = classes.system.inference.axes.leaves
         self.cells = [classes.dims(axes.dims[id(n)]) for n in self.order]
+        for n, made, args in zip(self.order, self.cells, self.args, strict=True):
+            if not _fit(n, made, [self.cells[i] for i in args]):
+                raise NoCells(f"{n.prim} of what is cut in several ways")
         attrs: list[dict[str, tuple[object, ...]]] = [{repr(n.attrs): n.attrs} for n in self.order]
         self.aligned = [
             n.prim == "reshape" and [id(a) for a in leaves(axes.dims[id(n)])] == [id(a) for a in leaves(axes.dims[id(n.args[0])])]
             for n in self.order
         ]
+        form = [(n.prim, n.shape, n.kind, args) for n, args in zip(self.order, self.args, strict=True)]
         for other, own in variants[1:]:
             nodes = ordered(tuple(other.outputs))
-            if [(n.prim, n.shape, n.kind) for n in nodes] != [(n.prim, n.shape, n.kind) for n in self.order]:
+            there = {id(n): i for i, n in enumerate(nodes)}
+            if [(n.prim, n.shape, n.kind, [there[id(x)] for x in n.args]) for n in nodes] != form:
                 raise NoCells("an op that has another form on other ranks of a class")
             for k, n in enumerate(nodes):
                 if not all(a.same(b) for a, b in zip(self.cells[k], classes.dims(own.dims[id(n)]), strict=True)):
                     raise NoCells("an op that cuts axes otherwise on other ranks of a class")
+                if _but_its_start(n) != _but_its_start(self.order[k]):
+                    raise NoCells("an op that does something else on other ranks of a class")
                 attrs[k].setdefault(repr(n.attrs), n.attrs)
         self.attrs = [tuple(a.values()) for a in attrs]
         self.inputs = {n.attrs[0]: k for k, n in enumerate(self.order) if n.prim == "input"}
@@ -347,10 +437,64 @@ class _Op:
                 continue
             args = [values[i] for i in self.args[k]]
             if self.aligned[k]:
-                values.append(domain.aligned(args[0], self.cells[k], lead))
+                values.append(domain.aligned(args[0], self.cells[k], self.cells[self.args[k][0]], lead))
             else:
                 values.append(domain.node(node, self.attrs[k], args, self.cells[k], [self.cells[i] for i in self.args[k]], lead))
-        return [domain.settled(values[k], inputs.values()) for k in self.ends]
+        return [domain.settled(values[k]) for k in self.ends]
+
+
+def _but_its_start(node: Node) -> object:
+    """What a node does, apart from the literals that may differ between the ranks of a class."""
+    match node.prim:
+        case "const":
+            return None
+        case "iota":
+            return node.attrs[1]
+        case "slice":
+            return node.attrs[0], node.attrs[2]
+        case "one_hot":
+            return None
+    return repr(node.attrs)
+
+
+def _fit(node: Node, cells: Sequence[Cells], given: Sequence[Sequence[Cells]]) -> bool:
+    """Whether the dimensions that a node takes for the same ones have the same cells."""
+
+    def alike(a: Sequence[Cells], b: Sequence[Cells]) -> bool:
+        return len(a) == len(b) and all(x.same(y) for x, y in zip(a, b, strict=True))
+
+    def but(dims: Sequence[Cells], *gone: int) -> list[Cells]:
+        return [c for d, c in enumerate(dims) if d not in gone]
+
+    match node.prim:
+        case "map" | "select":
+            return all(alike(cells, g) for g in given)
+        case "broadcast":
+            return alike([cells[d] for d in node.attrs[0]], given[0])
+        case "transpose":
+            return alike(cells, [given[0][p] for p in node.attrs[0]])
+        case "contract":
+            label: dict[int, Cells] = {}
+            for term, own in zip(node.attrs[0], given, strict=True):
+                if not all(c.same(label.setdefault(i, c)) for i, c in zip(term, own, strict=True)):
+                    return False
+            return alike(cells, [label[i] for i in node.attrs[1]])
+        case "reduce":
+            return alike(cells, but(given[0], *node.attrs[1]))
+        case "slice" | "concat" | "pad":
+            return all(alike(but(cells, node.attrs[0]), but(g, node.attrs[0])) for g in given)
+        case "one_hot":
+            return alike(cells[:-1], given[0])
+        case "gather":
+            return alike(cells, given[1]) and alike(but(given[0], node.attrs[0]), but(given[1], node.attrs[0]))
+        case "rowwise":
+            fn, d, _ = node.attrs
+            if fn in ("argmax", "argmin"):
+                return alike(cells, but(given[0], d))
+            if fn == "cumsum":
+                return alike(cells, given[0])
+            return alike(but(cells, d), but(given[0], d)) and given[0][d].whole == cells[d].whole
+    return True
 
 
 class Run:
@@ -373,7 +517,7 @@ class Run:
             chosen = needed(tasks, [(0, n) for n in only])
             tasks = [t for n, t in enumerate(tasks) if n in chosen]
         values: list[_Rows] = [_Rows(1, dict(self.inputs))]
-        self._run(tasks, values, {(0, n) for n in only} if only is not None else None)
+        self._run(tasks, values, [self.classes.system.scope], {(0, n) for n in only} if only is not None else None)
         return values[0].whole
 
     def plan(self, lineage: Sequence[Layout], only: Sequence[tuple[int, str]] | None = None) -> list[_Rows]:
@@ -391,14 +535,16 @@ class Run:
         for c, (u, mine) in enumerate(zip(self.classes.wires._units, self.classes.wires._classes, strict=True)):
             for name in self.classes.system.unit_programs[u].sources:
                 if (c, name) in read or only is None:
-                    rows = [self._source(held.get((r, name), []), r) for r in mine]
-                    if rows:
-                        values[c].whole[name] = together(rows, np.stack)
-        self._run(tasks, values, None if only is None else set(only))
+                    with suppress(NoCells):  # its value is not there
+                        if rows := [self._source(held.get((r, name), []), r) for r in mine]:
+                            values[c].whole[name] = together(rows, np.stack)
+        scopes = [self.classes.system.unit_scopes[u] for u in self.classes.wires._units]
+        self._run(tasks, values, scopes, None if only is None else set(only))
         return values
 
     def _source(self, layouts: Sequence[Layout], rank: int) -> Classed:
         found: Classed | None = None
+        missing: Array | None = None
         for lay in layouts:
             index = self.classes.index(lay, rank)
             flat = moved(self.inputs[lay.logical], lambda v: v.reshape(-1))
@@ -406,7 +552,8 @@ class Run:
             if (index == -1).any():
                 part = self._zero(part, index == -1)
             found = part if found is None else _merged(found, part, index != -2)
-        if found is None:
+            missing = index == -2 if missing is None else missing & (index == -2)
+        if found is None or missing is None or missing.any():
             raise NoCells("a source without lineage")
         return found
 
@@ -415,7 +562,7 @@ class Run:
             return Whole(np.where(where, 0, x.low), np.where(where, 0, x.high))
         return Real(np.where(where, self.domain.base.literal(0, "real"), x.value), x.kind)
 
-    def _run(self, tasks: Sequence[Task], values: list[_Rows], keep: set[tuple[int, str]] | None) -> None:
+    def _run(self, tasks: Sequence[Task], values: list[_Rows], scopes: Sequence[Scope], keep: set[tuple[int, str]] | None) -> None:
         """Everything in order; what is not in `keep` is dropped after its last use."""
         order = levels(tasks)
         gone: list[list[tuple[int, str]]] = [[] for _ in order]
@@ -428,25 +575,48 @@ class Run:
             for task in (t for batch in batches for t in batch):
                 try:
                     if isinstance(task.what, ClassStep):
-                        self._step(task.what, values[task.c])
+                        self._step(task.what, values[task.c], scopes[task.c])
                     elif isinstance(task.what, Meeting):
-                        self._meet(task.what, values)
-                except (NoValue, NoCells, KeyError):
+                        self._meet(task.what, values, scopes)
+                except (NoValue, NoCells, KeyError, Undecided):
                     continue  # its results are not there, nor what needs them
             for c, name in used:
                 values[c].drop(name)
 
-    def _step(self, step: ClassStep, values: _Rows) -> None:
+    def _step(self, step: ClassStep, values: _Rows, scope: Scope) -> None:
         op = self.classes.op(step.variants)
         inputs = {}
-        for i in op.inputs:
+        for i, k in op.inputs.items():
             name = step.inputs[i]
             assert name is not None
+            self.classes.fits(op.cells[k], scope.dims[name])
             inputs[i] = values.get(name, step.rows)
+        for name, k in zip(step.outputs, op.ends, strict=True):
+            self.classes.fits(op.cells[k], scope.dims[name])
         for name, made in zip(step.outputs, op.run(self.domain, inputs, len(step.rows)), strict=True):
             values.put(name, step.rows, made)
 
-    def _meet(self, meeting: Meeting, values: list[_Rows]) -> None:
+    def _meet(self, meeting: Meeting, values: list[_Rows], scopes: Sequence[Scope]) -> None:
+        given = self._given_to(meeting, values)
+        made = given
+        if meeting.full is None:
+            dims = [scopes[c].dims[name] for some in (meeting.given, meeting.taken) for c, name in some.items()]
+            for other in dims[1:]:
+                self.classes.fits(self.classes.dims(dims[0]), other)
+        else:
+            lowered, axes = meeting.full
+            op = self.classes.op((LoweredOp((), lowered, axes),))
+            ((i, k),) = op.inputs.items()
+            (end,) = op.ends
+            self._members(meeting, meeting.wiring.senders, op.cells[k], meeting.given, scopes)
+            self._members(meeting, meeting.wiring.receivers, op.cells[end], meeting.taken, scopes)
+            (made,) = op.run(self.domain, {i: given}, len(meeting.wiring.senders))
+        for g, group in enumerate(meeting.wiring.receivers):
+            for n, (c, row) in enumerate(group):
+                values[c].put(meeting.taken[c], (row,), moved(made, lambda v, g=g, n=n: v[g : g + 1, n]))
+
+    def _given_to(self, meeting: Meeting, values: list[_Rows]) -> Classed:
+        """What the members of all groups give: [group, member, …]."""
         giving = tuple(dict.fromkeys(c for group in meeting.wiring.senders for c, _ in group))
         start, at = {}, 0
         parts = []
@@ -454,24 +624,21 @@ class Run:
             start[c] = at
             parts.append(values[c].get(meeting.given[c], None))
             at += values[c].count
-        sizes = {len(g) for g in meeting.wiring.senders}
-        if len(sizes) != 1:
+        if len({len(g) for g in meeting.wiring.senders}) != 1:
             raise NoValue("groups of several sizes")
         rows = np.asarray([[start[c] + row for c, row in group] for group in meeting.wiring.senders])
-        given = moved(together(parts, np.concatenate), lambda v: v[rows])
-        made = given
-        if meeting.full is not None:
-            lowered, axes = meeting.full
-            op = self.classes.op((LoweredOp((), lowered, axes),))
-            (k,) = op.inputs.values()
-            if len(op.cells[k][0]) != rows.shape[1]:
-                raise NoCells("a group whose members are no class of ranks")
-            (made,) = op.run(self.domain, {op.order[k].attrs[0]: given}, len(rows))
-        for g, group in enumerate(meeting.wiring.receivers):
-            if len(group) > made.shape[1]:
-                raise NoCells("a group whose members are no class of ranks")
-            for i, (c, row) in enumerate(group):
-                values[c].put(meeting.taken[c], (row,), moved(made, lambda v, g=g, i=i: v[g : g + 1, i]))
+        return moved(together(parts, np.concatenate), lambda v: v[rows])
+
+    def _members(self, meeting: Meeting, groups: Groups, cells: Sequence[Cells], names: Mapping[int, str], scopes: Sequence[Scope]) -> None:
+        """Raise NoCells unless cells of members are the ranks that the ones at hand stand for."""
+        lead, stands, ranks = cells[0], self.classes.stand_in, self.classes.wires._classes
+        for group, members in zip(groups, self.classes.groups(meeting), strict=True):
+            here = np.asarray([ranks[c][row] for c, row in group])
+            some = members if lead.size == len(members) else here
+            if lead.size != len(some) or len(lead) != len(here) or (here[lead.of] != stands[some]).any():
+                raise NoCells("a group whose members are no classes of ranks")
+        for c, name in names.items():
+            self.classes.fits(cells[1:], scopes[c].dims[name])
 
 
 def _merged(a: Classed, b: Classed, where: Array) -> Classed:
@@ -575,7 +742,7 @@ def compared(
     classes: Classes, logical: Mapping[str, Classed], plan: Sequence[_Rows], wanted: Sequence[Obligation], place: int | None = None
 ) -> Iterator[Compared]:
     """What ranks hold beside what they should, of all obligations and ranks; at one place, if that is given."""
-    places = {r: (c, row) for c, mine in enumerate(classes.wires._classes) for row, r in enumerate(mine)}
+    places = classes.place
     for o in wanted:
         for h in o.holdings:
             for r in [r for r in h.ranks if r in places]:
@@ -596,7 +763,7 @@ def _beside(
 ) -> Compared:
     flat = moved(want, lambda v: v.reshape(-1)[np.maximum(index, 0).reshape(-1)].reshape(index.shape))
     padding = index < 0
-    known = _known(got) & (_known(flat) | padding)
+    known = _known(got) & (_known(flat) | padding) & (index != -2)
     if not o.stays:
         known &= ~padding
     count = int(known.sum())

@@ -13,8 +13,8 @@ from flint import arb
 from trainverify.axes.cells import NoCells
 from trainverify.axes.system import System
 from trainverify.domains.ball import Ball, precision
-from trainverify.domains.classed import EXACT, Classed, ClassedDomain, NoValue, Real
 from trainverify.domains.numeric import EXTENDED
+from trainverify.evaluate.classed import EXACT, Classed, ClassedDomain, NoValue, Real
 from trainverify.evaluate.classes import ELEMENTS, STEPS, Classes, Compared, Run, compared, digits_of, inputs_of
 from trainverify.evaluate.compare import EQUAL, MOVED, MOVES, Decision, Difference
 from trainverify.graph.lineage import Layout
@@ -141,8 +141,8 @@ class ByClasses:
             with precision(bits):
                 try:
                     exact = self._enclosed(suspect, point, Ball(), Ball())
-                    if not exact.known:
-                        return "undecided", None
+                    if not exact.known:  # a comparison that this precision does not decide, or no value at all
+                        continue
                     if not _apart(exact):
                         if _tiny(exact):
                             return "equal", None

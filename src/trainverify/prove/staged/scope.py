@@ -8,7 +8,7 @@ from typing import Final
 from trainverify.axes.cells import NoCells
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
-from trainverify.domains.classed import NoValue
+from trainverify.evaluate.classed import NoValue
 from trainverify.evaluate.compare import DIFFERENT
 from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.run import NotComputed, elements

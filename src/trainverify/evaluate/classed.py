@@ -1,16 +1,18 @@
 """Values on cells: what all positions of a cell have, exactly, or "unknown".
 
 A real is a number that every position of its cell has, or unknown: then its kind says what is certain of all of them (positive,
-nonnegative, finite, finite or −∞, nothing). An integer or boolean is an interval that holds all of them. Sums count every cell as
-often as it has positions. So what is computed is what the program computes at its own sizes, or nothing: an unknown value is
-never compared. 0 times something finite is 0.
+nonnegative, finite, finite or −∞, nothing). An integer or boolean is an interval that holds all of them (`domains.intervals`). Sums
+count every cell as often as it has positions. So what is computed is what the program computes at its own sizes, or nothing: an
+unknown value is never compared. 0 times something finite is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
 
 import numpy as np
 from flint import arb
@@ -18,50 +20,28 @@ from flint import arb
 from trainverify.axes.cells import LISTED, Cells, NoCells, product
 from trainverify.domains.arrays import Array
 from trainverify.domains.ball import Ball, balls
+from trainverify.domains.intervals import FAR, NoValue, Whole, integers, reduced, running, total, within
 from trainverify.domains.numeric import NUMERIC, Extended, Numeric
+from trainverify.domains.shifts import TIMES, Tie, Tied, applied, one_tie, spread, summed
 from trainverify.primitives.node import Node
 from trainverify.primitives.scalars import Undecided
 
+__all__ = ["EXACT", "Classed", "ClassedDomain", "NoValue", "Real", "Whole", "moved", "together"]
+
 EXACT, POSITIVE, NONNEGATIVE, FINITE, LOWER, ANY = range(6)  # kinds of a real; each but the first includes the ones before it
-NEAR: Final = 1e-9  # relative to the largest entry
-SETTLED: Final = 1e-12  # relative to inputs, or to an enclosure
-SHIFTS: Final = (0.375, -1.25)  # from the known entries' maximum, for one that is unknown
-FAR: Final = 1 << 60  # no integer is further from 0; two of them can be added up in 64 bits
-
-
-class NoValue(Exception):
-    """What cannot be said on cells at all."""
 
 
 @dataclass(frozen=True)
 class Real:
-    """Numbers. While an op runs that subtracts an unknown maximum, a number stands for it: `other` are the values with another one in
-    its place, and `bound` what is certain of those that differ, whichever it is."""
+    """Numbers. `tie` is there only while an op runs: how those that are exact depend on an unknown maximum."""
 
     value: Array
     kind: Array | None = None  # None: all exact
-    other: Array | None = None
-    bound: Array | None = None
+    tie: Tie | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(np.shape(self.value))
-
-
-@dataclass(frozen=True)
-class Whole:
-    """Integers, or booleans as 0 and 1: between `low` and `high`."""
-
-    low: Array
-    high: Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(np.shape(self.low))
-
-    @property
-    def exact(self) -> Array:
-        return self.low == self.high
 
 
 Classed = Real | Whole
@@ -70,37 +50,24 @@ Classed = Real | Whole
 def moved(x: Classed, f: Any) -> Classed:
     """Entries put elsewhere."""
     if isinstance(x, Real):
-        return Real(*(None if part is None else f(part) for part in (x.value, x.kind, x.other, x.bound)))
+        assert x.tie is None
+        return Real(f(x.value), None if x.kind is None else f(x.kind))
     return Whole(f(x.low), f(x.high))
 
 
 def together(parts: Sequence[Classed], join: Any) -> Classed:
     """Several values put into one array."""
     if isinstance(parts[0], Real):
-        kinds = None
-        if any(p.kind is not None for p in parts):  # type: ignore[union-attr]
-            kinds = join([np.broadcast_to(_kind(p), p.shape) for p in parts])  # type: ignore[arg-type]
-        others = bounds = None
-        if any(p.other is not None for p in parts):  # type: ignore[union-attr]
-            others = join([_other(p) for p in parts])  # type: ignore[arg-type]
-            bounds = join([np.full(p.shape, ANY) if p.bound is None else p.bound for p in parts])  # type: ignore[union-attr]
-        return Real(join([p.value for p in parts]), kinds, others, bounds)  # type: ignore[union-attr]
-    return Whole(join([p.low for p in parts]), join([p.high for p in parts]))  # type: ignore[union-attr]
+        reals = [p for p in parts if isinstance(p, Real)]
+        assert all(p.tie is None for p in reals)
+        kinds = join([_kind(p) for p in reals]) if any(p.kind is not None for p in reals) else None
+        return Real(join([p.value for p in reals]), kinds)
+    wholes = [p for p in parts if isinstance(p, Whole)]
+    return Whole(join([p.low for p in wholes]), join([p.high for p in wholes]))
 
 
 def _kind(x: Real) -> Array:
     return np.zeros(x.shape, dtype=np.uint8) if x.kind is None else x.kind
-
-
-def _other(x: Real) -> Array:
-    return x.value if x.other is None else x.other
-
-
-def _second(reals: Sequence[Real]) -> list[Real] | None:
-    """The same with the other values; None if there are none."""
-    if all(x.other is None for x in reals):
-        return None
-    return [Real(_other(x), x.kind) for x in reals]
 
 
 class ClassedDomain:
@@ -110,12 +77,18 @@ class ClassedDomain:
         self.base = base
         self.enclosed = isinstance(base, Ball)
         self._one = self.base.literal(1, "real")
+        self._zero = self.base.literal(0, "real")
+        self._lower = self.base.literal(-math.inf, "real")
+        self._maxima = count()
 
     # -- numbers -----------------------------------------------------------------------------------------------------
 
     def real(self, values: Array) -> Array:
         if self.enclosed:
-            return balls(np.asarray(values, dtype=np.float64))
+            flat = [arb(v) for v in np.asarray(values).reshape(-1).tolist()]
+            made = np.empty(len(flat), dtype=object)
+            made[:] = flat
+            return made.reshape(np.shape(values))
         return np.asarray(values, dtype=np.longdouble if isinstance(self.base, Extended) else np.float64)
 
     def _test(self, numeric: Any, ball: Any, x: Array) -> Array:
@@ -132,47 +105,39 @@ class ClassedDomain:
         """The kind of every entry, exact ones by their value."""
         finite = self._test(np.isfinite, lambda v: v.is_finite(), x.value)
         above = self._test(lambda v: v > 0, lambda v: v > 0, x.value)
-        lower = self._test(lambda v: v == -np.inf, lambda v: bool(v == arb("-inf")), x.value)
+        lower = self._infinite(x.value)
         zero = self.zero(x.value)
         found = np.where(finite, np.where(above, POSITIVE, np.where(zero, NONNEGATIVE, FINITE)), np.where(lower, LOWER, ANY))
-        if x.other is not None:
-            found = np.where(self._loose(x), ANY if x.bound is None else x.bound, found)
+        if x.tie is not None:  # v·exp(m) has the sign of v
+            found = np.where(x.tie.add != 0, np.maximum(found, FINITE), found)
         return found if x.kind is None else np.where(x.kind == EXACT, found, x.kind)
 
-    def made(self, value: Array, kind: Array | None, other: Array | None = None, bound: Array | None = None) -> Real:
+    def _infinite(self, x: Array) -> Array:
+        """Which values are −∞."""
+        return self._test(lambda v: v == -np.inf, lambda v: bool(v == arb("-inf")), x)
+
+    def _certainly_zero(self, x: Real) -> Array:
+        found = self.zero(x.value) & (_kind(x) == EXACT)
+        return found if x.tie is None else found & (x.tie.add == 0)
+
+    def made(self, value: Array, kind: Array | None, tie: Tie | None = None) -> Real:
         """A real; what is unknown holds 1, which every function takes."""
-        if bound is not None:
-            bound = np.broadcast_to(bound, np.shape(value))
         if kind is None or not kind.any():
-            return Real(value, None, other, bound)
+            return Real(value, None, tie)
         kind = np.broadcast_to(kind, np.shape(value))
-        known = kind == EXACT
-        second = None if other is None else np.where(known, other, self._one)
-        return Real(np.where(known, value, self._one), kind.astype(np.uint8), second, bound)
+        return Real(np.where(kind == EXACT, value, self._one), kind.astype(np.uint8), tie)
 
-    def _loose(self, x: Real) -> Array:
-        """Which values depend on a number that stands for an unknown maximum."""
-        if x.other is None:
-            return np.zeros(x.shape, dtype=bool)
-        return ~self._equal(x.value, x.other)
-
-    def settled(self, x: Classed, inputs: Iterable[Classed]) -> Classed:
-        """The results of an op: what comes out the same whatever stands for a maximum does not depend on it, other values are unknown.
-
-        Float64 is generous here, as a difference of its numbers is decided by enclosures."""
-        if not isinstance(x, Real) or x.other is None:
+    def settled(self, x: Classed) -> Classed:
+        """What depends on an unknown maximum is unknown."""
+        if not isinstance(x, Real) or x.tie is None:
             return x
-        loose = self._loose(x)
-        if self.enclosed:
-            pairs = zip(np.asarray(x.value, dtype=object).flat, np.asarray(x.other, dtype=object).flat, strict=True)
-            near = np.fromiter((a is b or _close(a, b) for a, b in pairs), dtype=bool, count=x.value.size).reshape(x.shape)
-        else:
-            with np.errstate(all="ignore"):
-                scale = max(
-                    (float(np.abs(i.value[np.isfinite(i.value)]).max(initial=0)) for i in inputs if isinstance(i, Real)), default=0.0
-                )
-                near = np.abs(x.value - x.other) <= NEAR * np.abs(x.value).max(initial=0) + SETTLED * scale
-        return self.made(x.value, np.where(loose & ~near & (_kind(x) == EXACT), np.where(self.kinds(x) <= FINITE, FINITE, ANY), _kind(x)))
+        depends = ((x.tie.add != 0) | (x.tie.power != 0)) & ~self._certainly_zero(x) & (_kind(x) == EXACT)
+        return self.made(x.value, np.where(depends, self.kinds(x), _kind(x)))
+
+    def _free(self, x: Real) -> Real:
+        made = self.settled(x)
+        assert isinstance(made, Real)
+        return made
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
@@ -181,9 +146,11 @@ class ClassedDomain:
     ) -> Classed:
         """One node. `attrs` are its attributes on all ranks that its rows stand for; `lead` rows come first."""
         own = attrs[0]
+        if node.prim not in _KEEPS:
+            args = [self.settled(a) for a in args]
         match node.prim:
             case "map":
-                return self.map(own[0], args, own[1] if len(own) > 1 else None, lead, node.kind)
+                return self.map(own[0], args, own[1] if len(own) > 1 else None, lead)
             case "const":
                 return self._const(node.kind, [a[0] for a in attrs], lead)
             case "iota":
@@ -195,11 +162,11 @@ class ClassedDomain:
                 (dims,) = own
                 thin = (lead, *(len(c) if i in dims else 1 for i, c in enumerate(cells)))
                 shape = (lead, *map(len, cells))
-                return moved(args[0], lambda x: np.broadcast_to(x.reshape(thin), shape))
+                return _put(args[0], dims, len(cells), lambda x: np.broadcast_to(x.reshape(thin), shape))
             case "transpose":
                 return moved(args[0], lambda x: x.transpose((0, *(p + 1 for p in own[0]))))
             case "reshape":
-                return self._reshape(node, args[0], cells, given[0], lead)
+                return self._reshape(args[0], cells, given[0], lead)
             case "select":
                 return self.select(*args)
             case "contract":
@@ -233,11 +200,13 @@ class ClassedDomain:
         value = np.broadcast_to(self.base.literal(values[0], "real"), (lead,))
         if all(type(v) is type(values[0]) and v == values[0] for v in values):
             return Real(value)
-        return self.made(value, np.full(lead, FINITE))
+        finite = all(math.isfinite(v) for v in values)
+        certain = ANY if not finite else POSITIVE if min(values) > 0 else NONNEGATIVE if min(values) >= 0 else FINITE
+        return self.made(value, np.full(lead, certain))
 
     # -- scalar functions --------------------------------------------------------------------------------------------
 
-    def map(self, fn: str, args: Sequence[Classed], param: Any, lead: int, kind: str) -> Classed:
+    def map(self, fn: str, args: Sequence[Classed], param: Any, lead: int) -> Classed:
         if not args:
             return Real(np.broadcast_to(np.asarray(self.base.map(fn, [], param)), (lead,)))
         if fn == "detach":
@@ -247,85 +216,107 @@ class ClassedDomain:
         if fn == "uniform":
             return self._uniform(args)
         if all(isinstance(a, Whole) for a in args):
-            return _integers(fn, [a for a in args if isinstance(a, Whole)], param)
+            return integers(fn, [a for a in args if isinstance(a, Whole)], param)
         reals = [a for a in args if isinstance(a, Real)]
         if len(reals) != len(args):
             raise NoValue(f"{fn} of a real and an integer")
-        known = [a.kind is None or not a.kind.any() for a in reals]
         if fn in ("lt", "le", "eq"):
-            return self._compared(fn, reals, all(known))
+            return self._compared(fn, [self._free(x) for x in reals])
+        same = len(reals) == 2 and reals[0] is reals[1]
+        if one_tie([x.tie for x in reals]) is None:
+            reals = [self._free(x) for x in reals]
         value = self._on_exact(fn, reals, param)
-        second = _second(reals)
-        other = None if second is None else self._on_exact(fn, second, param)
-        if all(known) and other is None:
-            return Real(value)
         unknown = np.logical_or.reduce(np.broadcast_arrays(*[_kind(a) != EXACT for a in reals]))
-        kind_of, zero = self._unknown(fn, [self.kinds(a) for a in reals], reals, param)
+        tie, lost = self._ties(fn, reals, param)
+        if lost is not None:
+            unknown = unknown | lost
+        if not unknown.any():
+            return Real(value, None, tie)
+        kind_of, certain, number = self._unknown(fn, [self.kinds(a) for a in reals], reals, param, same)
         found = np.where(unknown, kind_of, EXACT)
-        if zero is not None and (zero & unknown).any():
-            found = np.where(zero, EXACT, found)
-            value = np.where(zero & unknown, self.base.literal(0, "real"), value)
-            other = None if other is None else np.where(zero & unknown, self.base.literal(0, "real"), other)
-        return self.made(value, found, other, None if other is None else kind_of)
+        if certain is not None and (here := certain & unknown).any():
+            found = np.where(here, EXACT, found)
+            value = np.where(here, number, value)
+            if tie is not None:
+                tie = tie.like(np.where(here, 0, tie.add), np.where(here, 0, tie.power))
+        return self.made(value, found, tie)
+
+    def _ties(self, fn: str, reals: Sequence[Real], param: Any) -> tuple[Tie | None, Array | None]:
+        """How results depend on an unknown maximum, and where that is not known."""
+        tie = one_tie([x.tie for x in reals])
+        if tie is None:
+            return None, None
+        add, power, lost = applied(fn, [self._tied(x) for x in reals], param)
+        return tie.like(np.where(lost, 0, add), np.where(lost, 0, power)), lost
+
+    def _tied(self, x: Real) -> Tied:
+        none: Array = np.zeros(x.shape, dtype=np.int64)
+        add, power = (none, none) if x.tie is None else (x.tie.add, x.tie.power)
+        small = self._test(
+            lambda v: (v == np.rint(v)) & (abs(v) <= TIMES), lambda v: v.is_exact() and v.is_integer() and abs(v) <= TIMES, x.value
+        ) & (_kind(x) == EXACT)
+        times: Array = np.where(small, x.value, self._zero) if small.any() else none
+        return Tied(add, power, self._certainly_zero(x), times.astype(np.float64).astype(np.int64))
 
     def _on_exact(self, fn: str, reals: Sequence[Real], param: Any) -> Array:
         with np.errstate(all="ignore"):
             return np.asarray(self.base.map(fn, [np.asarray(a.value) for a in reals], param))
 
-    def _compared(self, fn: str, reals: Sequence[Real], known: bool) -> Whole:
-        if any(x.other is not None for x in reals):
-            reals = [Real(x.value, np.where(self._loose(x), ANY, _kind(x)).astype(np.uint8)) for x in reals]
-            known = False
-        if known:
-            hits = self._on_exact(fn, reals, None).astype(np.int64)
-            return Whole(hits, hits)
+    def _compared(self, fn: str, reals: Sequence[Real]) -> Whole:
         unknown = np.logical_or.reduce(np.broadcast_arrays(*[_kind(a) != EXACT for a in reals]))
-        values = [Real(np.where(unknown, self._one, a.value)) for a in reals]
+        values = [Real(np.where(unknown, self._one, a.value)) for a in reals] if unknown.any() else reals
         hits = self._on_exact(fn, values, None).astype(np.int64)
         return Whole(np.where(unknown, 0, hits), np.where(unknown, 1, hits))
 
-    def _unknown(self, fn: str, kinds: Sequence[Array], reals: Sequence[Real], param: Any) -> tuple[Array, Array | None]:
-        """Kinds of results of which an argument is unknown, and where they are 0 all the same."""
+    def _unknown(
+        self, fn: str, kinds: Sequence[Array], reals: Sequence[Real], param: Any, same: bool
+    ) -> tuple[Array, Array | None, Array | None]:
+        """Kinds of results of which an argument is unknown, and where they are a certain number all the same. `same`: x and x."""
         a = kinds[0]
         both = np.maximum(a, kinds[1]) if len(kinds) > 1 else a
         match fn:
             case "add":
                 sums = np.where(both <= NONNEGATIVE, np.minimum(a, kinds[1]), np.where(both <= FINITE, FINITE, both))
-                return np.where(both == ANY, ANY, sums), None
+                minus = [self._infinite(x.value) & (_kind(x) == EXACT) for x in reals]  # −∞ and something finite
+                return np.where(both == ANY, ANY, sums), (minus[0] | minus[1]) & (both <= LOWER), self._lower
             case "sub":
                 b = kinds[1]
-                return np.where(b > FINITE, ANY, np.where(a <= FINITE, FINITE, a)), None
+                minus = [self._infinite(reals[0].value) & (_kind(reals[0]) == EXACT)]
+                return np.where(b > FINITE, ANY, np.where(a <= FINITE, FINITE, a)), minus[0] & (b <= FINITE), self._lower
             case "neg":
-                return np.where(a <= FINITE, FINITE, ANY), None
+                return np.where(a <= FINITE, FINITE, ANY), None, None
             case "mul":
                 b = kinds[1]
                 signs = np.where(both <= NONNEGATIVE, both, np.where(both <= FINITE, FINITE, ANY))
-                if reals[0] is reals[1]:
+                if same:
                     signs = _power(a, 2)
                 lower = ((a == LOWER) & (b == POSITIVE)) | ((b == LOWER) & (a == POSITIVE))
-                zero = [self.zero(x.value) & (_kind(x) == EXACT) & ~self._loose(x) for x in reals]
-                return np.where(lower, LOWER, signs), (zero[0] & (b <= FINITE)) | (zero[1] & (a <= FINITE))
+                zero = [self._certainly_zero(x) for x in reals]
+                return np.where(lower, LOWER, signs), (zero[0] & (b <= FINITE)) | (zero[1] & (a <= FINITE)), self._zero
             case "div":
                 b = kinds[1]
-                nonzero = (b == POSITIVE) | ((_kind(reals[1]) == EXACT) & (b <= FINITE) & ~self.zero(reals[1].value))
+                nonzero = (b == POSITIVE) | ((b <= FINITE) & self._nonzero(reals[1]))
                 fine = np.where(a <= FINITE, np.where(b == POSITIVE, a, FINITE), np.where((a == LOWER) & (b == POSITIVE), LOWER, ANY))
-                zero_over = self.zero(reals[0].value) & (_kind(reals[0]) == EXACT) & nonzero
-                return np.where(nonzero, fine, ANY), zero_over
+                return np.where(nonzero, fine, ANY), self._certainly_zero(reals[0]) & nonzero, self._zero
             case "pow":
-                return _power(a, param), None
+                return _power(a, param), None, None
             case "exp":
-                return np.where(a <= FINITE, POSITIVE, np.where(a == LOWER, NONNEGATIVE, ANY)), None
+                return np.where(a <= FINITE, POSITIVE, np.where(a == LOWER, NONNEGATIVE, ANY)), None, None
             case "log":
-                return np.where(a == POSITIVE, FINITE, np.where(a == NONNEGATIVE, LOWER, ANY)), None
+                return np.where(a == POSITIVE, FINITE, np.where(a == NONNEGATIVE, LOWER, ANY)), None, None
             case "sin" | "cos" | "tanh" | "erf" | "sign" | "floor":
-                return np.where(a <= FINITE, FINITE, ANY), None
+                return np.where(a <= FINITE, FINITE, ANY), None, None
             case "abs":
-                return np.where(a == POSITIVE, POSITIVE, np.where(a <= FINITE, NONNEGATIVE, ANY)), None
+                return np.where(a == POSITIVE, POSITIVE, np.where(a <= FINITE, NONNEGATIVE, ANY)), None, None
             case "max":
-                return np.where(both <= LOWER, np.minimum(a, kinds[1]), ANY), None
+                return np.where(both <= LOWER, np.minimum(a, kinds[1]), ANY), None, None
             case "min":
-                return both, None
-        return np.full(np.shape(a), ANY), None
+                return both, None, None
+        return np.full(np.shape(a), ANY), None, None
+
+    def _nonzero(self, x: Real) -> Array:
+        found = self._test(lambda v: v != 0, lambda v: not v.contains(0), x.value) & (_kind(x) == EXACT)
+        return found if x.tie is None else found & (x.tie.add == 0)
 
     def _cast(self, fn: str, x: Classed) -> Classed:
         if fn == "as_real":
@@ -336,9 +327,8 @@ class ClassedDomain:
             if exact.all():
                 return Real(value)
             kind = np.where(exact, EXACT, np.where(x.low > 0, POSITIVE, np.where(x.low >= 0, NONNEGATIVE, FINITE)))
-            return self.made(value, np.where(np.maximum(abs(x.low), abs(x.high)) >= FAR, ANY, kind))
-        if isinstance(x, Real) and x.other is not None:
-            x = Real(x.value, np.where(self._loose(x), ANY, _kind(x)).astype(np.uint8))
+            return self.made(value, np.where(exact | x.bounded, kind, ANY))
+        x = self.settled(x)
         if isinstance(x, Whole):
             if fn == "as_int":
                 return x
@@ -348,9 +338,9 @@ class ClassedDomain:
         value = np.asarray(self.base.map(fn, [np.where(unknown, self._one, x.value)], None))
         if fn == "as_bool":
             return Whole(np.where(unknown, 0, value.astype(np.int64)), np.where(unknown, 1, value.astype(np.int64)))
-        near = self._test(lambda v: abs(v) < FAR / 4, lambda v: abs(v) < FAR // 4, x.value)
-        plain = np.where(near & ~unknown, value, 0).astype(np.int64)
-        return Whole(np.where(near & ~unknown, plain, -FAR), np.where(near & ~unknown, plain, FAR))
+        near = self._test(lambda v: abs(v) < FAR / 8, lambda v: abs(v) < FAR // 8, x.value) & ~unknown
+        plain = np.where(near, value, 0).astype(np.int64)
+        return within(plain, plain, near)
 
     def _uniform(self, args: Sequence[Classed]) -> Real:
         wholes = [a for a in args if isinstance(a, Whole)]
@@ -367,19 +357,21 @@ class ClassedDomain:
             return Whole(low, np.where(yes, a.high, np.where(no, b.high, np.maximum(a.high, b.high))))
         assert isinstance(a, Real)
         assert isinstance(b, Real)
+        tie = one_tie([a.tie, b.tie])
+        if tie is None:
+            a, b = self._free(a), self._free(b)
         value = np.where(yes, a.value, b.value)
-        other = None if a.other is None and b.other is None else np.where(yes, _other(a), _other(b))
-        bound = (
-            None if other is None else np.where(yes, self.kinds(a), np.where(no, self.kinds(b), np.maximum(self.kinds(a), self.kinds(b))))
-        )
         decided = yes | no
-        if decided.all() and a.kind is None and b.kind is None:
-            return Real(value, None, other, bound)
         kind: Array = np.where(yes, _kind(a), _kind(b))
         if not decided.all():
-            equal = (_kind(a) == EXACT) & (_kind(b) == EXACT) & ~self._loose(a) & ~self._loose(b) & self._equal(a.value, b.value)
+            plain = [np.ones(x.shape, dtype=bool) if x.tie is None else (x.tie.add == 0) & (x.tie.power == 0) for x in (a, b)]
+            equal = (_kind(a) == EXACT) & (_kind(b) == EXACT) & plain[0] & plain[1] & self._equal(a.value, b.value)
             kind = np.where(decided | equal, kind, np.maximum(self.kinds(a), self.kinds(b)))
-        return self.made(value, kind, other, bound)
+        if tie is not None:
+            left, right = self._tied(a), self._tied(b)
+            add, power = (np.where(yes, x, np.where(no, y, 0)) for x, y in ((left.add, right.add), (left.power, right.power)))
+            tie = tie.like(add, power)
+        return self.made(value, kind, tie)
 
     def _equal(self, a: Array, b: Array) -> Array:
         """Which values are certainly equal."""
@@ -400,19 +392,37 @@ class ClassedDomain:
                 if i not in target and not c.whole:
                     counts[i] = c.count
         if all(isinstance(a, Whole) for a in args):
-            return self._count(terms, target, [a for a in args if isinstance(a, Whole)], counts)
+            return total(terms, target, [a for a in args if isinstance(a, Whole)], counts)
         reals = [a for a in args if isinstance(a, Real)]
-        zero = self.base.literal(0, "real")
-        values = [np.where(_kind(x) == EXACT, x.value, zero) if x.kind is not None else x.value for x in reals]
+        same = len(reals) == 2 and reals[0] is reals[1] and list(terms[0]) == list(terms[1])
+        reals = self._one_tied(terms, target, reals)
+        values = [np.where(_kind(x) == EXACT, x.value, self._zero) if x.kind is not None else x.value for x in reals]
         value = self._weighted(terms, target, values, counts)
-        other = None
-        if (second := _second(reals)) is not None:
-            others = [np.where(_kind(x) == EXACT, x.value, zero) if x.kind is not None else x.value for x in second]
-            other = self._weighted(terms, target, others, counts)
-        if all(x.kind is None for x in reals) and other is None:
-            return Real(value)
-        unknown, kind = self._summed_kind(terms, target, reals, values)
-        return self.made(value, np.where(unknown, kind, EXACT), other, None if other is None else kind)
+        tie: Tie | None = None
+        lost: Array | None = None
+        for x, term in zip(reals, terms, strict=True):
+            if x.tie is not None:
+                tie, lost = summed(x.tie, term, target, self._certainly_zero(x) | (_kind(x) != EXACT), tuple(np.shape(value)))
+        if all(x.kind is None for x in reals) and (lost is None or not lost.any()):
+            return Real(value, None, tie)
+        unknown, kind = self._summed_kind(terms, target, reals, values, same)
+        return self.made(value, np.where(unknown if lost is None else unknown | lost, kind, EXACT), tie)
+
+    def _one_tied(self, terms: Sequence[Sequence[int]], target: Sequence[int], reals: Sequence[Real]) -> list[Real]:
+        """The factors of a contraction, of which at most one depends on an unknown maximum, by a power, and none of its rows are added."""
+        several = sum(x.tie is not None for x in reals) > 1
+        found = []
+        for x, term in zip(reals, terms, strict=True):
+            tie = x.tie
+            if tie is None:
+                found.append(x)
+            elif several or any(d is not None and t not in target for t, d in zip(term, tie.dims, strict=True)):
+                found.append(self._free(x))
+            else:
+                part = (tie.add != 0) & (_kind(x) == EXACT)
+                rest = tie.like(np.zeros_like(tie.add), np.where(part, 0, tie.power))
+                found.append(self.made(x.value, np.where(part, self.kinds(x), _kind(x)), rest))
+        return found
 
     def _weighted(
         self, terms: Sequence[Sequence[int]], target: Sequence[int], values: Sequence[Array], counts: Mapping[int, Array]
@@ -428,7 +438,7 @@ class ClassedDomain:
             return self.base.contract(terms, target, weighted, 1)
 
     def _summed_kind(
-        self, terms: Sequence[Sequence[int]], target: Sequence[int], reals: Sequence[Real], values: Sequence[Array]
+        self, terms: Sequence[Sequence[int]], target: Sequence[int], reals: Sequence[Real], values: Sequence[Array], same: bool
     ) -> tuple[Array, Array]:
         """Which sums of products have an unknown term, and what is certain of them."""
 
@@ -436,10 +446,10 @@ class ClassedDomain:
             return NUMERIC.contract(terms, target, [f.astype(np.float64) for f in factors], 1)
 
         kinds = [self.kinds(x) for x in reals]
-        if len(reals) == 2 and reals[0] is reals[1] and list(terms[0]) == list(terms[1]):  # squares
+        if same:  # squares
             kinds = [_power(k, 2) for k in kinds]
         unknown = [_kind(x) != EXACT for x in reals]
-        there = [u | ~self.zero(v) | self._loose(x) for u, v, x in zip(unknown, values, reals, strict=True)]  # not certainly 0
+        there = [u | ~self.zero(v) for u, v in zip(unknown, values, strict=True)]  # not certainly 0
         some_unknown = some(there) - some([t & ~u for t, u in zip(there, unknown, strict=True)]) > 0.5
         everything = [np.ones_like(t) for t in there]
         wild = np.zeros(np.shape(some_unknown), dtype=bool)  # 0 · ∞ is no number
@@ -457,74 +467,47 @@ class ClassedDomain:
         kind = np.where(wild, ANY, np.where(signed, FINITE, np.where(positive, POSITIVE, NONNEGATIVE)))
         return any_unknown, kind
 
-    def _count(self, terms: Sequence[Sequence[int]], target: Sequence[int], args: Sequence[Whole], counts: Mapping[int, Array]) -> Whole:
-        """Sums of integers."""
-        if len(args) > 1 and not all(a.exact.all() or (a.low >= 0).all() for a in args):
-            raise NoValue("a product of integers of any sign under a sum")
-        if len(args) > 1 and not all(a.exact.all() for a in args) and any((a.low < 0).any() for a in args):
-            raise NoValue("a product of integers of any sign under a sum")
-        found = []
-        for ends in ([a.low for a in args], [a.high for a in args]):
-            operands = list(ends)
-            for i, n in counts.items():
-                at = next(k for k, term in enumerate(terms) if i in term)
-                shape = [1] * operands[at].ndim
-                shape[list(terms[at]).index(i) + 1] = -1
-                operands[at] = operands[at] * n.reshape(shape)
-            exact = NUMERIC.contract(terms, target, operands, 1)
-            far = NUMERIC.contract(terms, target, [abs(o).astype(np.float64) for o in operands], 1)
-            if np.max(far, initial=0) >= FAR / 4:
-                raise NoValue("integers too large to add up")
-            found.append(exact)
-        return Whole(*found)
-
     def _reduce(self, fn: str, x: Classed, dims: tuple[int, ...], cells: Sequence[Cells]) -> Classed:
         axes = tuple(d + 1 for d in dims)
         if isinstance(x, Whole):
-            if fn == "prod":
-                if (
-                    not all(cells[d].whole for d in dims)
-                    or not x.exact.all()
-                    or np.prod(abs(x.low).astype(float), axis=axes).max() >= FAR / 4
-                ):
-                    raise NoValue("a product of integers")
-                made = np.prod(x.low, axis=axes)
-                return Whole(made, made)
-            f = np.max if fn == "max" else np.min
-            return Whole(f(x.low, axis=axes), f(x.high, axis=axes))
+            return reduced(fn, x, axes, all(cells[d].whole for d in dims))
         value = x.value
         if fn == "prod":
             for d in dims:
                 if not cells[d].whole:
-                    if self.enclosed:
-                        raise NoValue("a product over a class")
-                    shape = [1] * value.ndim
-                    shape[d + 1] = -1
-                    value = value ** cells[d].count.reshape(shape)
+                    value = self._powers(value, d, cells[d])
         with np.errstate(all="ignore"):
             made = self.base.reduce(fn, np.asarray(value), axes)
-        if x.other is not None:
-            raise NoValue(f"{fn} of what depends on an unknown maximum")
         if x.kind is None:
             return Real(made)
         unknown = (x.kind != EXACT).any(axis=axes)
         kinds = self.kinds(x)
         low, high = kinds.min(axis=axes), kinds.max(axis=axes)
         if fn == "max":
-            return self._unknown_maximum(x, axes, made, unknown, np.where(high <= LOWER, low, ANY))
+            rest = [c for d, c in enumerate(cells) if d not in dims]
+            return self._unknown_maximum(x, axes, made, unknown, np.where(high <= LOWER, low, ANY), rest)
         kind = high if fn == "min" else np.where(high <= POSITIVE, POSITIVE, np.where(high <= FINITE, FINITE, ANY))
         return self.made(made, np.where(unknown, kind, EXACT))
 
-    def _unknown_maximum(self, x: Real, axes: tuple[int, ...], made: Array, unknown: Array, kind: Array) -> Real:
-        """A maximum of which an entry is unknown: two numbers stand for it while the op runs, in case it only subtracts it."""
+    def _powers(self, value: Array, d: int, cells: Cells) -> Array:
+        """Every cell's number as often a factor as it has positions."""
+        shape = [1] * value.ndim
+        shape[d + 1] = -1
+        counts = cells.count.reshape(shape)
+        if not self.enclosed:
+            with np.errstate(all="ignore"):
+                return np.asarray(value**counts)
+        return np.asarray(np.frompyfunc(lambda v, n: v ** int(n), 2, 1)(value, counts))
+
+    def _unknown_maximum(self, x: Real, axes: tuple[int, ...], made: Array, unknown: Array, kind: Array, rest: Sequence[Cells]) -> Real:
+        """A maximum of which an entry is unknown: a number stands for it while the op runs, in case that results do not depend on it."""
         finite = unknown & (kind <= FINITE)
-        floor: Any = -np.inf if not self.enclosed else arb("-inf")
-        known = np.where(_kind(x) == EXACT, x.value, floor)
-        most = self.base.reduce("max", np.asarray(known), axes)
+        most = self.base.reduce("max", np.where(_kind(x) == EXACT, x.value, self._lower), axes)
         usable = self._test(np.isfinite, lambda v: v.is_finite(), most)
-        base = np.where(usable, most, self.base.literal(0, "real"))
-        first, second = (np.where(finite, base + self.base.literal(s, "real"), made) for s in SHIFTS)
-        return self.made(first, np.where(unknown & ~finite, kind, EXACT), second, kind)
+        value = np.where(finite, np.where(usable, most, self._zero), made)
+        dims = tuple(i if c.size > 1 else None for i, c in enumerate(rest))
+        tie = Tie(next(self._maxima), dims, finite.astype(np.int64), np.zeros(finite.shape, dtype=np.int64))
+        return self.made(value, np.where(unknown & ~finite, kind, EXACT), tie if finite.any() else None)
 
     # -- positions ---------------------------------------------------------------------------------------------------
 
@@ -545,7 +528,7 @@ class ClassedDomain:
             return Whole(np.where(here, low, made.low), np.where(here, high, made.high))
         assert isinstance(x, Real)
         worst = self.kinds(x).max(axis=d + 1, keepdims=True)
-        return self.made(made.value, np.where(here, np.broadcast_to(worst, made.shape), _kind(made)), made.other, made.bound)
+        return self.made(made.value, np.where(here, np.broadcast_to(worst, made.shape), _kind(made)))
 
     def _slice(self, attrs: Sequence[tuple[Any, ...]], x: Classed, cells: Sequence[Cells], given: Sequence[Cells]) -> Classed:
         d, _, step = attrs[0]
@@ -575,7 +558,7 @@ class ClassedDomain:
             edge = Whole(np.full(shape, int(value)), np.full(shape, int(value)))
         return self._take(together([x, edge], lambda xs: np.concatenate(xs, axis=d + 1)), d, cells[d].picked(source))
 
-    def _reshape(self, node: Node, x: Classed, cells: Sequence[Cells], given: Sequence[Cells], lead: int) -> Classed:
+    def _reshape(self, x: Classed, cells: Sequence[Cells], given: Sequence[Cells], lead: int) -> Classed:
         """A view whose axes are not aligned: position by position."""
         shape = (lead, *map(len, cells))
         if not cells or not given or (all(c.whole for c in cells) and all(c.whole for c in given)):
@@ -584,9 +567,18 @@ class ClassedDomain:
         flat = moved(x, lambda v: v.reshape(lead, -1))
         return moved(self._take(flat, 0, index), lambda v: v.reshape(shape))
 
-    def aligned(self, x: Classed, cells: Sequence[Cells], lead: int) -> Classed:
+    def aligned(self, x: Classed, cells: Sequence[Cells], given: Sequence[Cells], lead: int) -> Classed:
         """A view of axes that are aligned."""
         shape = (lead, *map(len, cells))
+        wide = [d for d, c in enumerate(cells) if c.size != 1]
+        before = [d for d, c in enumerate(given) if c.size != 1]
+        if isinstance(x, Real) and x.tie is not None:
+            if [cells[d].size for d in wide] != [given[d].size for d in before]:
+                return moved(self.settled(x), lambda v: v.reshape(shape))
+            place = dict(zip(wide, before, strict=True))
+            dims = tuple(x.tie.dims[place[d]] if d in place else None for d in range(len(cells)))
+            tie = Tie(x.tie.source, dims, x.tie.add.reshape(shape), x.tie.power.reshape(shape))
+            return Real(x.value.reshape(shape), None if x.kind is None else x.kind.reshape(shape), tie)
         return moved(x, lambda v: v.reshape(shape))
 
     def _one_hot(self, ids: Classed, starts: Sequence[int], depth: Cells) -> Real:
@@ -606,10 +598,12 @@ class ClassedDomain:
     def _gather(self, x: Classed, ids: Classed, dim: int, cells: Cells) -> Classed:
         assert isinstance(ids, Whole)
         size = cells.size
+        if size == 0:
+            raise NoValue("ids in a dimension without positions")
         out = (ids.high < 0) | (ids.low >= size)
-        low, high = np.clip(ids.low, 0, size - 1), np.clip(ids.high, 0, size - 1)
-        cell, other = cells.of[low], cells.of[high]
-        known = out | ((ids.low >= 0) & (ids.high < size) & (cell == other) & (ids.exact | (len(cells) == 1)))
+        inside = (ids.low >= 0) & (ids.high < size)
+        cell = cells.of[np.where(inside, ids.low, 0)]
+        known = out | (inside & (ids.exact | (len(cells) == 1)))
         found = moved(x, lambda v: np.take_along_axis(v, cell, axis=dim + 1))
         if isinstance(found, Whole):
             assert isinstance(x, Whole)
@@ -617,24 +611,17 @@ class ClassedDomain:
             low = np.where(out, 0, np.where(known, found.low, least))
             return Whole(low, np.where(out, 0, np.where(known, found.high, most)))
         assert isinstance(x, Real)
-        value: Array = np.where(out, self.base.literal(0, "real"), found.value)
-        other = None if found.other is None else np.where(out, self.base.literal(0, "real"), found.other)
-        if known.all() and found.kind is None:
-            return Real(value, None, other, found.bound)
         worst = np.maximum(self.kinds(x).max(axis=dim + 1, keepdims=True), NONNEGATIVE)
-        return self.made(
-            value, np.where(out, EXACT, np.where(known, _kind(found), np.broadcast_to(worst, value.shape))), other, found.bound
-        )
+        kind = np.where(out, EXACT, np.where(known, _kind(found), np.broadcast_to(worst, found.shape)))
+        return self.made(np.where(out, self._zero, found.value), kind)
 
     def _rowwise(self, attrs: tuple[Any, ...], x: Classed, cells: Cells) -> Classed:
         fn, d, descending = attrs
-        if isinstance(x, Real) and x.other is not None:
-            raise NoValue(f"{fn} of what depends on an unknown maximum")
-        if fn == "cumsum" and not cells.whole:
+        if fn == "cumsum":
             return self._running(x, d, cells)
         exact = np.asarray(x.exact if isinstance(x, Whole) else _kind(x) == EXACT)
-        known = exact.all(axis=d + 1, keepdims=True) if cells.whole else np.zeros_like(exact.any(axis=d + 1, keepdims=True))
-        if fn != "cumsum" and not cells.whole:
+        known = exact.all(axis=d + 1, keepdims=True)
+        if not cells.whole:
             raise NoValue(f"{fn} of a row of {cells.size} positions in classes")
         plain = x.low if isinstance(x, Whole) else x.value
         safe = np.where(known, plain, np.zeros_like(plain) if isinstance(x, Whole) else self._one)
@@ -647,10 +634,10 @@ class ClassedDomain:
         known = np.broadcast_to(known, made.shape)
         if fn in ("argsort", "argmax", "argmin"):
             ints = made.astype(np.int64)
-            return Whole(np.where(known, ints, 0), np.where(known, ints, cells.size - 1))
+            return Whole(np.where(known, ints, 0), np.where(known, ints, max(cells.size - 1, 0)))
         if isinstance(x, Whole):
             ints = made.astype(np.int64)
-            return Whole(np.where(known, ints, -FAR), np.where(known, ints, FAR))
+            return within(ints, ints, known)
         worst = self.kinds(x).max(axis=d + 1, keepdims=True)
         worst = np.where(worst <= FINITE, FINITE, ANY)
         return self.made(made, np.where(known, EXACT, np.broadcast_to(worst, made.shape)))
@@ -663,9 +650,7 @@ class ClassedDomain:
         shape[d + 1] = -1
         count = cells.count.reshape(shape)
         if isinstance(x, Whole):
-            ends = [np.cumsum(e * count, axis=d + 1) for e in (x.low, x.high)]
-            one = [np.cumsum(e * count, axis=d + 1) - e * (count - 1) for e in (x.low, x.high)]
-            return Whole(np.minimum(ends[0], one[0]), np.maximum(ends[1], one[1]))
+            return running(x, d + 1, count)
         kinds = self.kinds(x)
         still = (count == 1) | (self.zero(x.value) & (_kind(x) == EXACT))
         unknown = np.maximum.accumulate((_kind(x) != EXACT), axis=d + 1) | ~still
@@ -674,11 +659,6 @@ class ClassedDomain:
         )
         worst = np.where(np.maximum.accumulate(kinds, axis=d + 1) <= FINITE, FINITE, ANY)
         return self.made(np.asarray(value), np.where(unknown, worst, EXACT))
-
-
-def _close(a: Any, b: Any) -> bool:
-    """Whether two enclosures are those of one number, as far as they tell."""
-    return bool(a.overlaps(b)) and bool((a - b).abs_upper() <= arb(SETTLED) * (abs(a).abs_upper() + arb(SETTLED)))
 
 
 def _power(a: Array, p: Any) -> Array:
@@ -693,59 +673,13 @@ def _power(a: Array, p: Any) -> Array:
     return np.where(a == POSITIVE, POSITIVE, np.where((a == NONNEGATIVE) & (p > 0), NONNEGATIVE, ANY))
 
 
-def _integers(fn: str, args: Sequence[Whole], param: Any) -> Whole:
-    """Scalar functions of integers and booleans on intervals."""
-    a = args[0]
-    b = args[1] if len(args) > 1 else a
-    match fn:
-        case "add":
-            return _near(a.low + b.low, a.high + b.high)
-        case "sub":
-            return _near(a.low - b.high, a.high - b.low)
-        case "neg":
-            return Whole(-a.high, -a.low)
-        case "mul":
-            big = np.maximum(abs(a.low), abs(a.high)).astype(float) * np.maximum(abs(b.low), abs(b.high)).astype(float) >= FAR / 4
-            ends = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
-            low, high = np.minimum.reduce(ends), np.maximum.reduce(ends)
-            return Whole(np.where(big, -FAR, low), np.where(big, FAR, high))
-        case "max" | "min":
-            f = np.maximum if fn == "max" else np.minimum
-            return Whole(f(a.low, b.low), f(a.high, b.high))
-        case "abs":
-            high = np.maximum(abs(a.low), abs(a.high))
-            return Whole(np.where((a.low <= 0) & (a.high >= 0), 0, np.minimum(abs(a.low), abs(a.high))), high)
-        case "lt":
-            return Whole((a.high < b.low).astype(np.int64), (a.low < b.high).astype(np.int64))
-        case "le":
-            return Whole((a.high <= b.low).astype(np.int64), (a.low <= b.high).astype(np.int64))
-        case "eq":
-            apart = (a.high < b.low) | (b.high < a.low)
-            same = a.exact & b.exact & (a.low == b.low)
-            return Whole(same.astype(np.int64), (~apart).astype(np.int64))
-        case "and":
-            return Whole(a.low & b.low, a.high & b.high)
-        case "or":
-            return Whole(a.low | b.low, a.high | b.high)
-        case "not":
-            return Whole(1 - a.high, 1 - a.low)
-        case "floordiv" | "mod":
-            if not b.exact.all() or (b.low <= 0).any():
-                raise NoValue(f"{fn} by something that may not be positive")
-            low, high = a.low // b.low, a.high // b.low
-            if fn == "floordiv":
-                return Whole(low, high)
-            same = low == high
-            return Whole(np.where(same, a.low % b.low, 0), np.where(same, a.high % b.low, b.low - 1))
-        case "pow":
-            if not a.exact.all() or not isinstance(param, int) or param < 0 or (abs(a.low).astype(float) ** param >= FAR / 4).any():
-                raise NoValue("a power of integers")
-            made = a.low**param
-            return Whole(made, made)
-    raise NoValue(f"{fn} of integers")
+def _put(x: Classed, dims: Sequence[int], count: int, f: Any) -> Classed:
+    """The same, of a tensor whose dimension i becomes dimension dims[i] of `count`."""
+    if not isinstance(x, Real) or x.tie is None:
+        return moved(x, f)
+    made = moved(replace(x, tie=None), f)
+    assert isinstance(made, Real)
+    return replace(made, tie=spread(x.tie, dims, count, f))
 
 
-def _near(low: Array, high: Array) -> Whole:
-    """A sum of integers; one that is too far from 0 may be anything."""
-    far = (low <= -FAR // 2) | (high >= FAR // 2)
-    return Whole(np.where(far, -FAR, low), np.where(far, FAR, high))
+_KEEPS = ("map", "select", "broadcast", "contract")  # primitives that keep track of how values depend on an unknown maximum
