@@ -198,6 +198,11 @@ def fits(system: System, most: int) -> bool:
     return True
 
 
+def total(system: System, kept: Sample = ALL) -> int:
+    """Elements of all tensors of all ranks at the smallest sizes."""
+    return _Shrinker(system, 2, False, kept, False).total()
+
+
 class Wires:
     """Classes of the ranks that are there, and who of them meets whom."""
 
@@ -428,6 +433,10 @@ class _Shrinker(Wires):
         return known[1]
 
     def bounded(self, most: int) -> None:
+        if (found := self.total()) > most:
+            raise TooMuch(f"{found:,} elements on {len(self.there)} ranks")
+
+    def total(self) -> int:
         known: dict[int, int] = {}
 
         def count(dims: Dims) -> int:
@@ -438,8 +447,7 @@ class _Shrinker(Wires):
         total = sum(map(count, self.system.scope.dims.values()))
         for u, mine in zip(self._units, self._classes, strict=True):
             total += len(mine) * sum(map(count, self.system.unit_scopes[u].dims.values()))
-        if total > most:
-            raise TooMuch(f"{total:,} elements on {len(self.there)} ranks")
+        return total
 
     def _domain(self, name: str, domain: Domain) -> Domain:
         line = self.system.scope.lines.get(name)
