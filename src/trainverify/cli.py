@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -31,7 +32,7 @@ from trainverify.check import Finding, validate
 from trainverify.files.errors import one_line
 from trainverify.graph.plan import Plan, PlanError, expand
 from trainverify.graph.program import Program, lines
-from trainverify.limits import Ended, OutOfTime, isolated, limited, seldom_collected
+from trainverify.limits import Ended, OutOfTime, allowed_megabytes, default_megabytes, isolated, limited, seldom_collected
 from trainverify.measurements import measurements
 from trainverify.nnscaler.dump import read as read_dump
 from trainverify.nnscaler.judge import judge
@@ -303,7 +304,7 @@ def verify_command(
         table = table_with(ops)
         return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced)
 
-    return judged("verify", subject, work, as_json, timeout, memory)
+    return judged("verify", subject, work, as_json, timeout, memory, here=engine != "algebra")  # Ctrl-C reports stages
 
 
 @app.command("nnscaler")
@@ -349,9 +350,17 @@ def nnscaler_command(
 
 
 def judged(
-    command: str, subject: str, work: Callable[[Callable[[str], None]], Report], as_json: bool, timeout: float | None, memory: int | None
+    command: str,
+    subject: str,
+    work: Callable[[Callable[[str], None]], Report],
+    as_json: bool,
+    timeout: float | None,
+    memory: int | None,
+    here: bool = False,
 ) -> int:
-    """Print the report that `work` makes within the limits; its exit code."""
+    """Print the report that `work` makes within the limits; its exit code. `here`: in this process, if nothing else was asked for."""
+    own = sys.stdout is sys.__stdout__  # else a caller that replaced it would not get what a process of its own prints
+    limit = memory if memory is not None else allowed_megabytes() if own else None
 
     def show(report: Report) -> int:
         if as_json:
@@ -367,11 +376,11 @@ def judged(
         except OutOfTime as error:
             report = Report("UNKNOWN", f"time limit: {error}", subject)
         except MemoryError:
-            report = Report("UNKNOWN", beyond(memory), subject)
+            report = Report("UNKNOWN", beyond(memory, limit), subject)
         over()
         return show(report)
 
-    if timeout is None and memory is None:
+    if timeout is None and memory is None and (here or limit is None):
         return attempted(lambda: None)
     result = isolated(lambda over: attempt(lambda: attempted(over), as_json), timeout)
     if not isinstance(result, Ended):
@@ -379,13 +388,16 @@ def judged(
     if result.overtime:
         return show(Report("UNKNOWN", f"time limit: no verdict within {timeout:g} s", subject))
     how = "" if result.signal is None else f" (signal {result.signal})"
-    if memory is not None:
-        return show(Report("UNKNOWN", f"{beyond(memory)}{how}", subject))
+    if memory is not None or (limit is not None and (result.signal == signal.SIGKILL or 2 * result.megabytes > limit)):
+        return show(Report("UNKNOWN", f"{beyond(memory, limit)}{how}", subject))
     return fail(f"internal error, no verdict: the process ended{how}", INTERNAL, as_json)
 
 
-def beyond(memory: int | None) -> str:
-    return "out of memory" if memory is None else f"memory limit: more than {memory} MB of address space needed"
+def beyond(memory: int | None, limit: int | None) -> str:
+    """`memory` is what was asked for, `limit` what there was."""
+    if memory is not None:
+        return f"memory limit: more than {memory} MB of address space needed"
+    return "out of memory" if limit is None else f"out of memory: more than {limit} MB of address space needed; --memory MB allows more"
 
 
 def both(logical: Path, plan: Path) -> tuple[Program, Plan | Program]:
@@ -646,7 +658,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a locale that lacks a character still gets a report
-    with seldom_collected():
+    asked = any(a.startswith("--memory") for a in sys.argv)
+    with limited(None, None if asked else default_megabytes()), seldom_collected():
         code = run(sys.argv[1:])
     sys.exit(code)
 

@@ -19,7 +19,7 @@ from trainverify import files
 from trainverify.files.errors import one_line
 
 P = ParamSpec("P")
-USAGE, INTERNAL, INTERRUPTED, CLOSED = 2, 4, 130, 141
+USAGE, UNKNOWN, INTERNAL, INTERRUPTED, CLOSED = 2, 3, 4, 130, 141
 
 
 class Terminal(Console):
@@ -73,6 +73,8 @@ def attempt(work: Callable[[], int], as_json: bool) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; the interpreter flushes once more
         return CLOSED
+    except MemoryError:
+        return fail("out of memory, no verdict", UNKNOWN, as_json)
     except (Exception, SystemExit) as error:
         if os.environ.get("TRAINVERIFY_TRACEBACK"):
             traceback.print_exception(error)

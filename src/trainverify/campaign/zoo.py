@@ -149,6 +149,8 @@ def judged(logical: Program, mutant: Mutant, seed: int, seconds: float | None, s
         return outcome(report.verdict, reason)
     except OutOfTime as error:
         return outcome("TIME", str(error))
+    except MemoryError:
+        return outcome("UNKNOWN", "out of memory")
     except Disagreement as error:
         return outcome("CRASH", str(error), "wrong PROVED")
     except Exception as error:
