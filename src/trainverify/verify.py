@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
@@ -35,9 +35,10 @@ from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
 from trainverify.evaluate.small import NotJoined, Small, TooMuch, computed, fits, shrink_system
-from trainverify.explain.locate import locate
+from trainverify.explain.locate import locate, unexplained
 from trainverify.explain.odd import Odd, ill_formed, mended, odd
 from trainverify.explain.place import Known, Place
+from trainverify.explain.watch import Stopped, Watch
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.lineage import Layout, Parts, Placements
 from trainverify.graph.mesh import Mesh
@@ -458,11 +459,16 @@ class _Evaluation:
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
-        place = self._odd(small, difference.seed) if inputs is None and (self.kept or self.locator is locate) else None
+        watch = Watch.started()
+        locator = partial(locate, watch=watch) if self.locator is locate else self.locator
+        try:
+            place = self._odd(small, difference.seed, watch) if inputs is None and (self.kept or self.locator is locate) else None
+        except Stopped:
+            place = unexplained(difference.obligation, difference.layout, difference.rank)
         if place is None and elements(small) > LOCATED and self.locator is locate:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
         if place is None:
-            place = self.locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
+            place = locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         where = f"random inputs of seed {difference.seed}" if inputs is None else "the solver's model"
@@ -512,9 +518,11 @@ class _Evaluation:
         except (NotABoundary, TooMuch):
             return None
 
-    def _odd(self, small: Small, seed: int) -> Place | None:
+    def _odd(self, small: Small, seed: int, watch: Watch) -> Place | None:
         """The op in which one rank differs from its like, if the plan agrees without that."""
-        for found in odd(self.plan):
+        for n, found in enumerate(odd(self.plan)):
+            if n:  # one is always tried
+                watch.look()
             try:
                 if not self._wrong_without(small, found, seed):
                     return found.place("the whole plan agrees")
