@@ -36,6 +36,9 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes, sorts: bool = 
                 attrs = (_start(node, axes.lines[id(node)], sizes, dims[0]), node.attrs[1])
             case "slice":
                 d, start, step = node.attrs
+                given = axes.dims[id(node.args[0])][d]
+                if step == 1 and (at := sizes.within(given, start, node.shape[d], shape[d])) is not None:
+                    return Node(node.prim, args, (d, at, step), shape, node.kind)
                 attrs = (d, _slice_start(node, axes, sizes, d, start, step), step)
                 if step == 1 and sizes.position(axes.dims[id(node.args[0])][d], start + node.shape[d]) - attrs[1] != shape[d]:
                     raise NotABoundary(f"{start}:{start + node.shape[d]} of {node.args[0].shape[d]} where structures do not align")

@@ -471,6 +471,20 @@ class Axes:
                 self.cut(digits[0], slow + 1)
                 self.cut(self.product(digits[1:]), rest)
 
+    def window(self, axis: Axis, start: int, size: int) -> Axis:
+        """The axis of a slice."""
+        return self.piece(axis, start, size)
+
+    def begin_plan(self) -> None:
+        """The logical program is in."""
+
+    def settle(self) -> None:
+        """All programs are in."""
+
+    def within(self, axis: Axis, start: int, size: int) -> bool:
+        """Whether a slice begins within a shard, wherever that is: see `loose`."""
+        return False
+
     def product(self, axes: Sequence[Axis]) -> Axis:
         axes = [a for a in axes if a.size != 1] or list(axes[:1])  # an axis times 1 is the axis itself, not a new one
         if len(axes) == 1:

@@ -15,7 +15,7 @@ from trainverify.axes.inference import NodeAxes
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.structure import Axes, Axis
 from trainverify.axes.system import System
-from trainverify.evaluate.compare import DIFFERENT, compare, needed_for
+from trainverify.evaluate.compare import DIFFERENT, calm, compare, needed_for
 from trainverify.evaluate.run import NotComputed
 from trainverify.evaluate.sample import Sample
 from trainverify.evaluate.small import NotJoined, TooMuch, shrink_system, total
@@ -42,16 +42,17 @@ def looser(
         whole = None
     if whole is not None and whole <= SMALL:
         return None
-    loose = system.loose()
     try:
+        loose = system.loose()
         if whole is not None and FEWER * total(loose, kept) > whole:
             return None
         there = [o for o in wanted if o not in proved]
         for base in BASES:
             small = shrink_system(loose, base=base, kept=kept, most=None if whole is None else whole // FEWER)
-            far = {s.obligation for s in compare(small, lineage, wanted, [seed])[0][0] if s.distance > DIFFERENT}
-            there = [o for o in there if o in far]
-            if not there or any(o in proved for o in far):
+            far = [s for s in compare(small, lineage, wanted, [seed])[0][0] if s.distance > DIFFERENT]
+            there = [o for o in there if any(s.obligation == o for s in far)]
+            noise = [s for s in far if s.obligation in proved]
+            if not there or (noise and calm(small, lineage, noise, seed)):
                 return None
         return loose if _with_all_positions(system, loose, lineage, there[0], kept, seed) else None
     except (NotABoundary, TooMuch, NotJoined, NotComputed, ValueError):  # sizes that do not fit together
