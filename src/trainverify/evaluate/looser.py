@@ -18,7 +18,7 @@ from trainverify.axes.system import System
 from trainverify.evaluate.compare import DIFFERENT, calm, compare, needed_for
 from trainverify.evaluate.run import NotComputed
 from trainverify.evaluate.sample import Sample
-from trainverify.evaluate.small import NotJoined, TooMuch, shrink_system, total
+from trainverify.evaluate.small import NotJoined, TooMuch, extent, shrink_system
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.ops.table import Lowered
@@ -27,6 +27,7 @@ from trainverify.primitives.node import topological
 BASES: Final = (2, 3, 4)
 MOVING: Final = frozenset({"input", "const", "iota", "map", "select", "reshape", "transpose", "slice", "concat", "pad", "broadcast"})
 SMALL: Final = 50_000  # elements that are evaluated and enclosed in no time
+FEW: Final = 50  # tensors as large as this part of them: less than that is no axis that did not shrink
 FEWER: Final = 4  # times fewer elements, for it to be worth while
 IN_A_ROW: Final = 3  # readings in another order after each other that still count where the whole axis is too large
 COMPARED: Final = 30_000_000  # elements up to which the whole axis is looked at too, for one obligation
@@ -36,15 +37,16 @@ def looser(
     system: System, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], proved: Collection[Obligation], kept: Sample, seed: int
 ) -> System | None:
     """The same programs over looser axes, if they differ there in something that is not proved; None if nothing is known by that."""
+    whole: int | None = None
     try:
-        whole = total(system, kept)
+        whole, largest = extent(system, kept)
+        if whole <= SMALL or largest <= SMALL // FEW:
+            return None
     except NotABoundary:
-        whole = None
-    if whole is not None and whole <= SMALL:
-        return None
+        pass
     try:
         loose = system.loose()
-        if whole is not None and FEWER * total(loose, kept) > whole:
+        if whole is not None and FEWER * extent(loose, kept)[0] > whole:
             return None
         there = [o for o in wanted if o not in proved]
         for base in BASES:
