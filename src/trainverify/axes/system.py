@@ -13,7 +13,6 @@ from typing import Final
 from trainverify.axes.buckets import taken_out
 from trainverify.axes.inference import Dims, Inference, Line, NodeAxes
 from trainverify.axes.listed import ListedAxes
-from trainverify.axes.loose import LooseAxes
 from trainverify.axes.structure import Axes, Axis
 from trainverify.graph.communication import Communication, Schedule, is_communication
 from trainverify.graph.lineage import Layout
@@ -142,11 +141,6 @@ class System:
         made = System(self.logical, self.plan, self.table, self.talk, self.schedule, axes=axes).collect(self.obligations)
         axes.sealed = True
         return made
-
-    def loose(self) -> System:
-        """The same programs over axes that are related by size alone: see `loose`."""
-        made = System(self.logical, self.plan, self.table, self.talk, self.schedule, self.flat, LooseAxes())
-        return made.collect(self.obligations)
 
     # -- constraints -------------------------------------------------------------------------------------------------
 

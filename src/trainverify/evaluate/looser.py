@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from trainverify.axes.inference import NodeAxes
+from trainverify.axes.loose import LooseAxes
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.structure import Axes, Axis
 from trainverify.axes.system import System
@@ -45,7 +46,7 @@ def looser(
     except NotABoundary:
         pass
     try:
-        loose = system.loose()
+        loose = related_by_size(system)
         if whole is not None and FEWER * extent(loose, kept)[0] > whole:
             return None
         there = [o for o in wanted if o not in proved]
@@ -59,6 +60,12 @@ def looser(
         return loose if _with_all_positions(system, loose, lineage, there[0], kept, seed) else None
     except (NotABoundary, TooMuch, NotJoined, NotComputed, ValueError):  # sizes that do not fit together
         return None
+
+
+def related_by_size(system: System) -> System:
+    """The same programs over axes that are related by size alone."""
+    made = System(system.logical, system.plan, system.table, system.talk, system.schedule, system.flat, LooseAxes())
+    return made.collect(system.obligations)
 
 
 def _with_all_positions(system: System, loose: System, lineage: tuple[Layout, ...], one: Obligation, kept: Sample, seed: int) -> bool:
