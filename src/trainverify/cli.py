@@ -10,7 +10,9 @@ import functools
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -27,9 +29,10 @@ from trainverify.axes.reduction import NotABoundary
 from trainverify.build.tape import BuildError
 from trainverify.campaign import zoo as mutants
 from trainverify.check import Finding, validate
+from trainverify.files.errors import one_line
 from trainverify.graph.plan import Plan, PlanError, expand
 from trainverify.graph.program import Program, lines
-from trainverify.limits import Ended, OutOfTime, isolated, limited, seldom_collected
+from trainverify.limits import Ended, OutOfTime, allowed_megabytes, default_megabytes, isolated, limited, seldom_collected
 from trainverify.measurements import measurements
 from trainverify.nnscaler.dump import read as read_dump
 from trainverify.nnscaler.judge import judge
@@ -309,7 +312,7 @@ def verify_command(
         table = table_with(ops)
         return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced)
 
-    return judged("verify", subject, work, as_json, timeout, memory)
+    return judged("verify", subject, work, as_json, timeout, memory, here=engine != "algebra")  # Ctrl-C reports stages
 
 
 @app.command("nnscaler")
@@ -355,9 +358,17 @@ def nnscaler_command(
 
 
 def judged(
-    command: str, subject: str, work: Callable[[Callable[[str], None]], Report], as_json: bool, timeout: float | None, memory: int | None
+    command: str,
+    subject: str,
+    work: Callable[[Callable[[str], None]], Report],
+    as_json: bool,
+    timeout: float | None,
+    memory: int | None,
+    here: bool = False,
 ) -> int:
-    """Print the report that `work` makes within the limits; its exit code."""
+    """Print the report that `work` makes within the limits; its exit code. `here`: in this process, if nothing else was asked for."""
+    own = sys.stdout is sys.__stdout__  # else a caller that replaced it would not get what a process of its own prints
+    limit = memory if memory is not None else allowed_megabytes() if own else None
 
     def show(report: Report) -> int:
         if as_json:
@@ -373,11 +384,11 @@ def judged(
         except OutOfTime as error:
             report = Report("UNKNOWN", f"time limit: {error}", subject)
         except MemoryError:
-            report = Report("UNKNOWN", beyond(memory), subject)
+            report = Report("UNKNOWN", beyond(memory, limit), subject)
         over()
         return show(report)
 
-    if timeout is None and memory is None:
+    if timeout is None and memory is None and (here or limit is None):
         return attempted(lambda: None)
     result = isolated(lambda over: attempt(lambda: attempted(over), as_json), timeout)
     if not isinstance(result, Ended):
@@ -385,13 +396,16 @@ def judged(
     if result.overtime:
         return show(Report("UNKNOWN", f"time limit: no verdict within {timeout:g} s", subject))
     how = "" if result.signal is None else f" (signal {result.signal})"
-    if memory is not None:
-        return show(Report("UNKNOWN", f"{beyond(memory)}{how}", subject))
+    if memory is not None or (limit is not None and (result.signal == signal.SIGKILL or 2 * result.megabytes > limit)):
+        return show(Report("UNKNOWN", f"{beyond(memory, limit)}{how}", subject))
     return fail(f"internal error, no verdict: the process ended{how}", INTERNAL, as_json)
 
 
-def beyond(memory: int | None) -> str:
-    return "out of memory" if memory is None else f"memory limit: more than {memory} MB of address space needed"
+def beyond(memory: int | None, limit: int | None) -> str:
+    """`memory` is what was asked for, `limit` what there was."""
+    if memory is not None:
+        return f"memory limit: more than {memory} MB of address space needed"
+    return "out of memory" if limit is None else f"out of memory: more than {limit} MB of address space needed; --memory MB allows more"
 
 
 def both(logical: Path, plan: Path) -> tuple[Program, Plan | Program]:
@@ -590,7 +604,10 @@ def mutate_command(
     seed: Annotated[int, typer.Option(min=0, help="Of the first mutant.")] = 0,
     tiny: Annotated[bool, typer.Option("--tiny", help="Tiny widths: PROVED mutants are also simulated rank by rank at full size.")] = False,
     seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a mutant.")] = 60.0,
-    as_json: AsJson = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.001, metavar="SECONDS", help="After the mutant at which it is reached, report those judged.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for every mutant, one per line, and one for all.")] = False,
 ) -> int:
     """Random single mistakes anywhere in a plan: what is said of each. A PROVED one that evaluation contradicts is a bug (exit code 1)."""
     assert model is not None
@@ -599,16 +616,27 @@ def mutate_command(
         logical, plan = mutants.small(model) if tiny else built(model)
     except (BuildError, ValueError) as error:
         raise Refused(str(error)) from error
+
+    def told(o: mutants.Outcome) -> None:
+        """At once: a run that is ended loses nothing."""
+        if as_json:
+            print(json.dumps({"command": "mutate", "mutant": o.json()}), flush=True)
+        else:
+            out.print(f"{o.seed} {o.verdict} in {o.seconds:.1f} s: {o.kind}: {one_line(o.reason)}", markup=False)
+            sys.stdout.flush()
+
     with progress(as_json) as tell:
-        summary = mutants.run(logical, plan, count, seed, seconds, tiny, lambda o: tell(f"mutant {o.seed}: {o.verdict}"))
-    code = 1 if summary.bad else INTERRUPTED if summary.interrupted else 0
+        tell("judging mutants")
+        summary = mutants.run(logical, plan, count, seed, seconds, tiny, told, timeout)
+    code = 1 if summary.bad else INTERRUPTED if summary.stopped == "interrupted" else 0
     if as_json:
         return emit("mutate", code, zoo=zoo, mesh=str(plan.mesh), count=count, seed=seed, **summary.json())
     shown = ", ".join(f"{n} {v}" for v, n in sorted(summary.verdicts.items()))
-    of = f" of {count}" if summary.interrupted else ""
-    out.print(
-        f"{summary.judged}{of} mutants of {zoo} on {plan.mesh}: {shown}; without a verdict {100 * summary.unknown:.1f} %", markup=False
-    )
+    of = f" of {count}" if summary.stopped else ""
+    why = f" ({summary.stopped})" if summary.stopped else ""
+    unchecked = f"; {summary.unchecked} PROVED not checked in time" if summary.unchecked else ""
+    share = f"without a verdict {100 * summary.unknown:.1f} %"
+    out.print(f"{summary.judged}{of} mutants of {zoo} on {plan.mesh}{why}: {shown}; {share}{unchecked}", markup=False)
     for cause, n in summary.causes.most_common():
         out.print(f"  {n} × {cause}", markup=False)
     for o in summary.bad:
@@ -640,7 +668,8 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
 
 def main() -> None:
     open_streams()
-    with seldom_collected():
+    asked = any(a.startswith("--memory") for a in sys.argv)
+    with limited(None, None if asked else default_megabytes()), seldom_collected():
         code = run(sys.argv[1:])
     sys.exit(code)
 

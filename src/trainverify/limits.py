@@ -10,8 +10,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -19,6 +20,8 @@ GRACE: Final = 2.0  # seconds after the time limit until a process that does not
 
 _SELDOM: Final = (500_000, 20, 20)  # new objects until a collection, and how many of these until older ones are looked at
 _OVER: Final = b"\xff"  # no exit code
+_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
+_CONTAINER: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class OutOfTime(BaseException):
@@ -31,6 +34,24 @@ class Ended:
 
     signal: int | None  # that ended it
     overtime: bool  # it did not stop at its time limit
+    megabytes: int = 0  # of memory that it had at most
+
+
+def default_megabytes() -> int | None:
+    """Three quarters of the memory that there is, for the machine or the container; None if that is not known."""
+    found = []
+    with suppress(OSError, ValueError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for path in _CONTAINER:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            found.append(int(Path(path).read_text()))
+    return (3 * min(found) // 4) >> 20 if found else None
+
+
+def allowed_megabytes() -> int | None:
+    """How much address space this process may have; None if there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft >> 20
 
 
 @contextmanager
@@ -64,9 +85,8 @@ def limited(seconds: float | None, megabytes: int | None, processor: bool = Fals
             before = signal.signal(alarm, stop)
             signal.setitimer(timer, seconds)
         if megabytes is not None:
-            hard = limits[1]
-            soft = megabytes << 20
-            resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+            soft = min(x for x in (megabytes << 20, *limits) if x != resource.RLIM_INFINITY)  # a lower limit stays
+            resource.setrlimit(resource.RLIMIT_AS, (soft, limits[1]))
         yield
     finally:
         if seconds is not None:
@@ -102,12 +122,12 @@ def isolated(work: Callable[[Callable[[], None]], int], seconds: float | None) -
             code = os.read(answer, 1)
     finally:
         os.kill(child, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
-        _, status = os.waitpid(child, 0)
+        _, status, used = os.wait4(child, 0)
         os.close(answer)
         os.close(hold)
     if code:
         return code[0]
-    return Ended(os.WTERMSIG(status) if os.WIFSIGNALED(status) else None, overtime)
+    return Ended(os.WTERMSIG(status) if os.WIFSIGNALED(status) else None, overtime, used.ru_maxrss * _UNIT >> 20)
 
 
 def _child(work: Callable[[Callable[[], None]], int], write: int, alive: int) -> None:

@@ -20,7 +20,7 @@ from trainverify import files
 from trainverify.files.errors import one_line
 
 P = ParamSpec("P")
-USAGE, INTERNAL, INTERRUPTED, CLOSED = 2, 4, 130, 141
+USAGE, UNKNOWN, INTERNAL, INTERRUPTED, CLOSED = 2, 3, 4, 130, 141
 
 
 class Unwritable(Exception):
@@ -100,6 +100,8 @@ def _tried(work: Callable[[], int], as_json: bool) -> int:
         return fail("interrupted; no verdict", INTERRUPTED, as_json)
     except Unwritable:
         raise
+    except MemoryError:
+        return fail("out of memory, no verdict", UNKNOWN, as_json)
     except (Exception, SystemExit) as error:
         if os.environ.get("TRAINVERIFY_TRACEBACK"):
             traceback.print_exception(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from trainverify.axes.cells import NoCells
 from trainverify.axes.reduction import NotABoundary
@@ -33,13 +33,15 @@ from trainverify.evaluate.compare import (
 )
 from trainverify.evaluate.counting import counting
 from trainverify.evaluate.full_size import ByClasses
+from trainverify.evaluate.looser import looser
 from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
 from trainverify.evaluate.small import NotJoined, Small, TooMuch, fits, shrink_system
-from trainverify.explain.locate import locate
+from trainverify.explain.locate import locate, unexplained
 from trainverify.explain.odd import Odd, ill_formed, mended, odd
 from trainverify.explain.place import Known, Place
+from trainverify.explain.watch import Stopped, Watch
 from trainverify.graph.communication import Communication, schedule
 from trainverify.graph.lineage import Layout, Parts, Placements
 from trainverify.graph.mesh import Mesh
@@ -169,7 +171,8 @@ def _verify(
             return found
         progress("proving")
     proof = attempt(engine, prove, system, wanted, plan.lineage, workers, progress)
-    return _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings, locator).report()
+    evaluation = _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings, locator)
+    return evaluation.by_size_alone() or evaluation.report()
 
 
 def folded(system: System) -> tuple[int, int]:
@@ -255,6 +258,21 @@ class _Evaluation:
             return replace(self, alike=False).report()
         except _AtFullSize as found:
             return replace(self, alike=False, whole=True, smaller=(found.small, found.wrong)).report()
+
+    def by_size_alone(self) -> Report | None:
+        """REFUTED at sizes at which axes that are read in two ways shrink too; None if that says nothing."""
+        if not self.proof.failed:
+            return None
+        self.progress("choosing sizes for what does not align")
+        loose = looser(self.system, self.plan.lineage, self.wanted, self.proof.proved.keys(), self.kept, self.seed)
+        if loose is None:
+            return None
+        try:
+            found = replace(self, system=loose, proof=replace(self.proof, once=None)).report()
+        except Disagreement:  # what is proved holds at the sizes of the plan, whatever these say
+            return None
+        how = "axes that are read in two ways are shrunk by size alone; the difference is there at three sizes"
+        return replace(found, notes=(*found.notes, how)) if found.verdict == "REFUTED" else None
 
     def _report(self) -> Report:
         self.progress("choosing small sizes")
@@ -465,11 +483,16 @@ class _Evaluation:
         self.progress("locating the first wrong tensor")
         if self.smaller is not None and (elements(small) > CLOSE_LOOK or counting(self.system, self.smaller[0]) is None):
             small, wrong = self.smaller
-        place = self._odd(small, difference.seed) if inputs is None and (self.kept or self.locator is locate) else None
+        watch = Watch.started()
+        locator = partial(locate, watch=watch) if self.locator is locate else self.locator
+        try:
+            place = self._odd(small, difference.seed, watch) if inputs is None and (self.kept or self.locator is locate) else None
+        except Stopped:
+            place = unexplained(difference.obligation, difference.layout, difference.rank)
         if place is None and elements(small) > LOCATED and self.locator is locate:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
         if place is None:
-            place = self.locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
+            place = locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         where = f"random inputs of seed {difference.seed}" if inputs is None else "the solver's model"
@@ -587,9 +610,11 @@ class _Evaluation:
         except (NotABoundary, TooMuch):
             return None
 
-    def _odd(self, small: Small, seed: int) -> Place | None:
+    def _odd(self, small: Small, seed: int, watch: Watch) -> Place | None:
         """The op in which one rank differs from its like, if the plan agrees without that."""
-        for found in odd(self.plan):
+        for n, found in enumerate(odd(self.plan)):
+            if n:  # one is always tried
+                watch.look()
             try:
                 if not self._wrong_without(small, found, seed):
                     return found.place("the whole plan agrees")

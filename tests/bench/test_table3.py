@@ -41,7 +41,8 @@ def test_case_goes_to_a_process_and_back() -> None:
 def test_mutants(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["mutate", "--zoo", "llama3-8b", "--tiny", "--layers", "1", "--dp", "2", "--tp", "2", "--count", "6", "--json"]
     assert run(arguments) == 0
-    found = json.loads(capsys.readouterr().out)
+    *mutants, found = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [m["mutant"]["seed"] for m in mutants] == list(range(6))
     assert found["bad"] == []
     assert sum(found["verdicts"].values()) == 6
     assert found["verdicts"]["INVALID"] + found["verdicts"]["REFUTED"] >= 3

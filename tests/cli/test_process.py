@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import shlex
 import signal
@@ -22,6 +23,7 @@ import trainverify as tv
 from cli.test_verdicts import model, plan
 from files.big import big_plan
 from trainverify import files
+from trainverify.limits import default_megabytes
 
 COMMAND = [sys.executable, "-m", "trainverify"]
 LONG = ["verify", "--zoo", "llama3-8b", "--dp", "2", "--tp", "2", "--pp", "2", "--microbatches", "2"]  # some seconds
@@ -86,6 +88,32 @@ def test_memory_limit(folder: Path) -> None:
     assert out == "UNKNOWN wrong.json against model.json: memory limit: more than 20 MB of address space needed\n"
     code, out, _ = run("verify", "model.json", "wrong.json", "--memory", "20", "--json")
     assert (code, json.loads(out)["verdict"]) == (3, "UNKNOWN")
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"), [((), "UNKNOWN good.json against model.json: out of memory: more than 2048 MB"), (("--json",), "{")]
+)
+def test_default_memory_limit(folder: Path, more: tuple[str, ...], shown: str) -> None:
+    """What the machine has, or less if the shell says so: UNKNOWN and one line, where the process would be killed."""
+
+    def little() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (2048 << 20, resource.RLIM_INFINITY))
+
+    Path("ops.py").write_text(STUCK.format("import sys\nsys.modules['trainverify.verify'].units = lambda *_: bytearray(8 << 30)"))
+    arguments = ["verify", "model.json", "good.json", "--ops", "ops.py", *more]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, preexec_fn=little, timeout=60)
+    assert (done.returncode, done.stderr) == (3, b"")
+    assert done.stdout.decode().startswith(shown)
+    assert done.stdout.count(b"\n") == 1
+
+
+def test_default_limit_is_what_the_machine_has() -> None:
+    """Less than all of it, so that others do not have to be killed; and every command has it."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    assert 0 < (default_megabytes() or 0) < 0.8 * physical
+    shown = "import resource, trainverify.cli as c; c.run = lambda a: print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20) or 0; c.main()"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, timeout=60)
+    assert int(done.stdout) == default_megabytes()
 
 
 @pytest.mark.parametrize("end", ["ctypes.CDLL(None).abort()", "ctypes.CDLL(None).exit(1)", "ctypes.CDLL(None).exit(0)"])

@@ -265,7 +265,7 @@ class Inference:
             axes.align([axis], [count, piece])
             return piece
         if step == 1:
-            return axes.piece(axis, start, size)
+            return axes.window(axis, start, size)
         if step > 1 and not axes.lists and axis.size % step == 0 and start // step + size <= axis.size // step:
             outer = Axis(axis.size // step)
             axes.align([axis], [outer, Axis(step, fixed=True)])
@@ -409,6 +409,7 @@ class Inference:
 
     def finish(self) -> None:
         """Settle lines: every stretch of integers becomes a piece of its line's axis; equal pieces become a product."""
+        self.axes.settle()
         for line, start, depth, where in sorted(self._later, key=lambda x: -(x[1] + x[2].size)):
             self.axes.where = where
             root = line.root()

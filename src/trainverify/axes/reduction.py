@@ -162,6 +162,24 @@ class Sizes:
             return bisect_left(self._kept[id(a)], at)
         raise NotABoundary(f"position {at} of {a!r}")
 
+    def within(self, axis: Axis, start: int, full: int, size: int) -> int | None:
+        """Where a slice begins on the reduced axis that begins within a shard of the full one; None for other slices."""
+        if not self._axes.within(axis, start, full):
+            return None
+        found, fast, small = 0, 1, 1
+        for d in reversed(self._axes.leaves([axis])):
+            at = start // fast % d.size
+            near = min(max(at * self(d) // d.size, 1), self(d) - 1) if self._inside(d, at) else self.position(d, at)
+            found, fast, small = found + near * small, fast * d.size, small * self(d)
+        found = min(found, self(axis) - size)
+        if found % size == 0:
+            raise NotABoundary(f"{start}:{start + full} of {axis!r}, at sizes at which that is a shard")
+        return found
+
+    def _inside(self, digit: Axis, at: int) -> bool:
+        """Whether a position is one of a digit without pieces that has others now."""
+        return at > 0 and self(digit) != digit.size and digit.pieces is None and id(digit) not in self._kept
+
     def first(self, axis: Axis, start: int) -> int:
         """The first of numbers that count along an axis: where that is on longer axes that end with it, else so many of its blocks."""
         if start == 0:

@@ -36,6 +36,9 @@ def shrink(outputs: Sequence[Node], axes: NodeAxes, sizes: Sizes, sorts: bool = 
                 attrs = (_start(node, axes.lines[id(node)], sizes, dims[0]), node.attrs[1])
             case "slice":
                 d, start, step = node.attrs
+                given = axes.dims[id(node.args[0])][d]
+                if step == 1 and (at := sizes.within(given, start, node.shape[d], shape[d])) is not None:
+                    return Node(node.prim, args, (d, at, step), shape, node.kind)
                 shifted = is_shifted(dims[d], axes.dims[id(node.args[0])][d])
                 attrs = (d, start if shifted else _slice_start(node, axes, sizes, d, start, step), step)
                 if (

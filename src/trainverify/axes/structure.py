@@ -519,6 +519,20 @@ class Axes:
                 whole, a.shorter = a.shorter[0], None
                 self.clash(f"a shifted piece {a!r} of {whole.size} that is made of it", [a, whole])
 
+    def window(self, axis: Axis, start: int, size: int) -> Axis:
+        """The axis of a slice."""
+        return self.piece(axis, start, size)
+
+    def begin_plan(self) -> None:
+        """The logical program is in."""
+
+    def settle(self) -> None:
+        """All programs are in."""
+
+    def within(self, axis: Axis, start: int, size: int) -> bool:
+        """Whether a slice begins within a shard, wherever that is: see `loose`."""
+        return False
+
     def product(self, axes: Sequence[Axis]) -> Axis:
         axes = [a for a in axes if a.size != 1] or list(axes[:1])  # an axis times 1 is the axis itself, not a new one
         if len(axes) == 1:

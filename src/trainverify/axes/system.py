@@ -124,6 +124,7 @@ class System:
     def collect(self, obligations: Sequence[Obligation]) -> System:
         self.obligations = obligations
         self.logical_ops = self._program(self.scope, self.logical_blocks, None)
+        self.inference.axes.begin_plan()
         for u, scope in enumerate(self.unit_scopes):
             self.unit_ops.append(self._program(scope, self.unit_blocks[u], u))
         self._communicate()

@@ -29,7 +29,7 @@ from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime, limited
 from trainverify.ops import OPS
 from trainverify.verify import MAX_ELEMENTS, Disagreement, related, verify
-from trainverify.zoo import deepseek, llama
+from trainverify.zoo import deepseek, gpt, llama, resnet
 from trainverify.zoo.recipes import Wish, family_of
 
 
@@ -38,6 +38,8 @@ def _nowhere(*_: Any) -> Place:
     return Place("", None, 0, "", None, "")
 
 
+HARMLESS: Final = "harmless: evaluation agrees"
+UNCHECKED: Final = "not checked: the evaluation apart from the proof took too long"
 POINTS: Final = (101, 102)  # none of those that `verify` takes
 BASES: Final = (2, 3)
 
@@ -65,7 +67,8 @@ class Summary:
     causes: Counter[str] = field(default_factory=Counter)
     open: list[Outcome] = field(default_factory=list)
     bad: list[Outcome] = field(default_factory=list)
-    interrupted: bool = False
+    unchecked: int = 0  # PROVED, and not evaluated apart from the proof
+    stopped: str | None = None  # why it ended before its last mutant
 
     def add(self, o: Outcome) -> None:
         self.verdicts[o.verdict] += 1
@@ -73,6 +76,7 @@ class Summary:
         if o.verdict in ("UNKNOWN", "TIME"):
             self.causes[generic(o.reason)] += 1
             self.open.append(o)
+        self.unchecked += o.reason == UNCHECKED
         if o.bad is not None:
             self.bad.append(o)
 
@@ -94,6 +98,8 @@ class Summary:
             "causes": dict(self.causes.most_common()),
             "unknown": [o.json() for o in self.open],
             "bad": [o.json() for o in self.bad],
+            "unchecked": self.unchecked,
+            "stopped": self.stopped,
         }
 
 
@@ -107,6 +113,10 @@ def small(wish: Wish) -> tuple[Program, Plan]:
         widths: dict[str, Any] = {"hidden": 24, "heads": 6, "ffn": 20, "expert_ffn": 8, "vocabulary": 56, "sequence": 6, "kv_rank": 14}
         ranks: dict[str, Any] = {"head": 8, "rotary": 4, "value": 6, "q_rank": None if config.q_rank is None else 10}
         config = replace(config, gate=gate, **widths, **ranks)
+    elif isinstance(config, gpt.Config):
+        config = replace(config, hidden=18, heads=6, ffn=24, vocabulary=30, sequence=12)
+    elif isinstance(config, resnet.Config):
+        config = replace(config, width=6, classes=10, size=(32, 32))
     if family.plan is None:
         raise ValueError(f"there are no plans for {family.title}")
     return family.step(config), family.plan(config, wish.how)
@@ -129,23 +139,34 @@ def judged(logical: Program, mutant: Mutant, seed: int, seconds: float | None, s
     try:
         with limited(seconds, None):
             report = verify(logical, mutant.plan, locator=_nowhere)
-            reason = report.reason
-            if report.verdict == "UNKNOWN":
-                reason = next((n for n in report.notes if n.startswith("not proved")), reason)
-            if report.verdict == "INVALID" and report.findings:
-                reason = next((str(f) for f in report.findings if f.severity == "error"), reason)
-            if report.verdict == "PROVED":
-                gap = contradiction(logical, mutant.plan, simulate)
-                return outcome("PROVED", gap or "harmless: evaluation agrees", None if gap is None else "wrong PROVED")
-            return outcome(report.verdict, reason)
+        reason = report.reason
+        if report.verdict == "UNKNOWN":
+            reason = next((n for n in report.notes if n.startswith("not proved")), reason)
+        if report.verdict == "INVALID" and report.findings:
+            reason = next((str(f) for f in report.findings if f.severity == "error"), reason)
+        if report.verdict == "PROVED":
+            return outcome("PROVED", *checked(logical, mutant.plan, seconds, simulate))
+        return outcome(report.verdict, reason)
     except OutOfTime as error:
         return outcome("TIME", str(error))
+    except MemoryError:
+        return outcome("UNKNOWN", "out of memory")
     except Disagreement as error:
         return outcome("CRASH", str(error), "wrong PROVED")
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename.rsplit('/', 1)[-1]}:{where.name}"
         return outcome("CRASH", f"{type(error).__name__} in {place}: {error}", "crash")
+
+
+def checked(logical: Program, plan: Plan, seconds: float | None, simulate: bool) -> tuple[str, str | None]:
+    """Whether a PROVED mutant is harmless, in as much time as the verdict had: what is said of it, and what must never happen."""
+    try:
+        with limited(seconds, None):
+            gap = contradiction(logical, plan, simulate)
+    except OutOfTime:
+        return UNCHECKED, None
+    return (HARMLESS, None) if gap is None else (gap, "wrong PROVED")
 
 
 def contradiction(logical: Program, plan: Plan, simulate: bool) -> str | None:
@@ -176,13 +197,19 @@ def contradiction(logical: Program, plan: Plan, simulate: bool) -> str | None:
 Told = Callable[[Outcome], None]
 
 
-def run(logical: Program, plan: Plan, count: int, seed: int, seconds: float | None, simulate: bool, told: Told) -> Summary:
-    """Mutants judged one after the other; an interruption ends it with those that were."""
+def run(
+    logical: Program, plan: Plan, count: int, seed: int, seconds: float | None, simulate: bool, told: Told, whole: float | None = None
+) -> Summary:
+    """Mutants judged one after the other; an interruption, or more than `whole` seconds, ends it with those that were."""
     summary = Summary()
+    began = time.perf_counter()
     try:
         for o in campaign(logical, plan, count, seed, seconds, simulate):
             summary.add(o)
             told(o)
+            if whole is not None and time.perf_counter() - began > whole and summary.judged < count:
+                summary.stopped = f"time limit of {whole:g} s"
+                break
     except KeyboardInterrupt:
-        summary.interrupted = True
+        summary.stopped = "interrupted"
     return summary

@@ -20,6 +20,7 @@ import numpy as np
 
 from trainverify.axes.cells import Cells, NoCells, Partition, cells_of, product, whole
 from trainverify.axes.inference import Dims, NodeAxes
+from trainverify.axes.loose import LooseAxes
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
 from trainverify.domains.arrays import Array
@@ -65,8 +66,8 @@ class Classes:
     """Cells for all axes and ranks of a system. `apart` are (mesh axis, digit) values that must be cells of their own."""
 
     def __init__(self, system: System, single: int = SINGLE, all_ranks: int = ALL_RANKS):
-        if system.flat or system.lists:
-            raise NoCells("tensors written in one dimension and cut anywhere")
+        if system.flat or system.lists or isinstance(system.inference.axes, LooseAxes):
+            raise NoCells("axes that are not aligned position by position")
         self.system = system
         self.single = single
         self.all_ranks = all_ranks

@@ -198,6 +198,11 @@ def fits(system: System, most: int) -> bool:
     return True
 
 
+def extent(system: System, kept: Sample = ALL) -> tuple[int, int]:
+    """Elements of all tensors of all ranks at the smallest sizes, and of the largest tensor."""
+    return _Shrinker(system, 2, False, kept, False).extent()
+
+
 class Wires:
     """Classes of the ranks that are there, and who of them meets whom."""
 
@@ -411,6 +416,11 @@ class _Shrinker(Wires):
         return known[1]
 
     def bounded(self, most: int) -> None:
+        total, _ = self.extent()
+        if total > most:
+            raise TooMuch(f"{total:,} elements on {len(self.there)} ranks")
+
+    def extent(self) -> tuple[int, int]:
         known: dict[int, int] = {}
 
         def count(dims: Dims) -> int:
@@ -421,8 +431,7 @@ class _Shrinker(Wires):
         total = sum(map(count, self.system.scope.dims.values()))
         for u, mine in zip(self._units, self._classes, strict=True):
             total += len(mine) * sum(map(count, self.system.unit_scopes[u].dims.values()))
-        if total > most:
-            raise TooMuch(f"{total:,} elements on {len(self.there)} ranks")
+        return total, max(known.values(), default=0)
 
     def _domain(self, name: str, domain: Domain) -> Domain:
         line = self.system.scope.lines.get(name)

@@ -14,6 +14,8 @@ from trainverify.explain.missing import NO_MATCH
 from trainverify.explain.missing import locate as missing
 from trainverify.explain.place import Known, Place
 from trainverify.explain.search import Found, Point, Search
+from trainverify.explain.watch import STOPPED, Stopped, Watch
+from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import has_ref
@@ -29,10 +31,15 @@ def locate(
     table: OpTable,
     known: Known,
     inputs: Mapping[str, Array] | None = None,
+    watch: Watch | None = None,
 ) -> Place:
-    """The first wrong tensor behind the outputs that differ."""
+    """The first wrong tensor behind the outputs that differ, as far as there is time."""
+    watch = watch or Watch.started()
     points = [at(small, plan, random_inputs(small, seed) if inputs is None else inputs)]
-    place = missing(small, plan.mesh, wrong, points[0].logical, points[0].plan, known)
+    try:
+        place = missing(small, plan.mesh, wrong, points[0].logical, points[0].plan, known, watch)
+    except Stopped:
+        return unexplained(wrong[0].obligation, wrong[0].layout, wrong[0].rank)
     if all(s.distance <= DIFFERENT for s in wrong):  # too close for what floats can tell
         return compared(place)
     try:
@@ -40,10 +47,18 @@ def locate(
     except NotComputed:
         return compared(place)
     try:
-        found = Search(small, plan.mesh, wanted, wrong, points, table).find()
+        found = Search(small, plan.mesh, wanted, wrong, points, table, watch).find()
+    except Stopped:
+        stopped = compared(place)
+        return replace(stopped, cause=f"{stopped.cause}; {STOPPED}")
     except (ArithmeticError, LookupError, ValueError):  # a change that cannot be run: the verdict stands without it
         found = None
     return compared(place) if found is None else repaired(small, found, place)
+
+
+def unexplained(obligation: Obligation, layout: Layout, rank: int) -> Place:
+    """An output that differs, without what it is wrong by."""
+    return Place(obligation.output.tensor, None, rank, layout.local, None, STOPPED)
 
 
 def at(small: Small, plan: Plan, inputs: Mapping[str, Array]) -> Point:

@@ -20,6 +20,7 @@ from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Small, Step
 from trainverify.explain.fingerprints import TINY, TOLERANCE, contained, telling
 from trainverify.explain.place import Known, Place
+from trainverify.explain.watch import NO_LIMIT, Watch
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
 
@@ -45,10 +46,16 @@ class _Values:
 
 
 def locate(
-    small: Small, mesh: Mesh, wrong: Sequence[Suspect], logical: Mapping[str, Array], plan: PlanValues, proof: Known | None = None
+    small: Small,
+    mesh: Mesh,
+    wrong: Sequence[Suspect],
+    logical: Mapping[str, Array],
+    plan: PlanValues,
+    proof: Known | None = None,
+    watch: Watch = NO_LIMIT,
 ) -> Place:
     """The first wrong tensor behind the outputs that differ."""
-    return _Locator(small, mesh, wrong, logical, plan, proof or Known()).place()
+    return _Locator(small, mesh, wrong, logical, plan, proof or Known(), watch).place()
 
 
 def candidates(mesh: Mesh, microbatches: int = 1) -> list[Fraction]:
@@ -61,8 +68,18 @@ def candidates(mesh: Mesh, microbatches: int = 1) -> list[Fraction]:
 
 
 class _Locator:
-    def __init__(self, small: Small, mesh: Mesh, wrong: Sequence[Suspect], logical: Mapping[str, Array], plan: PlanValues, proof: Known):
+    def __init__(
+        self,
+        small: Small,
+        mesh: Mesh,
+        wrong: Sequence[Suspect],
+        logical: Mapping[str, Array],
+        plan: PlanValues,
+        proof: Known,
+        watch: Watch,
+    ):
         self.proof = proof
+        self.watch = watch
         self.small = small
         self.wrong = wrong
         self.logical = logical
@@ -120,6 +137,7 @@ class _Locator:
             width = TOLERANCE * np.abs(probe * f)
             low, high = np.searchsorted(every, probe * f - width), np.searchsorted(every, probe * f + width, side="right")
             for i in np.flatnonzero(high > low).tolist():
+                self.watch.look()
                 for name in [names[n] for n in np.unique(owners[low[i] : high[i]])]:
                     if name not in found[i] and self.known[name].holds(arrays[i] * f).all():
                         found[i].add(name)
@@ -153,6 +171,7 @@ class _Locator:
     def _steps(self) -> Iterator[tuple[int, Step]]:
         for c, k in enumerate(self.small.classes):
             for step in k.order:
+                self.watch.look()
                 yield c, step
 
     def _maker(self, c: int, tensor: str) -> Op | None:

@@ -11,6 +11,7 @@ from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.run import NotComputed, PlanValues
 from trainverify.evaluate.small import Meeting, Small, Step
+from trainverify.explain.watch import NO_LIMIT, Watch
 from trainverify.graph.program import Op
 
 Node = tuple[int, str]  # (class of ranks, tensor); its value has one row per rank of the class
@@ -45,8 +46,9 @@ class Circular(Exception):
 class Graph:
     """Which task makes which tensor from which others, for all classes of ranks together."""
 
-    def __init__(self, small: Small):
+    def __init__(self, small: Small, watch: Watch = NO_LIMIT):
         self.small = small
+        self.watch = watch
         self.tasks: list[Task] = []
         for c, k in enumerate(small.classes):
             for step in k.order:
@@ -176,6 +178,7 @@ class Replay(PlanValues):
 
     def _run(self, node: Node, raw: bool) -> None:
         """The ops that make a tensor, on what they read now."""
+        self.graph.watch.look()
         c, tensor = node
         makers = self.graph.makers.get(node)
         if makers is None:  # a source

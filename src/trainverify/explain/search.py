@@ -26,6 +26,7 @@ from trainverify.explain.repair import Repair, Site
 from trainverify.explain.repairs import Repairs
 from trainverify.explain.replay import Circular, Graph, Node, Replay
 from trainverify.explain.siblings import Siblings, first_number
+from trainverify.explain.watch import NO_LIMIT, Watch
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import Obligation
 from trainverify.ops.table import OpTable
@@ -79,10 +80,12 @@ class Search:
         wrong: Sequence[Suspect],
         points: Sequence[Point],
         table: OpTable,
+        watch: Watch = NO_LIMIT,
     ):
         self.small = small
         self.points = points
-        self.graph = Graph(small)
+        self.watch = watch
+        self.graph = Graph(small, watch)
         self.wanted = [Suspect(o, h.layout, r, 0.0) for o in wanted for h in o.holdings for r in h.ranks if r in small.places]
         at = small.places
         self.doubtful = {self._node(s) for s in wrong}
@@ -179,6 +182,7 @@ class Search:
         sites = [s for s in sites if self._bits(s, reached)]
         unlike: dict[tuple[str, str], dict[Site, Repair]] = {}
         for site in sites:
+            self.watch.look()
             for (_, other), repair in self.likes.unlike(site, self.siblings.twins(site[0])):
                 unlike.setdefault((first_number(site[0][1]), first_number(other)), {}).setdefault(site, repair)
         yield from list(unlike.values())[:MOST_PAIRS]
@@ -255,11 +259,13 @@ class Search:
         second: tuple[Site, Repair] | None = None  # on a tensor that is scaled on the way; the one before that is better
         start = self.runs
         for site in reversed(sites) if kind.last else sites:
+            self.watch.look()
             if self.runs - start > MOST_OF_A_KIND or self.runs > MOST_RUNS:
                 break
             if kind.suspicious and all(n in self.healthy for n in site):
                 continue
             for repair in kind.repairs(site):
+                self.watch.look()
                 if self.runs - start > MOST_OF_A_KIND or self.runs > MOST_RUNS:
                     break
                 if self._works(repair, kind):
@@ -351,7 +357,11 @@ class Search:
     def _healthy(self) -> set[Node]:
         """Tensors that are a part of a logical one, and what adds up to such by moving and summing only."""
         prints = Fingerprints([p.logical for p in self.points])
-        found = {n for n in dict.fromkeys(self.graph.nodes) if prints.known([p.plan.values[n[0]].get(n[1]) for p in self.points])}
+        found: set[Node] = set()
+        for n in dict.fromkeys(self.graph.nodes):
+            self.watch.look()
+            if prints.known([p.plan.values[n[0]].get(n[1]) for p in self.points]):
+                found.add(n)
         for i in reversed(self.graph.order):
             task = self.graph.tasks[i]
             if task.what.op.name in LINEAR and any(n in found for n in task.makes):
