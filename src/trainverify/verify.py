@@ -16,6 +16,7 @@ from trainverify.check import validate
 from trainverify.check.findings import Finding, names
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate import branches
 from trainverify.evaluate.compare import (
     DIFFERENT,
     Difference,
@@ -30,6 +31,7 @@ from trainverify.evaluate.compare import (
     together,
     unsettled,
 )
+from trainverify.evaluate.moved import Moved, PointName, described
 from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
@@ -64,6 +66,7 @@ WALKED = 500_000  # ops of all folded programs of a plan whose ranks do not fold
 LOCATED = 4_000_000  # elements up to which enclosures are run one by one, and the first wrong tensor is searched for
 DECIDED = 40  # obligations that enclosures look at one by one before there is no verdict
 CLEAR = 1e-3  # relative difference that needs no larger one
+UNREACHED = 5  # conditions named that never fell the other way
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
 
 Progress = Callable[[str], None]
@@ -261,11 +264,12 @@ class _Evaluation:
         points = range(self.seed, self.seed + self.points)
         self.progress(f"evaluating {self.points} points")
         results: dict[int, tuple[list[Suspect], int]] = {}
+        watch = branches.watch(small)
         for point in points:
             if point not in results:
                 some = [point] if self.alike or not together(small, self.points) else points
                 try:
-                    results.update(zip(some, compare(small, self.plan.lineage, self.wanted, some), strict=True))
+                    results.update(zip(some, compare(small, self.plan.lineage, self.wanted, some, watch), strict=True))
                 except NotComputed as error:
                     return self._open(f"the plan could not be run: {error}", "not compared")
             wrong, n = results[point]
@@ -278,19 +282,23 @@ class _Evaluation:
                     return replace(self, proof=again(self.proof, self.system, self.wanted))._report()  # rounding, on what can be proved
                 if found is not None:
                     return found
+        refuted, unreached = self._other_sides(small, watch)
+        if refuted is not None:
+            return refuted
         note = f"{compared} comparisons of {len(self.wanted)} obligations" + (" at reduced sizes" if small.reduced else " at full size")
         if self.kept:
             note += f", on {len(small.places)} of {self.plan.size} ranks"
+        notes = (note, *unreached)
         if self.proof.failed and self.proof.prover is not None:
             self.progress("proving what was not proved at once")
             proof = again(self.proof, self.system, self.wanted)
             if proof.failed:
                 self.progress("listing what was not aligned")
                 proof = listed_too(proof, self.system, self.wanted)
-            return replace(self, proof=proof)._agreed(note)
-        return self._agreed(note)
+            return replace(self, proof=proof)._agreed(notes)
+        return self._agreed(notes)
 
-    def _agreed(self, note: str) -> Report:
+    def _agreed(self, evaluated: tuple[str, ...]) -> Report:
         """The verdict when evaluation found no difference."""
         if not self.whole:  # it agrees at the sizes at which the staged engine saw a difference
             self._stop_if_contested(self.wanted)
@@ -298,7 +306,7 @@ class _Evaluation:
             found = self._other_sizes() if self.proof.reduced and not self.whole else None
             if found is not None:
                 return found
-            notes = (*self.proof.lint, *self.proof.notes, note)
+            notes = (*self.proof.lint, *self.proof.notes, *evaluated)
             at = "full size" if not self.proof.reduced else "reduced sizes"
             reason = f"{len(self.wanted)} obligations at {at}; random evaluation agrees on {self.points} points"
             verdict: Verdict = "PROVED(reduced)" if self.proof.reduced else "PROVED"
@@ -306,7 +314,43 @@ class _Evaluation:
                 verdict, reason, self.subject, self.findings, self._shown("agreed"), assumptions=self.proof.preconditions, notes=notes
             )
         found = self._replayed()
-        return found or self._open(f"agreed on {self.points} random points", "agreed", (note, *self.proof.notes))
+        return found or self._open(f"agreed on {self.points} random points", "agreed", (*evaluated, *self.proof.notes))
+
+    def _other_sides(self, small: Small, watch: branches.Watch | None) -> tuple[Report | None, tuple[str, ...]]:
+        """A report if both programs differ at a point on the other side of a condition; else notes about sides that none reaches.
+
+        Rounding hides what such a point would say: only a certain difference counts."""
+        if watch is None:
+            return None, (f"conditions were not watched: more than {branches.WATCHED:,} elements",)
+        if not watch.stuck():
+            return None, ()
+        self.progress("looking for points on the other side of conditions")
+        reached = branches.search(small, self.plan.lineage, watch, self.seed)
+        for point in reached.points:
+            wrong = self._clearly_wrong(small, point)
+            found = self._decide(small, wrong, point) if wrong else None
+            if found is not None and found.verdict == "REFUTED":
+                return found, ()
+        notes = [str(c) for c in reached.never[:UNREACHED]]
+        more = len(reached.never) - len(notes)
+        return None, (*notes, *([f"and {more} more conditions never fell the other way"] if more else []))
+
+    def _clearly_wrong(self, small: Small, point: PointName) -> list[Suspect]:
+        """What differs at a point by more than rounding."""
+        try:
+            wrong = [s for s in compare_at(small, self.plan, self.wanted, point)[0] if s.distance > DIFFERENT]
+            return calm(small, self.plan.lineage, wrong, point) if wrong else []
+        except NotComputed:
+            return []
+
+    def _differs_elsewhere(self, small: Small) -> bool:
+        """Whether both programs differ on the other side of a condition that falls one way at the first random point."""
+        watch = branches.watch(small)
+        if watch is None:
+            return False
+        compare(small, self.plan.lineage, self.wanted, [self.seed], watch)
+        reached = branches.search(small, self.plan.lineage, watch, self.seed) if watch.stuck() else None
+        return reached is not None and any(self._clearly_wrong(small, p) for p in reached.points)
 
     def _stop_if_contested(self, wanted: Sequence[Obligation]) -> None:
         for why in (self.proof.contested[o] for o in wanted if o in self.proof.contested):
@@ -353,7 +397,7 @@ class _Evaluation:
                     return self._refuted(small, wrong, difference, inputs)
         return None
 
-    def _decide(self, small: Small, wrong: list[Suspect], point: int) -> Report | None:
+    def _decide(self, small: Small, wrong: list[Suspect], point: PointName) -> Report | None:
         """What looks different, settled with enclosures; None if it is the same after all."""
         special: dict[Obligation, str] = {}
         noise = [s for s in wrong if s.obligation in self.proof.proved and s.distance < float("inf")]
@@ -402,7 +446,7 @@ class _Evaluation:
         }[kind]
         return Report("UNKNOWN", why, self.subject, self.findings, self._shown("agreed", special), notes=self._attempts())
 
-    def _stable(self, small: Small, wrong: list[Suspect], point: int) -> Difference | None:
+    def _stable(self, small: Small, wrong: list[Suspect], point: PointName) -> Difference | None:
         """A clear difference in a plan too large for enclosures: as large in extended precision as in float64."""
         clear = [s for s in wrong if s.distance > DIFFERENT]
         first = self._soonest(s.obligation for s in clear) if clear else None
@@ -418,7 +462,7 @@ class _Evaluation:
         made = {o: n for n, op in enumerate(self.system.logical.ops) for o in op.outputs}
         return min(several, key=lambda o: made.get(o.output.tensor, -1))
 
-    def _close_look(self, small: Small, point: int) -> list[Suspect]:
+    def _close_look(self, small: Small, point: PointName) -> list[Suspect]:
         """What is not proved and only float64 calls equal."""
         left = [o for o in self.wanted if o in self.proof.failed]
         if not left or elements(small) > CLOSE_LOOK:
@@ -448,8 +492,7 @@ class _Evaluation:
             place = self.locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
-        where = f"random inputs of seed {difference.seed}" if inputs is None else "the solver's model"
-        note = f"counterexample: {where}" + (", at reduced sizes" if small.reduced else "")
+        note = f"counterexample: {described(difference.seed)}" + (", at reduced sizes" if small.reduced else "")
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
         forms += tuple(f"violated: {difference.layout}; {self.proof.violated[o]}" for o in bad if o in self.proof.violated)[:1]
         return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
@@ -469,7 +512,9 @@ class _Evaluation:
                 if compare_at(other, self.plan, [one], difference.seed)[0]:
                     continue
                 whole = read(small)
-                if not compare_at(whole, self.plan, self.wanted, difference.seed)[0] and not self._close_look(whole, difference.seed):
+                if compare_at(whole, self.plan, self.wanted, difference.seed)[0] or self._close_look(whole, difference.seed):
+                    continue
+                if not self._differs_elsewhere(whole):
                     return True
             except NotComputed:  # no numbers to tell by
                 return True
@@ -486,7 +531,7 @@ class _Evaluation:
         try:
             return not compare_at(full, self.plan, self.wanted, difference.seed)[0]
         except NotComputed:
-            return False
+            return isinstance(difference.seed, Moved)  # another point may reach the same side there
 
     def _full_size(self, most: int) -> Small | None:
         """Both programs at the original sizes, if they have at most so many elements."""
@@ -495,7 +540,7 @@ class _Evaluation:
         except (NotABoundary, TooMuch):
             return None
 
-    def _odd(self, small: Small, seed: int) -> Place | None:
+    def _odd(self, small: Small, seed: PointName) -> Place | None:
         """The op in which one rank differs from its like, if the plan agrees without that."""
         for found in odd(self.plan):
             try:
@@ -505,7 +550,7 @@ class _Evaluation:
                 continue
         return None
 
-    def _wrong_without(self, small: Small, found: Odd, seed: int) -> list[Suspect]:
+    def _wrong_without(self, small: Small, found: Odd, seed: PointName) -> list[Suspect]:
         """What differs if a rank does as the others do; where one op is all that changes, the plan is not built again."""
         changed, wanted = mended(small, found), self.wanted
         if changed is None:
@@ -558,7 +603,7 @@ class _Evaluation:
         return tuple(result)
 
 
-def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: int) -> tuple[list[Suspect], int]:
+def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: PointName) -> tuple[list[Suspect], int]:
     """Both programs on one random point: what is not clearly equal, in the order of the logical program."""
     return compare(small, plan.lineage, wanted, [point])[0]
 

@@ -21,6 +21,7 @@ from trainverify.axes.structure import Clash
 from trainverify.axes.system import MeetingAxes, System
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.literals import OWN, Reading, everywhere, scaled
+from trainverify.evaluate.moved import PointName
 from trainverify.evaluate.sample import ALL, Sample
 from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pattern_dims, positions
 from trainverify.graph.mesh import Mesh
@@ -103,7 +104,7 @@ class Small:
     clashes: tuple[Clash, ...]
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
-    points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
+    points: dict[PointName, dict[str, Array]] = field(default_factory=dict)  # inputs by point, once made
     readings: Callable[[], Iterator[Callable[[Small], Small]]] | None = None  # make the same, or a slice, with other literals
     joined: bool = False  # classes are all ranks of a program
     kept: Sample = ALL  # what it has of a larger plan

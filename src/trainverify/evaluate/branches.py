@@ -1,0 +1,363 @@
+"""Conditions that fall one way at all evaluated points, and points on their other side.
+
+A gradient clip that is computed and never applied cannot be seen where the norm is below its bound. So both programs are
+watched while they are evaluated (`Watch`), and for every condition of an op that fell one way only `search` looks for a point on
+the other side: magnitudes of all inputs first, then those of what the condition depends on, then a climb towards it. A point at which an
+output of the logical program is not finite, or at which real numbers that are ordered are equal, is not used.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from trainverify.domains.arrays import Array
+from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate.conditions import Side, Sides, Watching, conditions, orders
+from trainverify.evaluate.flow import Tensor, logical_tasks, needed, tasks_of
+from trainverify.evaluate.moved import Change, Moved
+from trainverify.evaluate.run import NotComputed, PlanValues, elements, noisy, random_inputs, run_logicals, run_plans
+from trainverify.evaluate.small import Small, Step
+from trainverify.graph.lineage import Layout
+from trainverify.graph.program import Op
+from trainverify.primitives.node import ordered
+
+WATCHED: Final = 20_000_000  # elements of both programs up to which conditions are watched
+AT_ONCE: Final = 4  # points of a search that are run together
+TRIED: Final = 96  # points of one search
+WORK: Final = 60_000_000  # elements of all points of a search together
+CLIMBED: Final = 3  # conditions that are climbed to one by one
+CLIMBS: Final = 5  # rounds of each
+ALONE: Final = 12  # sources that are changed one by one
+CHECKED: Final = 3  # points on the other side whose rounding is looked at, of each condition
+LOGICAL: Final = -1
+
+Key = tuple[int, int]  # watched step, place of a node in it
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition with a side that was never reached."""
+
+    op: Op
+    logical: bool  # whether it is the logical program's
+    kind: str  # the scalar function
+    never: Side
+
+    def __str__(self) -> str:
+        where = f" ({self.op.source})" if self.op.source else ""
+        whose = "" if self.logical else " of the plan"
+        text = f"`{self.op}`{whose}{where}"
+        if self.kind in ("max", "min"):
+            return f"never taken at the evaluated points: the {'first' if self.never else 'second'} number of {self.kind} in {text}"
+        if self.kind in ("abs", "sign"):
+            return f"never {'positive' if self.never else 'negative'} at the evaluated points: the argument of {self.kind} in {text}"
+        return f"never {'true' if self.never else 'false'} at the evaluated points: {text}"
+
+
+@dataclass
+class _Fell:
+    """Sides that a condition fell to so far."""
+
+    yes: bool = False
+    no: bool = False
+    tied: bool = False
+
+    @property
+    def never(self) -> Side | None:
+        """The side that it never fell to, if there is one."""
+        return None if self.yes == self.no else not self.yes
+
+
+@dataclass
+class Watch:
+    """Steps of both programs that have conditions, and which way those fell at the points added."""
+
+    small: Small
+    steps: list[tuple[int, Step]] = field(init=False)  # with their class of ranks
+    fell: dict[Key, _Fell] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        every = [(LOGICAL, s) for s in self.small.logical_steps] + [(c, s) for c, k in enumerate(self.small.classes) for s in k.order]
+        self.steps = [(c, s) for c, s in every if conditions(s.nodes) or orders(s.nodes)]
+
+    @property
+    def logical(self) -> frozenset[str]:
+        """Logical tensors that watched steps read."""
+        return frozenset(i for c, s in self.steps if c == LOGICAL for i in s.inputs if i is not None)
+
+    @property
+    def local(self) -> frozenset[Tensor]:
+        return frozenset((c, i) for c, s in self.steps if c != LOGICAL for i in s.inputs if i is not None)
+
+    def add(self, logical: Sequence[Mapping[str, Array]], plan: Sequence[PlanValues]) -> None:
+        for key, sides in self.sides(logical, plan).items():
+            seen = self.fell.setdefault(key, _Fell())
+            seen.yes |= bool(sides.yes.any())
+            seen.no |= bool(sides.no.any())
+            seen.tied |= bool(sides.tied.any())
+
+    def sides(self, logical: Sequence[Mapping[str, Array]], plan: Sequence[PlanValues]) -> dict[Key, Sides]:
+        """Which way conditions fall at some points, point by point; those of the plan are left out if it was not run."""
+        alike: dict[int, list[int]] = {}
+        for i, (c, step) in enumerate(self.steps):
+            there = logical[0] if c == LOGICAL else plan[0].values[c] if plan else {}
+            if all(n is None or n in there for n in step.inputs):
+                alike.setdefault(id(step.nodes), []).append(i)
+        found: dict[Key, Sides] = {}
+        for several in alike.values():
+            blocks = [self._inputs(i, logical, plan) for i in several]
+            nodes = self.steps[several[0]][1].nodes
+            used = {n.attrs[0] for n in ordered(nodes) if n.prim == "input"}  # others may differ from step to step
+            args = [np.concatenate([b[k] for b in blocks]) if k in used else np.zeros(0) for k in range(len(blocks[0]))]
+            counts = [len(self.steps[i][1].rows) for i in several]
+            points = len(logical)
+            domain = Watching(nodes)
+            domain.run(nodes, args, (sum(counts) * points,))
+            for k, sides in domain.sides.items():
+                at = 0
+                for i, n in zip(several, counts, strict=True):
+                    found[i, k] = _by_point(sides, slice(at, at + n * points), points)
+                    at += n * points
+        return found
+
+    def _inputs(self, i: int, logical: Sequence[Mapping[str, Array]], plan: Sequence[PlanValues]) -> list[Array]:
+        """What a step reads, points one after the other."""
+        c, step = self.steps[i]
+        rows = list(step.rows)
+        found = []
+        for name in step.inputs:
+            if name is None:
+                found.append(np.zeros(0))
+            elif c == LOGICAL:
+                found.append(np.stack([p[name] for p in logical]))
+            else:
+                found.append(np.concatenate([p.values[c][name][rows] for p in plan]))
+        return found
+
+    def stuck(self) -> dict[Key, Side]:
+        """Conditions that fell one way only, and the other side."""
+        return {key: seen.never for key, seen in self.fell.items() if seen.never is not None}
+
+    def condition(self, key: Key, never: Side) -> Condition:
+        c, step = self.steps[key[0]]
+        node = ordered(step.nodes)[key[1]]
+        return Condition(step.op, c == LOGICAL, str(node.attrs[0]) if node.prim == "map" else node.prim, never)
+
+
+def _by_point(sides: Sides, rows: slice, points: int) -> Sides:
+    def cut(x: Array) -> Array:
+        return x[rows].reshape(points, -1)
+
+    yes, no, tied = cut(sides.yes).any(1), cut(sides.no).any(1), cut(sides.tied).any(1)
+    return Sides(yes, no, cut(sides.to_yes).min(1, initial=np.inf), cut(sides.to_no).min(1, initial=np.inf), tied)
+
+
+def watch(small: Small) -> Watch | None:
+    """None where it would be a lot."""
+    return Watch(small) if elements(small) <= WATCHED else None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Points on sides that other points do not reach, and the sides that none reaches."""
+
+    points: tuple[Moved, ...]
+    never: tuple[Condition, ...]
+
+
+def search(small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int) -> Reached:
+    """Points on the other sides of all conditions that fell one way only."""
+    return _Search(small, lineage, seen, seed).run()
+
+
+@dataclass(frozen=True)
+class _Tried:
+    point: Moved
+    sides: Mapping[Key, Sides]
+    place: int  # among the points that were run together
+
+    def reaches(self, key: Key, side: Side) -> bool:
+        found = self.sides.get(key)
+        return found is not None and bool((found.yes if side else found.no)[self.place])
+
+    def distance(self, key: Key, side: Side) -> float:
+        found = self.sides.get(key)
+        return float("inf") if found is None else float((found.to_yes if side else found.to_no)[self.place])
+
+
+class _Search:
+    def __init__(self, small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int):
+        self.small, self.lineage, self.watch, self.seed = small, lineage, seen, seed
+        self.left = seen.stuck()
+        self.chosen: list[Moved] = []
+        self.outputs = {o.tensor for o in small.logical.outputs}
+        self.tried: list[_Tried] = []
+        self.count = 0
+        self.work = 0
+        self.sources = {key: _sources_of(small, lineage, *seen.steps[key[0]]) for key in self.left}
+
+    def run(self) -> Reached:
+        for batch in self._rounds():
+            if not self.left:
+                break
+            self._try(batch)
+        for key, side in list(self.left.items())[:CLIMBED]:
+            self._climb(key, side)
+        shown: dict[object, Condition] = {}
+        for key, side in self.left.items():
+            c = self.watch.condition(key, side)
+            if c.logical or not any(o.op.name == c.op.name and o.never == c.never and o.logical for o in shown.values()):
+                shown.setdefault((c.op.source or str(c.op), c.op.name, c.kind, c.never, c.logical), c)
+        return Reached(tuple(self.chosen), tuple(shown.values()))
+
+    # -- trying ------------------------------------------------------------------------------------------------------
+
+    def _try(self, batch: Sequence[Moved]) -> None:
+        """Run points; keep those that reach another side."""
+        at_once = AT_ONCE if AT_ONCE * elements(self.small) <= WATCHED else 1
+        for i in range(0, len(batch), at_once):
+            if not self.left or self.count >= TRIED or self.work >= WORK:
+                return
+            some = list(batch[i : i + at_once])
+            self.count += len(some)
+            some += [some[-1]] * (at_once - len(some))  # always as many: how they run is worked out once
+            self._choose(self._run(some, any(self.watch.steps[k][0] != LOGICAL for k, _ in self.left)))
+
+    def _run(self, points: list[Moved], with_plan: bool) -> list[_Tried]:
+        """The points that can be used, and the sides that conditions fall to there."""
+        inputs = [random_inputs(self.small, p) for p in points]
+        with np.errstate(all="ignore"):
+            logical = run_logicals(self.small, inputs, NUMERIC, self.outputs | self.watch.logical)
+            self.work += sum(v.size for p in logical for v in p.values())
+            usable = [self._finite(p) for p in logical]
+            sides = self.watch.sides(logical, ())
+            if with_plan and any(usable):
+                self.work += len(points) * elements(self.small)
+                try:
+                    plan = run_plans(self.small, self.lineage, inputs, NUMERIC, self.watch.local)
+                except NotComputed:
+                    return []
+                sides = self.watch.sides(logical, plan)
+        for key, found in sides.items():
+            if not self.watch.fell[key].tied:
+                usable = [u and not t for u, t in zip(usable, found.tied, strict=True)]
+        for p, u in zip(points, usable, strict=True):
+            if not u:
+                self.small.points.pop(p, None)
+        made = {p: _Tried(p, sides, i) for i, (p, u) in enumerate(zip(points, usable, strict=True)) if u}
+        self.tried += made.values()
+        return list(made.values())
+
+    def _finite(self, logical: Mapping[str, Array]) -> bool:
+        return all(logical[n].dtype.kind != "f" or bool(np.isfinite(logical[n]).all()) for n in self.outputs)
+
+    def _choose(self, tried: Sequence[_Tried]) -> None:
+        """As few points as reach what some of these reach; those without rounding noise first."""
+        while True:
+            reach = {t.point: [k for k, side in self.left.items() if t.reaches(k, side)] for t in tried}
+            best = sorted((t.point for t in tried if reach[t.point]), key=lambda p: -len(reach[p]))
+            if not best:
+                return
+            clean = next((p for p in best[:CHECKED] if not self._noisy(p)), best[0])
+            self.chosen.append(clean)
+            for k in reach[clean]:
+                del self.left[k]
+
+    def _noisy(self, point: Moved) -> bool:
+        inputs = [random_inputs(self.small, point)]
+        with np.errstate(all="ignore"):
+            return noisy(self.small, inputs, run_logicals(self.small, inputs, NUMERIC, self.outputs)) > 0
+
+    # -- which points ------------------------------------------------------------------------------------------------
+
+    def _rounds(self) -> Iterator[list[Moved]]:
+        program = self.small.logical
+        every = tuple(program.sources)
+        roles = {"parameters": program.parameters, "inputs": program.inputs, "state": program.state}
+        yield [self._scaled("all", every, f) for f in (8.0, 64.0, 512.0, 1 / 16)]
+        yield [self._moved(f"all drawn again ({k})", every, Change(seed=k)) for k in range(1, 5)]
+        yield [self._scaled(role, names, f) for f in (8.0, 64.0) for role, names in roles.items() if names]
+        yield [self._scaled("all", every, f, True) for f in (1.0, 64.0, -1.0, -64.0)]
+        yield [self._scaled("all", every, f) for f in (2.0**12, 2.0**20, 2.0**-10, 2.0**-20)]
+        alone = list(dict.fromkeys(n for key in self.left for n in self.sources[key]))[:ALONE]
+        for n in alone:
+            yield [self._scaled(n, [n], *how) for how in ((64.0, False), (64.0, True), (-64.0, True), (1 / 64, False))]
+        values = self._equal_to()
+        if values:
+            for n in alone:
+                yield [self._moved(f"half of {n} set to {v:g}", [n], Change(value=v)) for v in values[:AT_ONCE]]
+
+    def _scaled(self, text: str, names: Collection[str], factor: float, magnitude: bool = False) -> Moved:
+        what = f"|{text}|" if magnitude else text
+        return self._moved(f"{what} × {factor:g}", names, Change(factor, magnitude))
+
+    def _moved(self, text: str, names: Collection[str], change: Change) -> Moved:
+        return Moved(self.seed, text, tuple((n, change) for n in names))
+
+    def _equal_to(self) -> list[float]:
+        """Literals that real numbers are compared with for equality, where a condition is left that asks for it."""
+        found: dict[float, None] = {}
+        for (i, k), side in self.left.items():
+            node = ordered(self.watch.steps[i][1].nodes)[k]
+            if node.prim == "map" and node.args[0].kind == "real" and (node.attrs[0], side) in (("eq", True), ("as_bool", False)):
+                found[0.0] = None
+                for n in ordered(node.args):
+                    if n.prim == "const" and isinstance(n.attrs[0], int | float):
+                        found[float(n.attrs[0])] = None
+        return list(found)
+
+    def _climb(self, key: Key, side: Side) -> None:
+        """Towards the other side of one condition: of some changes to what it depends on, the one that comes nearest is changed again."""
+        names = self.sources.get(key, ())
+        rng = np.random.default_rng(self.seed)
+        for _ in range(CLIMBS):
+            near = [t for t in self.tried if np.isfinite(t.distance(key, side))]
+            if key not in self.left or not near or not names or self.count >= TRIED + CLIMBED * CLIMBS * AT_ONCE:
+                return
+            best = min(near, key=lambda t: t.distance(key, side)).point
+            self._try_more([self._near(best, names, rng) for _ in range(AT_ONCE)])
+
+    def _try_more(self, batch: list[Moved]) -> None:
+        if self.work < WORK:
+            self.count += len(batch)
+            self._choose(self._run(batch, any(self.watch.steps[k][0] != LOGICAL for k, _ in self.left)))
+
+    @staticmethod
+    def _near(point: Moved, names: Sequence[str], rng: np.random.Generator) -> Moved:
+        """A point with a few more changes."""
+        changes = dict(point.changes)
+        picked = rng.choice(len(names), size=min(len(names), int(rng.integers(1, 4))), replace=False)
+        for n in (names[int(i)] for i in picked):
+            old = changes.get(n, Change())
+            match int(rng.integers(0, 4)):
+                case 0:
+                    changes[n] = replace(old, seed=int(rng.integers(1, 1 << 30)))
+                case 1:
+                    changes[n] = replace(old, magnitude=True, factor=old.factor * float(rng.choice([-1.0, 1.0])))
+                case _:
+                    changes[n] = replace(old, factor=old.factor * float(rng.choice([0.125, 0.5, 2.0, 8.0])))
+        text = "changed by search: " + ", ".join(f"{n} {_shown(c)}" for n, c in itertools.islice(changes.items(), 4))
+        return Moved(point.seed, text + (" and more" if len(changes) > 4 else ""), tuple(changes.items()))
+
+
+def _shown(change: Change) -> str:
+    drawn = "" if change.seed is None else f" drawn again ({change.seed})"
+    return f"{'as |x|' if change.magnitude else ''}× {change.factor:g}{drawn}"
+
+
+def _sources_of(small: Small, lineage: tuple[Layout, ...], c: int, step: Step) -> tuple[str, ...]:
+    """Logical sources that a step depends on, the nearest last."""
+    tasks = list(logical_tasks(small) if c == LOGICAL else tasks_of(small))
+    at = 0 if c == LOGICAL else c
+    wanted = [(at, i) for i in step.inputs if i is not None]
+    reads = {t for n in needed(tasks, wanted) for t in tasks[n].reads} | set(wanted)
+    if c == LOGICAL:
+        return tuple(n for n in small.logical.sources if (0, n) in reads)
+    local = {n for _, n in reads}
+    held = {lay.logical for lay in lineage if lay.local in local}
+    return tuple(n for n in small.logical.sources if n in held)
