@@ -6,7 +6,7 @@ PROVED comes from a proof engine only. Random evaluation can refute, and it can 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -319,38 +319,39 @@ class _Evaluation:
     def _other_sides(self, small: Small, watch: branches.Watch | None) -> tuple[Report | None, tuple[str, ...]]:
         """A report if both programs differ at a point on the other side of a condition; else notes about sides that none reaches.
 
-        Rounding hides what such a point would say: only a certain difference counts."""
+        At such a point only a certain difference counts: rounding may hide what is there."""
         if watch is None:
             return None, (f"conditions were not watched: more than {branches.WATCHED:,} elements",)
-        if not watch.stuck():
-            return None, ()
-        self.progress("looking for points on the other side of conditions")
-        reached = branches.search(small, self.plan.lineage, watch, self.seed)
-        for point in reached.points:
-            wrong = self._clearly_wrong(small, point)
-            found = self._decide(small, wrong, point) if wrong else None
+        for point, wrong in self._beyond(small, watch):
+            found = self._decide(small, wrong, point)
             if found is not None and found.verdict == "REFUTED":
                 return found, ()
-        notes = [str(c) for c in reached.never[:UNREACHED]]
-        more = len(reached.never) - len(notes)
-        return None, (*notes, *([f"and {more} more conditions never fell the other way"] if more else []))
+        never = branches.unreached(watch)
+        more = [f"and {len(never) - UNREACHED} more conditions fall one way at all points"] if len(never) > UNREACHED else []
+        return None, (*map(str, never[:UNREACHED]), *more)
 
-    def _clearly_wrong(self, small: Small, point: PointName) -> list[Suspect]:
-        """What differs at a point by more than rounding."""
-        try:
-            wrong = [s for s in compare_at(small, self.plan, self.wanted, point)[0] if s.distance > DIFFERENT]
-            return calm(small, self.plan.lineage, wrong, point) if wrong else []
-        except NotComputed:
-            return []
+    def _beyond(self, small: Small, watch: branches.Watch) -> Iterator[tuple[PointName, list[Suspect]]]:
+        """Points on the other side of conditions at which both programs clearly differ, and what does."""
+        for logical in (True, False):
+            if watch.stuck():
+                self.progress("looking for points on the other side of conditions")
+            for point in branches.search(small, self.plan.lineage, watch, self.seed, logical, 3 if self.proof.failed else 1):
+                try:
+                    ((wrong, _),) = compare(small, self.plan.lineage, self.wanted, [point], watch)
+                    wrong = [s for s in wrong if s.distance > DIFFERENT or s.obligation not in self.proof.proved]
+                    wrong = calm(small, self.plan.lineage, wrong, point) if wrong else []
+                except NotComputed:
+                    continue
+                if wrong:
+                    yield point, wrong
 
-    def _differs_elsewhere(self, small: Small) -> bool:
+    def _differs_beyond(self, small: Small) -> bool:
         """Whether both programs differ on the other side of a condition that falls one way at the first random point."""
         watch = branches.watch(small)
         if watch is None:
             return False
         compare(small, self.plan.lineage, self.wanted, [self.seed], watch)
-        reached = branches.search(small, self.plan.lineage, watch, self.seed) if watch.stuck() else None
-        return reached is not None and any(self._clearly_wrong(small, p) for p in reached.points)
+        return any(True for _ in self._beyond(small, watch))
 
     def _stop_if_contested(self, wanted: Sequence[Obligation]) -> None:
         for why in (self.proof.contested[o] for o in wanted if o in self.proof.contested):
@@ -514,7 +515,7 @@ class _Evaluation:
                 whole = read(small)
                 if compare_at(whole, self.plan, self.wanted, difference.seed)[0] or self._close_look(whole, difference.seed):
                     continue
-                if not self._differs_elsewhere(whole):
+                if not self._differs_beyond(whole):
                     return True
             except NotComputed:  # no numbers to tell by
                 return True

@@ -2,13 +2,14 @@
 
 A gradient clip that is computed and never applied cannot be seen where the norm is below its bound. So both programs are
 watched while they are evaluated (`Watch`), and for every condition of an op that fell one way only `search` looks for a point on
-the other side: magnitudes of all inputs first, then those of what the condition depends on, then a climb towards it. A point at which an
-output of the logical program is not finite, or at which real numbers that are ordered are equal, is not used.
+the other side: magnitudes of all inputs first, then of what the condition depends on, then a climb towards it. A point at which an
+output of the logical program is not finite, or at which real numbers are equal that a program orders, is not used.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -20,18 +21,18 @@ from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.conditions import Side, Sides, Watching, conditions, orders
 from trainverify.evaluate.flow import Tensor, logical_tasks, needed, tasks_of
 from trainverify.evaluate.moved import Change, Moved
-from trainverify.evaluate.run import NotComputed, PlanValues, elements, noisy, random_inputs, run_logicals, run_plans
+from trainverify.evaluate.run import PlanValues, elements, noisy, random_inputs, run_logicals, run_plans
 from trainverify.evaluate.small import Small, Step
 from trainverify.graph.lineage import Layout
 from trainverify.graph.program import Op
 from trainverify.primitives.node import ordered
 
 WATCHED: Final = 20_000_000  # elements of both programs up to which conditions are watched
-AT_ONCE: Final = 4  # points of a search that are run together
+AT_ONCE: Final = 8  # points of a search that are run together
 TRIED: Final = 96  # points of one search
 WORK: Final = 60_000_000  # elements of all points of a search together
 CLIMBED: Final = 3  # conditions that are climbed to one by one
-CLIMBS: Final = 5  # rounds of each
+CLIMBS: Final = 4  # rounds of each
 ALONE: Final = 12  # sources that are changed one by one
 CHECKED: Final = 3  # points on the other side whose rounding is looked at, of each condition
 LOGICAL: Final = -1
@@ -47,6 +48,9 @@ class Condition:
     logical: bool  # whether it is the logical program's
     kind: str  # the scalar function
     never: Side
+
+    def like(self, other: Condition) -> bool:
+        return (self.op.name, self.kind, self.never) == (other.op.name, other.kind, other.never)
 
     def __str__(self) -> str:
         where = f" ({self.op.source})" if self.op.source else ""
@@ -162,17 +166,27 @@ def watch(small: Small) -> Watch | None:
     return Watch(small) if elements(small) <= WATCHED else None
 
 
-@dataclass(frozen=True)
-class Reached:
-    """Points on sides that other points do not reach, and the sides that none reaches."""
+def search(small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int, logical: bool, each: int = 1) -> list[Moved]:
+    """Points on the other sides of conditions that fell one way only: of the logical program, which is run alone; or of the plan.
 
-    points: tuple[Moved, ...]
-    never: tuple[Condition, ...]
+    Up to `each` points for every condition, of those that are run together. What the plan shares with the logical program is not
+    looked for twice.
+    """
+    left = {key: side for key, side in seen.stuck().items() if (seen.steps[key[0]][0] == LOGICAL) == logical}
+    if not logical:
+        known = [c for k, v in seen.stuck().items() if (c := seen.condition(k, v)).logical]
+        left = {k: v for k, v in left.items() if not any(c.like(seen.condition(k, v)) for c in known)}
+    return _Search(small, lineage, seen, seed, left, each).run() if left else []
 
 
-def search(small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int) -> Reached:
-    """Points on the other sides of all conditions that fell one way only."""
-    return _Search(small, lineage, seen, seed).run()
+def unreached(seen: Watch) -> list[Condition]:
+    """Sides that no point reached; those of the logical program first, and not once more for the plan."""
+    shown: dict[object, Condition] = {}
+    for key, side in seen.stuck().items():
+        c = seen.condition(key, side)
+        if c.logical or not any(o.like(c) for o in shown.values() if o.logical):
+            shown.setdefault((c.op.source or str(c.op), c.op.name, c.kind, c.never, c.logical), c)
+    return list(shown.values())
 
 
 @dataclass(frozen=True)
@@ -191,64 +205,51 @@ class _Tried:
 
 
 class _Search:
-    def __init__(self, small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int):
-        self.small, self.lineage, self.watch, self.seed = small, lineage, seen, seed
-        self.left = seen.stuck()
+    def __init__(self, small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int, left: dict[Key, Side], each: int):
+        self.small, self.lineage, self.watch, self.seed, self.left, self.each = small, lineage, seen, seed, left, each
+        self.with_plan = any(seen.steps[i][0] != LOGICAL for i, _ in left)
         self.chosen: list[Moved] = []
         self.outputs = {o.tensor for o in small.logical.outputs}
         self.tried: list[_Tried] = []
         self.count = 0
         self.work = 0
-        self.sources = {key: _sources_of(small, lineage, *seen.steps[key[0]]) for key in self.left}
+        self.sources = {key: _sources_of(small, lineage, *seen.steps[key[0]]) for key in left}
 
-    def run(self) -> Reached:
+    def run(self) -> list[Moved]:
         for batch in self._rounds():
-            if not self.left:
-                break
-            self._try(batch)
-        for key, side in list(self.left.items())[:CLIMBED]:
-            self._climb(key, side)
-        shown: dict[object, Condition] = {}
-        for key, side in self.left.items():
-            c = self.watch.condition(key, side)
-            if c.logical or not any(o.op.name == c.op.name and o.never == c.never and o.logical for o in shown.values()):
-                shown.setdefault((c.op.source or str(c.op), c.op.name, c.kind, c.never, c.logical), c)
-        return Reached(tuple(self.chosen), tuple(shown.values()))
+            self._try(batch, TRIED)
+        for n, (key, side) in enumerate(list(self.left.items())[:CLIMBED]):
+            self._climb(key, side, TRIED + (n + 1) * CLIMBS * AT_ONCE)
+        return self.chosen
 
     # -- trying ------------------------------------------------------------------------------------------------------
 
-    def _try(self, batch: Sequence[Moved]) -> None:
-        """Run points; keep those that reach another side."""
+    def _try(self, batch: Sequence[Moved], most: int) -> None:
+        """Run points, up to so many in all; keep those that reach another side."""
         at_once = AT_ONCE if AT_ONCE * elements(self.small) <= WATCHED else 1
         for i in range(0, len(batch), at_once):
-            if not self.left or self.count >= TRIED or self.work >= WORK:
+            if not self.left or self.count >= most or self.work >= WORK:
                 return
             some = list(batch[i : i + at_once])
             self.count += len(some)
             some += [some[-1]] * (at_once - len(some))  # always as many: how they run is worked out once
-            self._choose(self._run(some, any(self.watch.steps[k][0] != LOGICAL for k, _ in self.left)))
+            self._choose(self._run(some))
 
-    def _run(self, points: list[Moved], with_plan: bool) -> list[_Tried]:
+    def _run(self, points: list[Moved]) -> list[_Tried]:
         """The points that can be used, and the sides that conditions fall to there."""
         inputs = [random_inputs(self.small, p) for p in points]
         with np.errstate(all="ignore"):
             logical = run_logicals(self.small, inputs, NUMERIC, self.outputs | self.watch.logical)
-            self.work += sum(v.size for p in logical for v in p.values())
+            self.work += len(points) * sum(math.prod(s) for s in self.small.shapes.values())
             usable = [self._finite(p) for p in logical]
-            sides = self.watch.sides(logical, ())
-            if with_plan and any(usable):
+            plan: Sequence[PlanValues] = ()
+            if self.with_plan and any(usable):
                 self.work += len(points) * elements(self.small)
-                try:
-                    plan = run_plans(self.small, self.lineage, inputs, NUMERIC, self.watch.local)
-                except NotComputed:
-                    return []
-                sides = self.watch.sides(logical, plan)
+                plan = run_plans(self.small, self.lineage, inputs, NUMERIC, self.watch.local)
+            sides = self.watch.sides(logical, plan)
         for key, found in sides.items():
             if not self.watch.fell[key].tied:
                 usable = [u and not t for u, t in zip(usable, found.tied, strict=True)]
-        for p, u in zip(points, usable, strict=True):
-            if not u:
-                self.small.points.pop(p, None)
         made = {p: _Tried(p, sides, i) for i, (p, u) in enumerate(zip(points, usable, strict=True)) if u}
         self.tried += made.values()
         return list(made.values())
@@ -258,15 +259,21 @@ class _Search:
 
     def _choose(self, tried: Sequence[_Tried]) -> None:
         """As few points as reach what some of these reach; those without rounding noise first."""
-        while True:
-            reach = {t.point: [k for k, side in self.left.items() if t.reaches(k, side)] for t in tried}
-            best = sorted((t.point for t in tried if reach[t.point]), key=lambda p: -len(reach[p]))
+        missing = {k: self.each for k, side in self.left.items() if any(t.reaches(k, side) for t in tried)}
+        while missing:
+            reach = {t.point: [k for k in missing if t.reaches(k, self.left[k])] for t in tried if t.point not in self.chosen}
+            best = sorted((p for p, keys in reach.items() if keys), key=lambda p: -len(reach[p]))
             if not best:
-                return
+                break
             clean = next((p for p in best[:CHECKED] if not self._noisy(p)), best[0])
             self.chosen.append(clean)
             for k in reach[clean]:
-                del self.left[k]
+                missing[k] -= 1
+            missing = {k: n for k, n in missing.items() if n}
+        self.left = {k: side for k, side in self.left.items() if not any(t.reaches(k, side) for t in tried)}
+        for t in tried:
+            if t.point not in self.chosen:
+                self.small.points.pop(t.point, None)
 
     def _noisy(self, point: Moved) -> bool:
         inputs = [random_inputs(self.small, point)]
@@ -276,21 +283,30 @@ class _Search:
     # -- which points ------------------------------------------------------------------------------------------------
 
     def _rounds(self) -> Iterator[list[Moved]]:
+        """Points by and by: all that some condition depends on, then parameters, inputs or state of that, then one source alone."""
         program = self.small.logical
-        every = tuple(program.sources)
+        behind = list(dict.fromkeys(n for key in self.left for n in self.sources[key]))
+        movable = self._movable(behind)
+        text = "all" if len(behind) == len(program.sources) else "all that a condition depends on"
+        yield [self._scaled(text, movable, f) for f in (2.0, 4.0, 8.0, 16.0, 64.0, 1 / 4, 1 / 16, 1 / 64)]
+        drawn = [self._moved(f"{text} drawn again ({k})", behind, Change(seed=k)) for k in range(1, 5)]
+        yield [*drawn, *(self._scaled(text, movable, f, True) for f in (1.0, 8.0, -1.0, -8.0))]
         roles = {"parameters": program.parameters, "inputs": program.inputs, "state": program.state}
-        yield [self._scaled("all", every, f) for f in (8.0, 64.0, 512.0, 1 / 16)]
-        yield [self._moved(f"all drawn again ({k})", every, Change(seed=k)) for k in range(1, 5)]
-        yield [self._scaled(role, names, f) for f in (8.0, 64.0) for role, names in roles.items() if names]
-        yield [self._scaled("all", every, f, True) for f in (1.0, 64.0, -1.0, -64.0)]
-        yield [self._scaled("all", every, f) for f in (2.0**12, 2.0**20, 2.0**-10, 2.0**-20)]
-        alone = list(dict.fromkeys(n for key in self.left for n in self.sources[key]))[:ALONE]
-        for n in alone:
-            yield [self._scaled(n, [n], *how) for how in ((64.0, False), (64.0, True), (-64.0, True), (1 / 64, False))]
-        values = self._equal_to()
-        if values:
-            for n in alone:
-                yield [self._moved(f"half of {n} set to {v:g}", [n], Change(value=v)) for v in values[:AT_ONCE]]
+        parts = {role: [n for n in movable if n in names] for role, names in roles.items()}
+        yield [self._scaled(role, names, f) for f in (4.0, 64.0) for role, names in parts.items() if names]
+        yield [self._scaled(text, movable, f) for f in (2.0**9, 2.0**14, 2.0**20, 2.0**30, 2.0**-10, 2.0**-20)]
+        alone = list(dict.fromkeys(n for pair in zip(movable, reversed(movable), strict=True) for n in pair))[:ALONE]  # first and last ones
+        for factor in (16.0, 1 / 64):
+            yield [self._scaled(n, [n], factor) for n in alone]
+        for factor in (64.0, -64.0):
+            yield [self._scaled(n, [n], factor, True) for n in alone]
+        for v in self._equal_to():
+            yield [self._moved(f"half of {n} set to {v:g}", [n], Change(value=v)) for n in alone]
+
+    def _movable(self, names: Collection[str]) -> list[str]:
+        """Sources whose domain allows other magnitudes."""
+        fixed = {n for n, d in self.small.domains.items() if d.kind in ("ids", "indicator")}
+        return [n for n in names if n not in fixed and self.small.logical.tensors[n].kind != "bool"]
 
     def _scaled(self, text: str, names: Collection[str], factor: float, magnitude: bool = False) -> Moved:
         what = f"|{text}|" if magnitude else text
@@ -311,21 +327,16 @@ class _Search:
                         found[float(n.attrs[0])] = None
         return list(found)
 
-    def _climb(self, key: Key, side: Side) -> None:
+    def _climb(self, key: Key, side: Side, most: int) -> None:
         """Towards the other side of one condition: of some changes to what it depends on, the one that comes nearest is changed again."""
-        names = self.sources.get(key, ())
+        names = self.sources[key]
         rng = np.random.default_rng(self.seed)
         for _ in range(CLIMBS):
             near = [t for t in self.tried if np.isfinite(t.distance(key, side))]
-            if key not in self.left or not near or not names or self.count >= TRIED + CLIMBED * CLIMBS * AT_ONCE:
+            if key not in self.left or not near or not names:
                 return
             best = min(near, key=lambda t: t.distance(key, side)).point
-            self._try_more([self._near(best, names, rng) for _ in range(AT_ONCE)])
-
-    def _try_more(self, batch: list[Moved]) -> None:
-        if self.work < WORK:
-            self.count += len(batch)
-            self._choose(self._run(batch, any(self.watch.steps[k][0] != LOGICAL for k, _ in self.left)))
+            self._try([self._near(best, names, rng) for _ in range(AT_ONCE)], most)
 
     @staticmethod
     def _near(point: Moved, names: Sequence[str], rng: np.random.Generator) -> Moved:

@@ -7,7 +7,7 @@ is wrong; `search` finds out which repairs make the whole plan agree with the lo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 
@@ -252,6 +252,30 @@ class Repairs:
         for o in usable[:NEAR]:
             edit = Edit((n, o), lambda read, o=o: read(n) + read(o), frozenset({n}))  # type: ignore[misc]
             yield Repair(f"{op.name} without {o[1]}", {n: edit})
+
+    def left_out_factor(self, node: Node) -> dict[str, Repair]:
+        """An identity as a product with a number, by the name of that: one that others are multiplied by, or that no op uses."""
+        op, (c, t) = self.graph.ops.get(node), node
+        if op is None or op.name != "identity":
+            return {}
+        found: dict[str, Repair] = {}
+        for name, behind in self._numbers.get(c, {}).items():
+            if node not in behind:
+                n, o, wide = node, (c, name), (-1, *(1 for _ in self.shapes[c][t]))
+                edit = Edit((n, o), lambda read, n=n, o=o, wide=wide: read(n) * np.reshape(read(o), wide), frozenset({n}))  # type: ignore[misc]
+                found[name] = Repair(f"identity where a product with {name} is needed", {n: edit})
+        return found
+
+    @cached_property
+    def _numbers(self) -> dict[int, dict[str, Mapping[Node, int]]]:
+        """Real numbers that tensors are multiplied by, or that no op uses; the last ones of a class, and what they are made from."""
+        found: dict[int, list[str]] = {}
+        for c, t in dict.fromkeys(self.graph.nodes):
+            users = self.graph.users.get((c, t), ())
+            scales = not users or any(self.graph.tasks[i].what.op.name == "mul" for i in users)
+            if scales and self.shapes[c][t] == () and np.asarray(self.base.values[c][t]).dtype.kind == "f":
+                found.setdefault(c, []).append(t)
+        return {c: {t: self.graph.marks({(c, t): 1}) for t in names[-NEAR:]} for c, names in found.items()}
 
     @cached_property
     def _unused(self) -> dict[int, list[str]]:
