@@ -31,7 +31,7 @@ from trainverify.evaluate.compare import (
     together,
     unsettled,
 )
-from trainverify.evaluate.moved import Moved, PointName, described
+from trainverify.evaluate.moved import Change, Moved, PointName, described
 from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
@@ -335,7 +335,7 @@ class _Evaluation:
         for logical in (True, False):
             if watch.stuck():
                 self.progress("looking for points on the other side of conditions")
-            for point in branches.search(small, self.plan.lineage, watch, self.seed, logical, 3 if self.proof.failed else 1):
+            for point in branches.search(small, self.plan.lineage, watch, self.seed, logical, 3 if self.proof.failed else 1):  # seeds
                 try:
                     ((wrong, _),) = compare(small, self.plan.lineage, self.wanted, [point], watch)
                     wrong = [s for s in wrong if s.distance > DIFFERENT or s.obligation not in self.proof.proved]
@@ -490,13 +490,30 @@ class _Evaluation:
         if place is None and elements(small) > LOCATED and self.locator is locate:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
         if place is None:
-            place = self.locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
+            seed, clear = self._clearer(small, wrong, difference.seed) if inputs is None else (difference.seed, wrong)
+            place = self.locator(small, self.plan, self.wanted, clear, seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         note = f"counterexample: {described(difference.seed)}" + (", at reduced sizes" if small.reduced else "")
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
         forms += tuple(f"violated: {difference.layout}; {self.proof.violated[o]}" for o in bad if o in self.proof.violated)[:1]
         return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
+
+    def _clearer(self, small: Small, wrong: list[Suspect], seed: PointName) -> tuple[PointName, list[Suspect]]:
+        """A point at which what differs is further apart, where floats cannot tell what it comes from."""
+        if any(s.distance > DIFFERENT for s in wrong) or isinstance(seed, Moved):
+            return seed, wrong
+        bad = {s.obligation for s in wrong}
+        for factor in (4.0, 1 / 4, 16.0, 1 / 16):
+            point = Moved(seed, f"all × {factor:g}", tuple((n, Change(factor)) for n in small.logical.sources))
+            try:
+                found = [s for s in compare_at(small, self.plan, self.wanted, point)[0] if s.distance > DIFFERENT]
+                found = calm(small, self.plan.lineage, found, point) if found else []
+            except NotComputed:
+                continue
+            if any(s.obligation in bad for s in found):
+                return point, found
+        return seed, wrong
 
     def _agrees_otherwise(self, small: Small, wrong: list[Suspect], difference: Difference) -> bool:
         """Whether there is no difference if literals are read otherwise; what needs least of what differs is compared first, by itself."""

@@ -166,17 +166,18 @@ def watch(small: Small) -> Watch | None:
     return Watch(small) if elements(small) <= WATCHED else None
 
 
-def search(small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int, logical: bool, each: int = 1) -> list[Moved]:
+def search(small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int, logical: bool, seeds: int = 1) -> list[Moved]:
     """Points on the other sides of conditions that fell one way only: of the logical program, which is run alone; or of the plan.
 
-    Up to `each` points for every condition, of those that are run together. What the plan shares with the logical program is not
+    Every change that reaches one is made to the random points of `seeds` seeds. What the plan shares with the logical program is not
     looked for twice.
     """
     left = {key: side for key, side in seen.stuck().items() if (seen.steps[key[0]][0] == LOGICAL) == logical}
     if not logical:
         known = [c for k, v in seen.stuck().items() if (c := seen.condition(k, v)).logical]
         left = {k: v for k, v in left.items() if not any(c.like(seen.condition(k, v)) for c in known)}
-    return _Search(small, lineage, seen, seed, left, each).run() if left else []
+    found = _Search(small, lineage, seen, seed, left).run() if left else []
+    return [replace(p, seed=p.seed + i) for i in range(seeds) for p in found]
 
 
 def unreached(seen: Watch) -> list[Condition]:
@@ -205,8 +206,8 @@ class _Tried:
 
 
 class _Search:
-    def __init__(self, small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int, left: dict[Key, Side], each: int):
-        self.small, self.lineage, self.watch, self.seed, self.left, self.each = small, lineage, seen, seed, left, each
+    def __init__(self, small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int, left: dict[Key, Side]):
+        self.small, self.lineage, self.watch, self.seed, self.left = small, lineage, seen, seed, left
         self.with_plan = any(seen.steps[i][0] != LOGICAL for i, _ in left)
         self.chosen: list[Moved] = []
         self.outputs = {o.tensor for o in small.logical.outputs}
@@ -259,18 +260,14 @@ class _Search:
 
     def _choose(self, tried: Sequence[_Tried]) -> None:
         """As few points as reach what some of these reach; those without rounding noise first."""
-        missing = {k: self.each for k, side in self.left.items() if any(t.reaches(k, side) for t in tried)}
-        while missing:
-            reach = {t.point: [k for k in missing if t.reaches(k, self.left[k])] for t in tried if t.point not in self.chosen}
+        while True:
+            reach = {t.point: [k for k, side in self.left.items() if t.reaches(k, side)] for t in tried}
             best = sorted((p for p, keys in reach.items() if keys), key=lambda p: -len(reach[p]))
             if not best:
                 break
             clean = next((p for p in best[:CHECKED] if not self._noisy(p)), best[0])
             self.chosen.append(clean)
-            for k in reach[clean]:
-                missing[k] -= 1
-            missing = {k: n for k, n in missing.items() if n}
-        self.left = {k: side for k, side in self.left.items() if not any(t.reaches(k, side) for t in tried)}
+            self.left = {k: side for k, side in self.left.items() if k not in reach[clean]}
         for t in tried:
             if t.point not in self.chosen:
                 self.small.points.pop(t.point, None)
