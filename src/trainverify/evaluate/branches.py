@@ -288,6 +288,9 @@ class _Search:
         yield [self._scaled(text, movable, f) for f in (2.0, 4.0, 8.0, 16.0, 64.0, 1 / 4, 1 / 16, 1 / 64)]
         drawn = [self._moved(f"{text} drawn again ({k})", behind, Change(seed=k)) for k in range(1, 5)]
         yield [*drawn, *(self._scaled(text, movable, f, True) for f in (1.0, 8.0, -1.0, -8.0))]
+        ids = [n for n in behind if n not in movable]
+        if ids:
+            yield [self._moved("ids at the ends of their ranges", ids, Change(ends=True))]
         roles = {"parameters": program.parameters, "inputs": program.inputs, "state": program.state}
         parts = {role: [n for n in movable if n in names] for role, names in roles.items()}
         yield [self._scaled(role, names, f) for f in (4.0, 64.0) for role, names in parts.items() if names]

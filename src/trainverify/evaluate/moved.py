@@ -21,6 +21,7 @@ class Change:
     magnitude: bool = False  # of |x| instead of x
     seed: int | None = None  # drawn again
     value: float | None = None  # that half of its elements are
+    ends: bool = False  # ids are the first or the last of their range
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,9 @@ def described(point: PointName) -> str:
 
 def changed(value: Array, change: Change, kind: str, domain: Domain | None, rng: np.random.Generator) -> Array:
     """A source's values after a change (other than drawing them again)."""
+    if change.ends and domain is not None and domain.kind == "ids" and domain.size is not None:
+        ends = np.where(rng.random(value.shape) < 0.5, 0, domain.size - 1)
+        return np.where(value == domain.ignore, value, ends) if domain.ignore is not None else ends
     if kind == "bool" or (domain is not None and domain.kind in ("ids", "indicator")):
         return value
     factor = abs(change.factor) if domain is not None else change.factor

@@ -253,17 +253,24 @@ class Repairs:
             edit = Edit((n, o), lambda read, o=o: read(n) + read(o), frozenset({n}))  # type: ignore[misc]
             yield Repair(f"{op.name} without {o[1]}", {n: edit})
 
-    def left_out_factor(self, node: Node) -> dict[str, Repair]:
-        """An identity as a product with a number, by the name of that: one that others are multiplied by, or that no op uses."""
+    def other_factor(self, node: Node) -> dict[tuple[str, str], Repair]:
+        """An identity as a product with a number, one that others are multiplied by or that no op uses; or a product without it.
+
+        By what it is now, and the number."""
         op, (c, t) = self.graph.ops.get(node), node
-        if op is None or op.name != "identity":
-            return {}
-        found: dict[str, Repair] = {}
-        for name, behind in self._numbers.get(c, {}).items():
-            if node not in behind:
-                n, o, wide = node, (c, name), (-1, *(1 for _ in self.shapes[c][t]))
-                edit = Edit((n, o), lambda read, n=n, o=o, wide=wide: read(n) * np.reshape(read(o), wide), frozenset({n}))  # type: ignore[misc]
-                found[name] = Repair(f"identity where a product with {name} is needed", {n: edit})
+        found: dict[tuple[str, str], Repair] = {}
+        if op is not None and op.name == "identity":
+            wide = (-1, *(1 for _ in self.shapes[c][t]))
+            for name, behind in self._numbers.get(c, {}).items():
+                if node not in behind:
+                    o = (c, name)
+                    edit = Edit((node, o), lambda read, o=o: read(node) * np.reshape(read(o), wide), frozenset({node}))  # type: ignore[misc]
+                    found["identity", name] = Repair(f"identity where a product with {name} is needed", {node: edit})
+        if op is not None and op.name == "mul" and len(op.inputs) == 2:
+            given, name = (c, str(op.inputs[0])), str(op.inputs[1])
+            if self.shapes[c][name] == () and self.shapes[c][given[1]] == self.shapes[c][t]:
+                edit = Edit((given,), lambda read: read(given))
+                found["mul", name] = Repair(f"a product with {name} where none is needed", {node: edit})
         return found
 
     @cached_property

@@ -174,13 +174,13 @@ class Search:
         return None
 
     def _unscaled(self, reached: Mapping[Node, int]) -> Found | None:
-        """Identities where products with one number are needed, as where nothing is clipped: all of them, those whose names end alike, or
-        those of one name; then as few as it takes."""
-        groups: dict[tuple[str, str, str], dict[Site, Repair]] = {}
+        """Identities where products with one number are needed, as where nothing is clipped, or the other way round: all of them, those
+        whose names end alike, or those of one name; then as few as it takes."""
+        groups: dict[tuple[str, str, tuple[str, str]], dict[Site, Repair]] = {}
         for node in (n for n in dict.fromkeys(self.graph.nodes) if n in reached):
-            for number, repair in self.repairs.left_out_factor(node).items():
+            for what, repair in self.repairs.other_factor(node).items():
                 for ending, name in (("", ""), (node[1].rpartition(".")[2], ""), ("", node[1])):
-                    groups.setdefault((name, ending, number), {})[(node,)] = repair
+                    groups.setdefault((name, ending, what), {})[(node,)] = repair
         start, kind = self.runs, Kind(lambda site: iter(()), suspicious=False)
         for _, some in sorted(groups.items(), key=lambda g: [bool(x) for x in g[0]]):
             if self.runs - start < MOST_OF_A_KIND and self._works(_joined(some), kind):
