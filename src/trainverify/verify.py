@@ -342,7 +342,7 @@ class _Evaluation:
                     wrong = calm(small, self.plan.lineage, wrong, point) if wrong else []
                 except NotComputed:
                     continue
-                if wrong:
+                if wrong and not branches.tied(small, self.plan.lineage, watch, point):
                     yield point, wrong
 
     def _differs_beyond(self, small: Small) -> bool:

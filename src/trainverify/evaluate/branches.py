@@ -12,14 +12,14 @@ import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.conditions import Side, Sides, Watching, conditions, orders
-from trainverify.evaluate.flow import Tensor, logical_tasks, needed, tasks_of
+from trainverify.evaluate.flow import Tensor, logical_tasks, needed, sliced, tasks_of
 from trainverify.evaluate.moved import Change, Moved
 from trainverify.evaluate.run import PlanValues, elements, noisy, random_inputs, run_logicals, run_plans
 from trainverify.evaluate.small import Small, Step
@@ -36,6 +36,7 @@ CLIMBS: Final = 4  # rounds of each
 ALONE: Final = 12  # sources that are changed one by one
 CHECKED: Final = 3  # points on the other side whose rounding is looked at, of each condition
 LOGICAL: Final = -1
+_Check = Literal["clean", "noisy", "unusable"]
 
 Key = tuple[int, int]  # watched step, place of a node in it
 
@@ -98,12 +99,18 @@ class Watch:
     def local(self) -> frozenset[Tensor]:
         return frozenset((c, i) for c, s in self.steps if c != LOGICAL for i in s.inputs if i is not None)
 
-    def add(self, logical: Sequence[Mapping[str, Array]], plan: Sequence[PlanValues]) -> None:
+    def add(self, logical: Sequence[Mapping[str, Array]], plan: Sequence[PlanValues], random: bool = True) -> None:
+        """`random`: these are not moved points, and what is equal there is made so by the program itself."""
         for key, sides in self.sides(logical, plan).items():
             seen = self.fell.setdefault(key, _Fell())
             seen.yes |= bool(sides.yes.any())
             seen.no |= bool(sides.no.any())
-            seen.tied |= bool(sides.tied.any())
+            seen.tied |= random and bool(sides.tied.any())
+
+    def tied(self, logical: Mapping[str, Array], plan: Sequence[PlanValues]) -> bool:
+        """Whether real numbers are equal at a point that a program orders, and that are not equal at random points."""
+        new = [key for key, sides in self.sides([logical], plan).items() if sides.tied.any()]
+        return any(key not in self.fell or not self.fell[key].tied for key in new)
 
     def sides(self, logical: Sequence[Mapping[str, Array]], plan: Sequence[PlanValues]) -> dict[Key, Sides]:
         """Which way conditions fall at some points, point by point; those of the plan are left out if it was not run."""
@@ -190,6 +197,13 @@ def unreached(seen: Watch) -> list[Condition]:
     return list(shown.values())
 
 
+def tied(small: Small, lineage: tuple[Layout, ...], seen: Watch, point: Moved) -> bool:
+    """Whether a point makes numbers equal that a program orders."""
+    inputs = [random_inputs(small, point)]
+    (logical,) = run_logicals(small, inputs, NUMERIC, seen.logical)
+    return seen.tied(logical, run_plans(small, lineage, inputs, NUMERIC, seen.local))
+
+
 @dataclass(frozen=True)
 class _Tried:
     point: Moved
@@ -206,15 +220,23 @@ class _Tried:
 
 
 class _Search:
+    """Candidates run what the conditions need, and nothing else; those that reach another side run the whole logical program."""
+
     def __init__(self, small: Small, lineage: tuple[Layout, ...], seen: Watch, seed: int, left: dict[Key, Side]):
         self.small, self.lineage, self.watch, self.seed, self.left = small, lineage, seen, seed, left
-        self.with_plan = any(seen.steps[i][0] != LOGICAL for i, _ in left)
-        self.chosen: list[Moved] = []
+        some = [seen.steps[i] for i in dict.fromkeys(i for i, _ in left)]
+        self.logical = frozenset(n for c, s in some if c == LOGICAL for n in s.inputs if n is not None)
+        self.local = frozenset((c, n) for c, s in some if c != LOGICAL for n in s.inputs if n is not None)
+        self.part = sliced(small, self.logical, self.local)
+        self.size = _elements(self.part)
+        self.at_once = AT_ONCE if AT_ONCE * self.size <= WATCHED else 1
         self.outputs = {o.tensor for o in small.logical.outputs}
+        self.sources = {key: _sources_of(self.part, lineage, *seen.steps[key[0]]) for key in left}
+        self.chosen: list[Moved] = []
         self.tried: list[_Tried] = []
+        self.checked: dict[Moved, _Check] = {}
         self.count = 0
         self.work = 0
-        self.sources = {key: _sources_of(small, lineage, *seen.steps[key[0]]) for key in left}
 
     def run(self) -> list[Moved]:
         for batch in self._rounds():
@@ -227,55 +249,63 @@ class _Search:
 
     def _try(self, batch: Sequence[Moved], most: int) -> None:
         """Run points, up to so many in all; keep those that reach another side."""
-        at_once = AT_ONCE if AT_ONCE * elements(self.small) <= WATCHED else 1
-        for i in range(0, len(batch), at_once):
+        for i in range(0, len(batch), self.at_once):
             if not self.left or self.count >= most or self.work >= WORK:
                 return
-            some = list(batch[i : i + at_once])
+            some = list(batch[i : i + self.at_once])
             self.count += len(some)
-            some += [some[-1]] * (at_once - len(some))  # always as many: how they run is worked out once
+            some += [some[-1]] * (self.at_once - len(some))  # always as many: how they run is worked out once
             self._choose(self._run(some))
 
     def _run(self, points: list[Moved]) -> list[_Tried]:
-        """The points that can be used, and the sides that conditions fall to there."""
+        """The sides that conditions fall to at some points."""
         inputs = [random_inputs(self.small, p) for p in points]
+        self.work += len(points) * self.size
         with np.errstate(all="ignore"):
-            logical = run_logicals(self.small, inputs, NUMERIC, self.outputs | self.watch.logical)
-            self.work += len(points) * sum(math.prod(s) for s in self.small.shapes.values())
-            usable = [self._finite(p) for p in logical]
-            plan: Sequence[PlanValues] = ()
-            if self.with_plan and any(usable):
-                self.work += len(points) * elements(self.small)
-                plan = run_plans(self.small, self.lineage, inputs, NUMERIC, self.watch.local)
+            logical = run_logicals(self.part, inputs, NUMERIC, self.logical)
+            plan = run_plans(self.part, self.lineage, inputs, NUMERIC, self.local) if self.local else ()
             sides = self.watch.sides(logical, plan)
-        for key, found in sides.items():
-            if not self.watch.fell[key].tied:
-                usable = [u and not t for u, t in zip(usable, found.tied, strict=True)]
-        made = {p: _Tried(p, sides, i) for i, (p, u) in enumerate(zip(points, usable, strict=True)) if u}
+        made = {p: _Tried(p, sides, i) for i, p in enumerate(points)}
         self.tried += made.values()
         return list(made.values())
-
-    def _finite(self, logical: Mapping[str, Array]) -> bool:
-        return all(logical[n].dtype.kind != "f" or bool(np.isfinite(logical[n]).all()) for n in self.outputs)
 
     def _choose(self, tried: Sequence[_Tried]) -> None:
         """As few points as reach what some of these reach; those without rounding noise first."""
         while True:
             reach = {t.point: [k for k, side in self.left.items() if t.reaches(k, side)] for t in tried}
             best = sorted((p for p, keys in reach.items() if keys), key=lambda p: -len(reach[p]))
-            if not best:
+            usable = self._usable(best)
+            if usable is None:
                 break
-            clean = next((p for p in best[:CHECKED] if not self._noisy(p)), best[0])
-            self.chosen.append(clean)
-            self.left = {k: side for k, side in self.left.items() if k not in reach[clean]}
+            self.chosen.append(usable)
+            self.left = {k: side for k, side in self.left.items() if k not in reach[usable]}
         for t in tried:
             if t.point not in self.chosen:
                 self.small.points.pop(t.point, None)
 
-    def _noisy(self, point: Moved) -> bool:
-        inputs = [random_inputs(self.small, point)]
-        with np.errstate(all="ignore"):
-            return noisy(self.small, inputs, run_logicals(self.small, inputs, NUMERIC, self.outputs)) > 0
+    def _usable(self, points: Sequence[Moved]) -> Moved | None:
+        """The first point without rounding noise; of some with noise, the first that can be used."""
+        noisy_ones: list[Moved] = []
+        for p in points:
+            check = self._check(p)
+            if check == "clean" or len(noisy_ones) == CHECKED:
+                return p if check == "clean" else noisy_ones[0]
+            noisy_ones += [p] if check == "noisy" else []
+        return next(iter(noisy_ones), None)
+
+    def _check(self, point: Moved) -> _Check:
+        """Whether a point can be used, and what rounding does there."""
+        if point not in self.checked:
+            inputs = [random_inputs(self.small, point)]
+            self.work += sum(math.prod(s) for s in self.small.shapes.values())
+            with np.errstate(all="ignore"):
+                (logical,) = run_logicals(self.small, inputs, NUMERIC, self.outputs | self.watch.logical)
+                finite = all(logical[n].dtype.kind != "f" or bool(np.isfinite(logical[n]).all()) for n in self.outputs)
+                if not finite or self.watch.tied(logical, ()):
+                    self.checked[point] = "unusable"
+                else:
+                    self.checked[point] = "noisy" if noisy(self.small, inputs, [logical]) else "clean"
+        return self.checked[point]
 
     # -- which points ------------------------------------------------------------------------------------------------
 
@@ -359,6 +389,14 @@ class _Search:
 def _shown(change: Change) -> str:
     drawn = "" if change.seed is None else f" drawn again ({change.seed})"
     return f"{'as |x|' if change.magnitude else ''}× {change.factor:g}{drawn}"
+
+
+def _elements(part: Small) -> int:
+    """Elements of what the steps of a slice make."""
+    found = sum(math.prod(part.shapes[o]) for s in part.logical_steps for o in s.outputs)
+    for c, k in enumerate(part.classes):
+        found += sum(len(s.rows) * math.prod(part.local_shapes[c][o]) for s in k.order for o in s.outputs)
+    return found
 
 
 def _sources_of(small: Small, lineage: tuple[Layout, ...], c: int, step: Step) -> tuple[str, ...]:

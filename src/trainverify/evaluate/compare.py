@@ -14,7 +14,7 @@ from trainverify.domains.ball import Ball, precision
 from trainverify.domains.numeric import EXTENDED, NUMERIC
 from trainverify.evaluate.branches import Watch
 from trainverify.evaluate.flow import Tensor, sliced
-from trainverify.evaluate.moved import PointName
+from trainverify.evaluate.moved import Moved, PointName
 from trainverify.evaluate.run import (
     NotComputed,
     PlanValues,
@@ -127,7 +127,7 @@ def compare(
     logical = random_points(small, seeds, {o.output.tensor for o in wanted} | (watch.logical if watch else set()))
     plan = _outputs(small, lineage, wanted, seeds, NUMERIC, watch.local if watch else frozenset())
     if watch is not None:
-        watch.add(logical, plan)
+        watch.add(logical, plan, not any(isinstance(s, Moved) for s in seeds))
     return [suspects(small, wanted, *both) for both in zip(logical, plan, strict=True)]
 
 
