@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from trainverify.check.findings import CODES, Finding
 from trainverify.evaluate.compare import Difference
+from trainverify.evaluate.moved import described, seed_of
 from trainverify.explain.place import Place
 from trainverify.graph.program import Op
 
@@ -153,7 +154,8 @@ def _difference_json(d: Difference) -> dict[str, Any]:
         "index": list(d.index),
         "got": d.got,
         "want": d.want,
-        "seed": d.seed,
+        "seed": seed_of(d.seed),
+        "inputs": described(d.seed),
     }
 
 

@@ -6,7 +6,7 @@ PROVED comes from a proof engine only. Random evaluation can refute, and it can 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -17,6 +17,7 @@ from trainverify.check import validate
 from trainverify.check.findings import Finding, names
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate import branches
 from trainverify.evaluate.classed import NoValue
 from trainverify.evaluate.compare import (
     DIFFERENT,
@@ -34,6 +35,7 @@ from trainverify.evaluate.compare import (
 from trainverify.evaluate.counting import counting
 from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.looser import looser
+from trainverify.evaluate.moved import Change, Moved, PointName, described
 from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
@@ -69,6 +71,7 @@ WALKED = 500_000  # ops of all folded programs of a plan whose ranks do not fold
 LOCATED = 4_000_000  # elements up to which enclosures are run one by one, and the first wrong tensor is searched for
 DECIDED = 40  # obligations that enclosures look at one by one before there is no verdict
 CLEAR = 1e-3  # relative difference that needs no larger one
+UNREACHED = 5  # conditions named that never fell the other way
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
 
 CLASSES = "at full size, on classes of positions and ranks"
@@ -291,11 +294,12 @@ class _Evaluation:
         points = range(self.seed, self.seed + self.points)
         self.progress(f"evaluating {self.points} points")
         results: dict[int, tuple[list[Suspect], int]] = {}
+        watch = branches.watch(small)
         for point in points:
             if point not in results:
                 some = [point] if self.alike or not together(small, self.points) else points
                 try:
-                    results.update(zip(some, compare(small, self.plan.lineage, self.wanted, some), strict=True))
+                    results.update(zip(some, compare(small, self.plan.lineage, self.wanted, some, watch), strict=True))
                 except NotComputed as error:
                     return self._open(f"the plan could not be run: {error}", "not compared")
             wrong, n = results[point]
@@ -308,19 +312,23 @@ class _Evaluation:
                     return replace(self, proof=again(self.proof, self.system, self.wanted))._report()  # rounding, on what can be proved
                 if found is not None:
                     return found
+        refuted, unreached = self._other_sides(small, watch)
+        if refuted is not None:
+            return refuted
         note = f"{compared} comparisons of {len(self.wanted)} obligations" + (" at reduced sizes" if small.reduced else " at full size")
         if self.kept:
             note += f", on {len(small.places)} of {self.plan.size} ranks"
+        notes = (note, *unreached)
         if self.proof.failed and self.proof.prover is not None:
             self.progress("proving what was not proved at once")
             proof = again(self.proof, self.system, self.wanted)
             if proof.failed:
                 self.progress("listing what was not aligned")
                 proof = listed_too(proof, self.system, self.wanted)
-            return replace(self, proof=proof)._agreed(note)
-        return self._agreed(note)
+            return replace(self, proof=proof)._agreed(notes)
+        return self._agreed(notes)
 
-    def _agreed(self, note: str) -> Report:
+    def _agreed(self, evaluated: tuple[str, ...]) -> Report:
         """The verdict when evaluation found no difference."""
         if not self.whole:  # it agrees at the sizes at which the staged engine saw a difference
             self._stop_if_contested(self.wanted)
@@ -328,7 +336,7 @@ class _Evaluation:
             found = self._other_sizes() if self.proof.reduced and not self.whole else None
             if found is not None:
                 return found
-            notes = (*self.proof.lint, *self.proof.notes, note)
+            notes = (*self.proof.lint, *self.proof.notes, *evaluated)
             at = "full size" if not self.proof.reduced else "reduced sizes"
             reason = f"{len(self.wanted)} obligations at {at}; random evaluation agrees on {self.points} points"
             verdict: Verdict = "PROVED(reduced)" if self.proof.reduced else "PROVED"
@@ -336,7 +344,36 @@ class _Evaluation:
                 verdict, reason, self.subject, self.findings, self._shown("agreed"), assumptions=self.proof.preconditions, notes=notes
             )
         found = self._replayed() or self._beyond_sizes()
-        return found or self._open(f"agreed on {self.points} random points", "agreed", (note, *self.proof.notes))
+        return found or self._open(f"agreed on {self.points} random points", "agreed", (*evaluated, *self.proof.notes))
+
+    def _other_sides(self, small: Small, watch: branches.Watch | None) -> tuple[Report | None, tuple[str, ...]]:
+        """A report if both programs differ at a point on the other side of a condition; else notes about sides that none reaches.
+
+        At such a point only a certain difference counts: rounding may hide what is there."""
+        if watch is None:
+            return None, (f"conditions were not watched: more than {branches.WATCHED:,} elements",)
+        for point, wrong in self._beyond(small, watch):
+            found = self._decide(small, wrong, point)
+            if found is not None and found.verdict == "REFUTED":
+                return found, ()
+        never = branches.unreached(watch)
+        more = [f"and {len(never) - UNREACHED} more conditions fall one way at all points"] if len(never) > UNREACHED else []
+        return None, (*map(str, never[:UNREACHED]), *more)
+
+    def _beyond(self, small: Small, watch: branches.Watch) -> Iterator[tuple[PointName, list[Suspect]]]:
+        """Points on the other side of conditions at which both programs clearly differ, and what does."""
+        for logical in (True, False):
+            if watch.stuck():
+                self.progress("looking for points on the other side of conditions")
+            for point in branches.search(small, self.plan.lineage, watch, self.seed, logical, 3 if self.proof.failed else 1):  # seeds
+                try:
+                    ((wrong, _),) = compare(small, self.plan.lineage, self.wanted, [point], watch)
+                    wrong = [s for s in wrong if s.distance > DIFFERENT or s.obligation not in self.proof.proved]
+                    wrong = calm(small, self.plan.lineage, wrong, point) if wrong else []
+                except NotComputed:
+                    continue
+                if wrong and not branches.tied(small, self.plan.lineage, watch, point):
+                    yield point, wrong
 
     def _stop_if_contested(self, wanted: Sequence[Obligation]) -> None:
         for why in (self.proof.contested[o] for o in wanted if o in self.proof.contested):
@@ -383,7 +420,7 @@ class _Evaluation:
                     return self._refuted(small, wrong, difference, inputs)
         return None
 
-    def _decide(self, small: Small, wrong: list[Suspect], point: int) -> Report | None:
+    def _decide(self, small: Small, wrong: list[Suspect], point: PointName) -> Report | None:
         """What looks different, settled with enclosures; None if it is the same after all."""
         special: dict[Obligation, str] = {}
         noise = [s for s in wrong if s.obligation in self.proof.proved and s.distance < float("inf")]
@@ -405,7 +442,7 @@ class _Evaluation:
             left = unsettled(small, self.plan.lineage, proved, random_inputs(small, point))
             wrong = [s for s in wrong if s in left or s not in proved]
         if self._less(small):
-            found_at_full_size, wrong = self._beside_full_size(small, wrong)
+            found_at_full_size, wrong = self._beside_full_size(small, wrong, point)
             if found_at_full_size is not None or not wrong:
                 return found_at_full_size
         worst = {s.obligation: s for s in sorted(wrong, key=lambda s: s.distance)}
@@ -436,7 +473,7 @@ class _Evaluation:
         }[kind]
         return Report("UNKNOWN", why, self.subject, self.findings, self._shown("agreed", special), notes=self._attempts())
 
-    def _stable(self, small: Small, wrong: list[Suspect], point: int) -> Difference | None:
+    def _stable(self, small: Small, wrong: list[Suspect], point: PointName) -> Difference | None:
         """A clear difference in a plan too large for enclosures: as large in extended precision as in float64."""
         clear = [s for s in wrong if s.distance > DIFFERENT]
         first = self._soonest(s.obligation for s in clear) if clear else None
@@ -452,7 +489,7 @@ class _Evaluation:
         made = {o: n for n, op in enumerate(self.system.logical.ops) for o in op.outputs}
         return min(several, key=lambda o: made.get(o.output.tensor, -1))
 
-    def _close_look(self, small: Small, point: int) -> list[Suspect]:
+    def _close_look(self, small: Small, point: PointName) -> list[Suspect]:
         """What is not proved and only float64 calls equal."""
         left = [o for o in self.wanted if o in self.proof.failed]
         if not left or elements(small) > CLOSE_LOOK:
@@ -492,10 +529,11 @@ class _Evaluation:
         if place is None and elements(small) > LOCATED and self.locator is locate:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
         if place is None:
-            place = locator(small, self.plan, self.wanted, wrong, difference.seed, self.system.table, self._known(), inputs)
+            seed, clear = self._clearer(small, wrong, difference.seed) if inputs is None else (difference.seed, wrong)
+            place = locator(small, self.plan, self.wanted, clear, seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
-        where = f"random inputs of seed {difference.seed}" if inputs is None else "the solver's model"
+        where = described(difference.seed) if inputs is None else "the solver's model"
         note = f"counterexample: {where}, {scope}"
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
         forms += tuple(f"violated: {difference.layout}; {self.proof.violated[o]}" for o in bad if o in self.proof.violated)[:1]
@@ -505,7 +543,23 @@ class _Evaluation:
         """Whether it has fewer positions or ranks than the plan."""
         return small.reduced or len(small.places) < self.plan.size
 
-    def _beside_full_size(self, small: Small, wrong: list[Suspect]) -> tuple[Report | None, list[Suspect]]:
+    def _clearer(self, small: Small, wrong: list[Suspect], seed: PointName) -> tuple[PointName, list[Suspect]]:
+        """A point at which what differs is further apart, where floats cannot tell what it comes from."""
+        if any(s.distance > DIFFERENT for s in wrong) or isinstance(seed, Moved):
+            return seed, wrong
+        bad = {s.obligation for s in wrong}
+        for factor in (4.0, 1 / 4, 16.0, 1 / 16):
+            point = Moved(seed, f"all × {factor:g}", tuple((n, Change(factor)) for n in small.logical.sources))
+            try:
+                found = [s for s in compare_at(small, self.plan, self.wanted, point)[0] if s.distance > DIFFERENT]
+                found = calm(small, self.plan.lineage, found, point) if found else []
+            except NotComputed:
+                continue
+            if any(s.obligation in bad for s in found):
+                return point, found
+        return seed, wrong
+
+    def _beside_full_size(self, small: Small, wrong: list[Suspect], point: PointName) -> tuple[Report | None, list[Suspect]]:
         """What differs at reduced sizes, at full size: a report, or what is left to be decided at reduced sizes.
 
         A plan of up to four million elements is run as it is. A larger one is evaluated on classes: what differs there is refuted.
@@ -518,7 +572,7 @@ class _Evaluation:
         if by is not None:
             self.progress("evaluating at full size, on classes")
             for some in ([self._soonest(several)], several):
-                seen = by.seen(some, everywhere=any(o in self.proof.failed for o in some))
+                seen = by.seen(some, any(o in self.proof.failed for o in some), point)
                 if seen.differs and (difference := by.decide(seen)[1]) is not None:
                     return self._refuted(small, wrong, difference, scope=CLASSES), []
         literal = counting(self.system, small)
@@ -610,7 +664,7 @@ class _Evaluation:
         except (NotABoundary, TooMuch):
             return None
 
-    def _odd(self, small: Small, seed: int, watch: Watch) -> Place | None:
+    def _odd(self, small: Small, seed: PointName, watch: Watch) -> Place | None:
         """The op in which one rank differs from its like, if the plan agrees without that."""
         for n, found in enumerate(odd(self.plan)):
             if n:  # one is always tried
@@ -622,7 +676,7 @@ class _Evaluation:
                 continue
         return None
 
-    def _wrong_without(self, small: Small, found: Odd, seed: int) -> list[Suspect]:
+    def _wrong_without(self, small: Small, found: Odd, seed: PointName) -> list[Suspect]:
         """What differs if a rank does as the others do; where one op is all that changes, the plan is not built again."""
         changed, wanted = mended(small, found), self.wanted
         if changed is None:
@@ -675,7 +729,7 @@ class _Evaluation:
         return tuple(result)
 
 
-def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: int) -> tuple[list[Suspect], int]:
+def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: PointName) -> tuple[list[Suspect], int]:
     """Both programs on one random point: what is not clearly equal, in the order of the logical program."""
     return compare(small, plan.lineage, wanted, [point])[0]
 

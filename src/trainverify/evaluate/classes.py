@@ -26,6 +26,7 @@ from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.classed import EXACT, Classed, ClassedDomain, NoValue, Real, Whole, moved, together
 from trainverify.evaluate.flow import Task, levels, needed
+from trainverify.evaluate.moved import Moved, changed
 from trainverify.evaluate.small import Groups, Meeting, Step, Wires, mesh_axes
 from trainverify.graph.lineage import Layout, Part
 from trainverify.graph.obligations import Obligation
@@ -681,12 +682,16 @@ class _Rows:
         return together([known[r] for r in (rows if rows is not None else range(self.count))], np.concatenate)
 
 
-def inputs_of(classes: Classes, seed: int, magnitude: float, digits: int = 0) -> dict[str, Array]:
+def inputs_of(classes: Classes, seed: int, magnitude: float, digits: int = 0, moved_by: Moved | None = None) -> dict[str, Array]:
     """Random values on cells. With `digits`, labels are ignored but where the last so many digits of their position come before all
     classes of several positions: what a causal model computes there does not depend on what comes later."""
     rng = np.random.default_rng(seed)
     program: Program = classes.system.logical
-    return {n: _sample(classes, rng, n, program, program.domains.get(n), magnitude, digits) for n in program.sources}
+    values = {n: _sample(classes, rng, n, program, program.domains.get(n), magnitude, digits) for n in program.sources}
+    for n, change in moved_by.changes if moved_by is not None else ():
+        if not change.ends:
+            values[n] = changed(values[n], change, program.tensors[n].kind, program.domains.get(n), rng)
+    return values
 
 
 def _sample(

@@ -14,7 +14,9 @@ from flint import arb
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, precision
 from trainverify.domains.numeric import EXTENDED, NUMERIC
+from trainverify.evaluate.branches import Watch
 from trainverify.evaluate.flow import Tensor, sliced
+from trainverify.evaluate.moved import Moved, PointName
 from trainverify.evaluate.run import (
     NotComputed,
     PlanValues,
@@ -61,7 +63,7 @@ class Difference:
     index: tuple[int, ...]  # in the logical tensor
     got: str
     want: str
-    seed: int
+    seed: PointName
     gap: float | None = None  # about got − want; None where the plan has no number
 
 
@@ -121,20 +123,28 @@ def together(small: Small, points: int) -> bool:
 
 
 def compare(
-    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], seeds: Sequence[int]
+    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], seeds: Sequence[PointName], watch: Watch | None = None
 ) -> list[tuple[list[Suspect], int]]:
-    """Both programs on random points: for each what is not clearly equal, and the number of comparisons made."""
+    """Both programs on some points: for each what is not clearly equal, and the number of comparisons made. Conditions are watched."""
     if len(seeds) > 1 and not together(small, len(seeds)):
-        return [found for s in seeds for found in compare(small, lineage, wanted, [s])]
-    logical = random_points(small, seeds, {o.output.tensor for o in wanted})
-    return [suspects(small, wanted, *both) for both in zip(logical, _outputs(small, lineage, wanted, seeds, NUMERIC), strict=True)]
+        return [found for s in seeds for found in compare(small, lineage, wanted, [s], watch)]
+    logical = random_points(small, seeds, {o.output.tensor for o in wanted} | (watch.logical if watch else set()))
+    plan = _outputs(small, lineage, wanted, seeds, NUMERIC, watch.local if watch else frozenset())
+    if watch is not None:
+        watch.add(logical, plan, not any(isinstance(s, Moved) for s in seeds))
+    return [suspects(small, wanted, *both) for both in zip(logical, plan, strict=True)]
 
 
 def _outputs(
-    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], seeds: Sequence[int], domain: ArrayDomain
+    small: Small,
+    lineage: tuple[Layout, ...],
+    wanted: Sequence[Obligation],
+    seeds: Sequence[PointName],
+    domain: ArrayDomain,
+    also: frozenset[Tensor] = frozenset(),
 ) -> list[PlanValues]:
-    """What the ranks hold that is compared."""
-    return run_plans(small, lineage, [random_inputs(small, s) for s in seeds], domain, _held_locally(small, wanted))
+    """What the ranks hold that is compared, and some other tensors."""
+    return run_plans(small, lineage, [random_inputs(small, s) for s in seeds], domain, _held_locally(small, wanted) | also)
 
 
 def _held_locally(small: Small, wanted: Sequence[Obligation]) -> frozenset[Tensor]:
@@ -207,14 +217,15 @@ def _real(values: Array) -> Array:
     return values if values.dtype.kind == "f" else values.astype(np.float64)
 
 
-def calm(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: int) -> list[Suspect]:
+def calm(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: PointName) -> list[Suspect]:
     """Suspects that are as far off when both programs are run with more digits: rounding noise would be smaller."""
     wanted = list(dict.fromkeys(s.obligation for s in wrong))
     small = needed_for(small, wanted)
     (plan,) = _outputs(small, lineage, wanted, [seed], EXTENDED)
     (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {o.output.tensor for o in wanted})
     now = {(s.obligation, s.layout, s.rank): s.distance for s in suspects(small, wanted, logical, plan)[0]}
-    return [s for s in wrong if now.get((s.obligation, s.layout, s.rank), 0.0) * CALMED > s.distance]
+    left = [(s, now.get((s.obligation, s.layout, s.rank), 0.0)) for s in wrong]
+    return [s for s, gap in left if gap * CALMED > s.distance or gap == float("inf")]
 
 
 @dataclass(frozen=True)
@@ -227,7 +238,7 @@ class Gap:
     gap: float  # relative to the largest entry
 
 
-def gaps(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: int) -> list[Gap]:
+def gaps(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: PointName) -> list[Gap]:
     """Some suspects, run once more with more digits."""
     if not wrong:
         return []
@@ -286,7 +297,7 @@ def close_look(small: Small, lineage: tuple[Layout, ...], obligations: Sequence[
 
 
 def decide(
-    small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], seed: int
+    small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], seed: PointName
 ) -> tuple[Decision, Difference | None]:
     """Settle a suspect in the ball domain, on the same inputs."""
     part = backward_slice(small, suspect)
@@ -371,7 +382,7 @@ def _ball_difference(
     lineage: tuple[Layout, ...],
     suspect: Suspect,
     inputs: Mapping[str, Array],
-    seed: int,
+    seed: PointName,
     domain: Ball,
     plan_domain: Ball,
     only: tuple[int, ...] | None = None,

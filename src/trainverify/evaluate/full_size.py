@@ -17,6 +17,7 @@ from trainverify.domains.numeric import EXTENDED
 from trainverify.evaluate.classed import EXACT, Classed, ClassedDomain, NoValue, Real
 from trainverify.evaluate.classes import ELEMENTS, STEPS, Classes, Compared, Run, compared, digits_of, inputs_of
 from trainverify.evaluate.compare import EQUAL, MOVED, MOVES, Decision, Difference
+from trainverify.evaluate.moved import Moved, PointName
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.scalars import Undecided
@@ -35,6 +36,7 @@ class Point:
     seed: int
     magnitude: float
     digits: int
+    moved: Moved | None = None
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,11 @@ class ByClasses:
             raise NoCells("no output of the logical program has a value on classes")
         return best[1]
 
-    def seen(self, wanted: Sequence[Obligation], everywhere: bool = False) -> Seen:
-        """What is said of some obligations; `everywhere`: if nothing differs, at inputs of other magnitudes too."""
+    def seen(self, wanted: Sequence[Obligation], everywhere: bool = False, name: PointName = 0) -> Seen:
+        """What is said of some obligations; `everywhere`: if nothing differs, also at other magnitudes, and as `name` moves inputs."""
         found = self._seen(wanted, self.point)
+        if everywhere and not found.differs and isinstance(name, Moved):
+            found = self._seen(wanted, replace(self.point, moved=name))
         if everywhere and not found.differs and self.size <= EVERYWHERE:
             for magnitude in (*LARGE, *MAGNITUDES):
                 if magnitude != self.point.magnitude:
@@ -112,7 +116,7 @@ class ByClasses:
     def _compared(
         self, logical: ClassedDomain, plan: ClassedDomain, wanted: Sequence[Obligation], point: Point, place: int | None = None
     ) -> Iterator[Compared]:
-        inputs = inputs_of(self.classes, point.seed, point.magnitude, point.digits)
+        inputs = inputs_of(self.classes, point.seed, point.magnitude, point.digits, point.moved)
         names = [o.output.tensor for o in wanted]
         where = {r: c for c, mine in enumerate(self.classes.wires._classes) for r in mine}
         local = dict.fromkeys((where[r], h.layout.local) for o in wanted for h in o.holdings for r in h.ranks if r in where)

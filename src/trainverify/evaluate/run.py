@@ -14,6 +14,7 @@ from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, balls
 from trainverify.domains.numeric import EXTENDED, NUMERIC, SHAKEN, Extended
 from trainverify.evaluate.flow import Flow, Tensor, logical_tasks, tasks_of
+from trainverify.evaluate.moved import Moved, PointName, changed
 from trainverify.evaluate.small import NotJoined, Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.program import Domain
@@ -32,19 +33,39 @@ class NotComputed(Exception):
     """A tensor that no op ever computed (a plan that never gets there)."""
 
 
-def random_inputs(small: Small, seed: int) -> dict[str, Array]:
+def random_inputs(small: Small, seed: PointName) -> dict[str, Array]:
     """Values for everything the logical program starts from: small numbers, repeated ids, uneven masks."""
     if seed not in small.points:
-        random_points(small, [seed])
+        if isinstance(seed, Moved):
+            small.points[seed] = _moved(small, seed)
+        else:
+            random_points(small, [seed])
     return small.points[seed]
 
 
-def random_points(small: Small, seeds: Sequence[int], keep: Collection[str] | None = None) -> list[dict[str, Array]]:
+def _moved(small: Small, point: Moved) -> dict[str, Array]:
+    """The random point of its seed, changed."""
+    values = dict(random_inputs(small, point.seed))
+    places = {n: i for i, n in enumerate(small.logical.sources)}
+    for name, change in point.changes:
+        kind, domain, place = small.logical.tensors[name].kind, small.domains.get(name), places[name]
+        if change.seed is not None:
+            largest = float(np.abs(values[name]).max(initial=0.0)) if kind == "real" else 0.0
+            rng = np.random.default_rng((change.seed, point.seed, place))
+            values[name] = sample(rng, kind, small.shapes[name], domain, largest or MAGNITUDES[0])
+        values[name] = changed(values[name], change, kind, domain, np.random.default_rng((point.seed, place)))
+    return values
+
+
+def random_points(small: Small, seeds: Sequence[PointName], keep: Collection[str] | None = None) -> list[dict[str, Array]]:
     """Random inputs for several points, and the values of the logical program there (of what is in `keep`).
 
     A mean over 4096 still divides by 4096 at size 2, so that norms make large numbers of small ones: the logical program may
     overflow, or a softmax saturate. Of some magnitudes the first is taken at which float64 keeps its digits.
     """
+    for s in seeds:
+        if isinstance(s, Moved):
+            random_inputs(small, s)
     best: tuple[int, list[dict[str, Array]], list[dict[str, Array]]] | None = None
     for magnitude in MAGNITUDES if _looked_at(small, len(seeds)) else UNSEEN:
         points = [small.points[s] if s in small.points else _random_inputs(small, s, magnitude) for s in seeds]
@@ -52,10 +73,10 @@ def random_points(small: Small, seeds: Sequence[int], keep: Collection[str] | No
             values = run_logicals(small, points, NUMERIC, keep)
         if all(s in small.points for s in seeds):
             return values
-        noisy = _noisy(small, points, values)
-        if best is None or noisy < best[0]:
-            best = noisy, points, values
-        if not noisy:
+        count = noisy(small, points, values)
+        if best is None or count < best[0]:
+            best = count, points, values
+        if not count:
             break
     assert best is not None
     small.points.update(zip(seeds, best[1], strict=True))
@@ -70,7 +91,7 @@ def _looked_at(small: Small, points: int) -> bool:
     return _elements(small, points) <= LOOKED_AT
 
 
-def _noisy(small: Small, points: Sequence[Mapping[str, Array]], values: Sequence[Mapping[str, Array]]) -> int:
+def noisy(small: Small, points: Sequence[Mapping[str, Array]], values: Sequence[Mapping[str, Array]]) -> int:
     """How many outputs have no value, or lose digits to rounding."""
     made = [o.tensor for o in small.logical.outputs if o.tensor in values[0] and values[0][o.tensor].dtype.kind == "f"]
     infinite = sum(not np.isfinite(v[n]).all() for v in values for n in made)
@@ -100,7 +121,8 @@ def _digest(*arrays: Sequence[Array]) -> bytes:
     return made.digest()
 
 
-def _random_inputs(small: Small, seed: int, magnitude: float) -> dict[str, Array]:
+def _random_inputs(small: Small, seed: PointName, magnitude: float) -> dict[str, Array]:
+    assert isinstance(seed, int)
     rng = np.random.default_rng(seed)
     program = small.logical
     values: dict[str, Array] = {}

@@ -19,6 +19,7 @@ from trainverify.axes.shrink import alike, shrink
 from trainverify.axes.structure import Clash
 from trainverify.axes.system import MeetingAxes, System
 from trainverify.domains.arrays import Array
+from trainverify.evaluate.moved import PointName
 from trainverify.evaluate.own_counts import shrunk
 from trainverify.evaluate.sample import ALL, Sample
 from trainverify.graph.lineage import Layout, Part, Pattern, Placements, Run, pattern_dims, positions
@@ -102,7 +103,7 @@ class Small:
     clashes: tuple[Clash, ...]
     elements: int  # of the largest tensor
     logical_axes: dict[str, tuple[int, ...]]  # per logical tensor, which axis each dimension is (equal numbers: one axis)
-    points: dict[int, dict[str, Array]] = field(default_factory=dict)  # random inputs by seed, once made
+    points: dict[PointName, dict[str, Array]] = field(default_factory=dict)  # inputs by point, once made
     joined: bool = False  # classes are all ranks of a program
     kept: Sample = ALL  # what it has of a larger plan
 

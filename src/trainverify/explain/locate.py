@@ -8,6 +8,7 @@ from dataclasses import replace
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Suspect
+from trainverify.evaluate.moved import PointName, following
 from trainverify.evaluate.run import NotComputed, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small
 from trainverify.explain.missing import NO_MATCH
@@ -27,7 +28,7 @@ def locate(
     plan: Plan,
     wanted: Sequence[Obligation],
     wrong: Sequence[Suspect],
-    seed: int,
+    seed: PointName,
     table: OpTable,
     known: Known,
     inputs: Mapping[str, Array] | None = None,
@@ -43,7 +44,7 @@ def locate(
     if all(s.distance <= DIFFERENT for s in wrong):  # too close for what floats can tell
         return compared(place)
     try:
-        points.append(at(small, plan, random_inputs(small, seed + 1)))
+        points.append(at(small, plan, random_inputs(small, following(seed))))
     except NotComputed:
         return compared(place)
     try:

@@ -7,7 +7,7 @@ is wrong; `search` finds out which repairs make the whole plan agree with the lo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 
@@ -252,6 +252,37 @@ class Repairs:
         for o in usable[:NEAR]:
             edit = Edit((n, o), lambda read, o=o: read(n) + read(o), frozenset({n}))  # type: ignore[misc]
             yield Repair(f"{op.name} without {o[1]}", {n: edit})
+
+    def other_factor(self, node: Node) -> dict[tuple[str, str], Repair]:
+        """An identity as a product with a number, one that others are multiplied by or that no op uses; or a product without it.
+
+        By what it is now, and the number."""
+        op, (c, t) = self.graph.ops.get(node), node
+        found: dict[tuple[str, str], Repair] = {}
+        if op is not None and op.name == "identity":
+            wide = (-1, *(1 for _ in self.shapes[c][t]))
+            for name, behind in self._numbers.get(c, {}).items():
+                if node not in behind:
+                    o = (c, name)
+                    edit = Edit((node, o), lambda read, o=o: read(node) * np.reshape(read(o), wide), frozenset({node}))  # type: ignore[misc]
+                    found["identity", name] = Repair(f"identity where a product with {name} is needed", {node: edit})
+        if op is not None and op.name == "mul" and len(op.inputs) == 2:
+            given, name = (c, str(op.inputs[0])), str(op.inputs[1])
+            if self.shapes[c][name] == () and self.shapes[c][given[1]] == self.shapes[c][t]:
+                edit = Edit((given,), lambda read: read(given))
+                found["mul", name] = Repair(f"a product with {name} where none is needed", {node: edit})
+        return found
+
+    @cached_property
+    def _numbers(self) -> dict[int, dict[str, Mapping[Node, int]]]:
+        """Real numbers that tensors are multiplied by, or that no op uses; the last ones of a class, and what they are made from."""
+        found: dict[int, list[str]] = {}
+        for c, t in dict.fromkeys(self.graph.nodes):
+            users = self.graph.users.get((c, t), ())
+            scales = not users or any(self.graph.tasks[i].what.op.name == "mul" for i in users)
+            if scales and self.shapes[c][t] == () and np.asarray(self.base.values[c][t]).dtype.kind == "f":
+                found.setdefault(c, []).append(t)
+        return {c: {t: self.graph.marks({(c, t): 1}) for t in names[-NEAR:]} for c, names in found.items()}
 
     @cached_property
     def _unused(self) -> dict[int, list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -112,7 +112,7 @@ class Search:
         every = (1 << len(bits)) - 1
         reached = self.graph.marks(bits)
         good = self.graph.marks(dict.fromkeys(self.passed, 1))
-        if found := self._level_by_level(self._unlike(), reached, every, good) or self._together(reached):
+        if found := self._level_by_level(self._unlike(), reached, every, good) or self._together(reached) or self._unscaled(reached):
             return found
         if found := self._level_by_level(self._kinds(), reached, every, good):
             return found
@@ -174,6 +174,24 @@ class Search:
                 some = self._fewer(some, kind)
                 return self._found(next(iter(some)), _joined(some))
         self.runs = start  # other kinds still have all their time
+        return None
+
+    def _unscaled(self, reached: Mapping[Node, int]) -> Found | None:
+        """Identities where products with one number are needed, as where nothing is clipped, or the other way round: all of them, those
+        whose names end alike, or those of one name; then as few as it takes."""
+        groups: dict[tuple[str, str, tuple[str, str]], dict[Site, Repair]] = {}
+        for node in (n for n in dict.fromkeys(self.graph.nodes) if n in reached):
+            for what, repair in self.repairs.other_factor(node).items():
+                for ending, name in (("", ""), (node[1].rpartition(".")[2], ""), ("", node[1])):
+                    groups.setdefault((name, ending, what), {})[(node,)] = repair
+        start, kind = self.runs, Kind(lambda site: iter(()), suspicious=False)
+        for _, some in sorted(groups.items(), key=lambda g: [bool(x) for x in g[0]]):
+            if self.runs - start < MOST_OF_A_KIND and self._works(_joined(some), kind):
+                some = self._fewer(some, kind)
+                whole, others = _joined(some), len({n for site in some for _, n in site}) - 1
+                text = f"{whole.text}, as in {others} other{'s' if others > 1 else ''}" if others else whole.text
+                return self._found(next(iter(some)), replace(whole, text=text))
+        self.runs = start
         return None
 
     def _unlike_another(self, reached: Mapping[Node, int]) -> Iterator[dict[Site, Repair]]:
