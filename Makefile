@@ -1,5 +1,6 @@
 # make demo    Llama-3-8B on 8 devices, then a small plan with everything shown, then a buggy one (core dependencies only)
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
+# make check   a slice of it for daily work, under two minutes: lint, types, the core and one plan of each kind
 # make campaign  thousands of random plans and of random mistakes in them (about an hour on 2 cores)
 # make clean   remove the virtual environment and what was built
 
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 TORCH := torch==2.13.0
 
-.PHONY: demo test campaign clean
+.PHONY: demo test check campaign clean
 
 demo: $(VENV)/core.stamp
 	@mkdir -p $(DEMO)
@@ -34,6 +35,12 @@ test: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
+
+check: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 --dist worksteal tests/primitives tests/graph tests/build tests/check tests/axes tests/verify/test_mlp.py tests/verify/test_unasked.py tests/verify/test_claims.py tests/prove/test_laws.py tests/docs
 
 campaign: $(VENV)/core.stamp
 	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3

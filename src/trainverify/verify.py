@@ -441,7 +441,7 @@ class _Evaluation:
         if len(proved) > 1:  # all together first; what remains is looked at one by one
             left = unsettled(small, self.plan.lineage, proved, random_inputs(small, point))
             wrong = [s for s in wrong if s in left or s not in proved]
-        if self._less(small):
+        if wrong and self._less(small):
             found_at_full_size, wrong = self._beside_full_size(small, wrong, point)
             if found_at_full_size is not None or not wrong:
                 return found_at_full_size

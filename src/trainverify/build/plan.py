@@ -84,7 +84,7 @@ class RankBuilder(Declaring):
         super().__init__(name, ops)
         self._plan = plan
         self.ranks = ranks
-        self.where = tuple(dict(w) for w in where)
+        self._where = tuple(dict(w) for w in where)
         self._columns: dict[str, tuple[Value, ...]] = {}
         self._asked: dict[object, Value] = {}  # groups and peers that were asked for before
 
@@ -147,7 +147,7 @@ class RankBuilder(Declaring):
     ) -> None:
         """Declare how a logical tensor lives in this one, on these ranks; checked, never believed."""
         made = layout(logical, form, tensor.name, None, fixed, partial)
-        self._plan.lineage += [replace(made, where=tuple(where.items())) for where in self.where]
+        self._plan.lineage += [replace(made, where=tuple(where.items())) for where in self._where]
 
     def input(
         self,

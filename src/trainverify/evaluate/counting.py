@@ -1,6 +1,6 @@
 """Literals that may count something that is smaller in an evaluation at reduced sizes: a difference there may be theirs.
 
-A fraction that no attribute of its op has is the operator's own (the 1/n of a mean), and shrinks with the op (`own_counts`).
+A literal that no attribute of its op has is the operator's own (the 1/n of a mean), and shrinks with the op (`own_counts`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from trainverify.axes.system import System
-from trainverify.evaluate.own_counts import own
+from trainverify.evaluate.own_counts import written
 from trainverify.evaluate.small import Small
 from trainverify.graph.program import Op
 from trainverify.primitives.node import ordered
@@ -111,5 +111,5 @@ def _literals(system: System) -> Iterator[tuple[Op, Any]]:
                 seen.add(id(x.lowered))
                 op = program.ops[n]
                 for node in ordered(tuple(x.lowered.outputs)):
-                    if node.prim == "const" and node.kind != "bool" and not (isinstance(node.attrs[0], Fraction) and own(op)):
+                    if node.prim == "const" and node.kind != "bool" and written(op, node.attrs[0]):
                         yield op, node.attrs[0]

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 from trainverify.axes.inference import NodeAxes
 from trainverify.axes.reduction import Sizes
@@ -13,9 +14,18 @@ from trainverify.graph.program import Op, Ref
 from trainverify.primitives.node import Node, ordered, rebuild
 
 
-def own(op: Op) -> bool:
-    """Whether fractions in an op are the operator's: none of its attributes is one, or differs between ranks."""
-    return not any(isinstance(v, Fraction | Ref) for _, v in op.attrs)
+def written(op: Op, value: object) -> bool:
+    """Whether a literal of an op comes from one of its attributes, or may: then it is the user's, not the operator's."""
+    numbers = [x for _, v in op.attrs for x in _numbers(v)]
+    if any(isinstance(x, Ref) for x in numbers):
+        return True
+    return isinstance(value, int | float | Fraction) and any(value in (x, -x) or (x and value * x in (1, -1)) for x in numbers)
+
+
+def _numbers(value: object) -> list[Any]:
+    if isinstance(value, tuple):
+        return [x for v in value for x in _numbers(v)]
+    return [value] if isinstance(value, int | float | Fraction | Ref) and not isinstance(value, bool) else []
 
 
 def shrunk(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
@@ -33,6 +43,8 @@ def shrunk(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: S
         attrs = node.attrs
         if node.prim == "const" and isinstance(attrs[0], Fraction) and attrs[0].numerator == 1 and attrs[0].denominator in counts:
             attrs = (Fraction(1, counts[attrs[0].denominator]),)
+        elif node.prim == "const" and node.kind == "real" and isinstance(attrs[0], int) and attrs[0] in counts:
+            attrs = (counts[attrs[0]],)
         return Node(node.prim, args, attrs, node.shape, node.kind)
 
     return rebuild(small, change)
