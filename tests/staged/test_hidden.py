@@ -101,7 +101,8 @@ def scaled(by: str | None) -> Program:
 def test_scalars_of_the_plan_have_values(by: str, right: bool) -> None:
     """Expected: a name of a scalar says nothing of what it is divided by."""
     assert shown(scaled(None), scaled(by)) == ({"loss"} if right else set())
-    assert verify(scaled(None), scaled(by), engine="smt", points=1).verdict == ("PROVED(reduced)" if right else "UNKNOWN")
+    expected = {"plain": "PROVED(reduced)", "divided": "UNKNOWN", "infinite": "REFUTED"}[by]  # the last by a point with large inputs
+    assert verify(scaled(None), scaled(by), engine="smt", points=1).verdict == expected
 
 
 def with_nothing(b: ProgramBuilder, w: Tensor, m: Tensor, s: Tensor, right: bool) -> Program:

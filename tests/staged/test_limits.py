@@ -202,8 +202,8 @@ def test_engines_that_contradict_each_other_are_an_internal_error(
 FORGED = {"algebra": "by_algebra", "smt": "by_stages"}
 
 
-def test_a_model_of_the_solver_is_a_counterexample() -> None:
-    """Random numbers do not get there: the solver says where, and enclosures confirm it."""
+def test_a_model_of_the_solver_is_a_counterexample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random numbers do not get there: the solver says where, and enclosures confirm it. So does a point on the other side of the clamp."""
 
     def step(most: float | None) -> tv.Program:
         b = tv.program("clamped")
@@ -212,6 +212,8 @@ def test_a_model_of_the_solver_is_a_counterexample() -> None:
         return b.build()
 
     assert verify(step(100.0), step(100.0), engine="smt", points=1).verdict.startswith("PROVED")
+    assert verify(step(None), step(100.0), points=1).verdict == "REFUTED"
+    monkeypatch.setattr("trainverify.evaluate.branches.search", lambda *given: iter(()))
     report = verify(step(None), step(100.0), engine="smt", points=1)
     assert report.verdict == "REFUTED", report.notes
     assert report.difference is not None

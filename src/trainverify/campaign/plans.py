@@ -561,7 +561,7 @@ class _Partitioner:
         (t,) = value.at[stage]
         r = self.ranks[stage]
         form, fixed = self.form(value.spread, 0)
-        if any(lay.local == t.name and dict(lay.where) in r.where for lay in self.builder.lineage):
+        if any(lay.local == t.name and dict(lay.where) in r._where for lay in self.builder.lineage):
             return False
         r.lives(t, logical, form, fixed)
         r.output(t, "gradient", output.of)

@@ -18,7 +18,8 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.program import Op
 from trainverify.primitives.node import ordered
 
-SIMPLE: Final = 64  # numerator and denominator of a weight, up to which it is one
+SIMPLE: Final = 10  # numerator and denominator of a weight, up to which it is one
+SMALL: Final = 64  # of a count up to this only the number itself is taken for it: others are multiples of it by chance
 ULPS: Final = 4
 
 
@@ -62,6 +63,10 @@ def counts_as(value: Any, n: int) -> bool:
         if m < 2:
             continue
         if exact in (m, -m, Fraction(1, m), Fraction(-1, m)):
+            return True
+        if m <= SMALL:
+            continue
+        if exact.denominator == 1 and exact % m == 0:
             return True
         if not plain and any(max(abs(x.numerator), x.denominator) <= SIMPLE for x in (exact / m, exact * m)):
             return True
