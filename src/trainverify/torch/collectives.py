@@ -14,6 +14,7 @@ from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.torch.mappings.table import NoValue
+from trainverify.torch.rewrites import reduced_apart
 from trainverify.torch.translate import Translator, key_of, type_of
 from trainverify.torch.values import Unknown, Unmapped, Value
 
@@ -129,8 +130,13 @@ class Talk:
         return self.start(inputs, list(zip(outputs, values, strict=True)))
 
     def emit(self, name: str, x: str, group: Group, kind: TensorType, **attrs: Any) -> str:
+        e = self.translator.emitter
         if len(group.members) == 1 and name != "all_to_all":
-            return self.translator.emitter.reshape(x, kind.shape)
+            return e.reshape(x, kind.shape)
+        items = reduced_apart(e, x) if name == "all_reduce" else None
+        if items is not None:
+            single = TensorType((), kind.dtype)
+            return e.op("stack", [self.emit(name, e.cast(i, kind.dtype), group, single, **attrs) for i in items], {"dim": 0})
         made = self.translator.emitter.communicate(name, (x,), {"group": group.name, **attrs}, kind)
         assert made is not None
         return made

@@ -10,6 +10,7 @@ from trainverify.graph.program import Domain, Op, Output, Phase, Program, Source
 from trainverify.graph.types import DTYPES, TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpError, OpTable
+from trainverify.torch.rewrites import rewritten
 from trainverify.torch.values import Unmapped
 
 
@@ -29,6 +30,7 @@ class Emitter:
         self.table = table
         self.ops: list[Op] = []
         self.tensors: dict[str, TensorType] = {}
+        self.made: dict[str | None, Op] = {}  # tensor → the op that makes it
         self.place = Place()
         self.label = "op"
         self.prefix = "before/"  # of names, until the step begins
@@ -53,7 +55,8 @@ class Emitter:
 
     def op(self, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any] | None = None, label: str | None = None) -> str:
         """Append an op with one result."""
-        return self.several(name, inputs, attrs, label)[0]
+        other = rewritten(self, name, inputs, attrs or {})
+        return self.several(name, inputs, attrs, label)[0] if other is None else other
 
     def several(
         self, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any] | None = None, label: str | None = None
@@ -66,7 +69,9 @@ class Emitter:
             raise Unmapped(f"{error}") from error
         base = f"{self.place.module}/{label or self.label}" if self.place.module else (label or self.label)
         outputs = tuple(self.declare(self.fresh(base), t) for t in lowered.types)
-        self.ops.append(Op(name, tuple(inputs), outputs, pairs, self.place.phase, None, self.place.source))
+        op = Op(name, tuple(inputs), outputs, pairs, self.place.phase, None, self.place.source)
+        self.ops.append(op)
+        self.made.update(dict.fromkeys(outputs, op))
         return outputs
 
     def communicate(self, name: str, inputs: Sequence[str], attrs: Mapping[str, Any], kind: TensorType | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from trainverify.torch.functional import Functional
 from trainverify.torch.translate import Translator
@@ -17,6 +17,7 @@ from trainverify.torch.translate import Translator
 _SILENT: Final = ("prim", "profiler", "prims")
 _COLLECTIVES: Final = ("_c10d_functional", "_c10d_functional_autograd")
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+_MESH: Final = ("distributed/device_mesh.py", "distributed/_mesh_layout.py")
 _PROPAGATION: Final = ("_sharding_prop.py", "_op_schema.py", "_decompositions.py")
 
 
@@ -36,10 +37,14 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         if func.namespace in _SILENT:
             return func(*args, **kwargs)
+        why = _beside()
+        if why == "mesh":
+            with _disable_current_modes():
+                return func(*args, **kwargs)
+        if why == "shapes":
+            return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.translator.item(args[0])
-        if _propagates():
-            return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if func.namespace in _COLLECTIVES and self.functional is not None:
             self.functional.call(func, args, kwargs, result)
@@ -48,13 +53,16 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-def _propagates() -> bool:
-    """Whether DTensor only asks for shapes: its ops on global shapes compute nothing."""
+def _beside() -> str | None:
+    """What runs beside the user's program: `mesh`, device meshes that compute ranks, or `shapes`, DTensor that asks for global shapes."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(12):
         if frame is None:
-            return False
-        if frame.f_code.co_filename.endswith(_PROPAGATION):
-            return True
+            return None
+        file = frame.f_code.co_filename
+        if file.endswith(_MESH):
+            return "mesh"
+        if file.endswith(_PROPAGATION):
+            return "shapes"
         frame = frame.f_back
-    return False
+    return None

@@ -43,3 +43,14 @@ def chunk_cat(a: Arguments) -> str:
     kind = a.out[0]
     assert kind is not None
     return a.e.reshape(made, kind.shape)
+
+
+@row("fsdp::all_gather_copy_in")
+def all_gather_copy_in(a: Arguments) -> tuple[str, None]:
+    """The own part of the buffer: all inputs flat, one after the other. The buffer itself is written by the all-gather."""
+    a.ignore("all_gather_output", "rank")
+    names, sizes = a.tensors("all_gather_inputs"), a.ints("inp_split_sizes")
+    flat = [a.e.reshape(n, (math.prod(a.e.shape(n)),)) for n in names]
+    if sizes != tuple(a.e.shape(n)[0] for n in flat) or a.integer("all_gather_input_numel") != sum(sizes):
+        raise Unmapped("inputs that do not fill the buffer")
+    return (flat[0] if len(flat) == 1 else a.e.op("concat", flat, {"dim": 0})), None
