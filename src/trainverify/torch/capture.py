@@ -139,9 +139,10 @@ class Session:
 
         def report(tensor: Value, role: Any, of: str | None, what: str) -> str | None:
             if isinstance(tensor, Unknown):
-                code = "TV501" if tensor.pending is not None else "TV504"
-                severity: Any = "error" if tensor.pending is not None else "unsupported"
-                problems.append(Finding(code, f"{what}: {tensor.reason}", self.rank, of, tensor.source, None, severity))
+                if tensor.pending is None:
+                    problems.append(Finding("TV504", f"{what}: {tensor.reason}", self.rank, of, tensor.source, None, "unsupported"))
+                else:
+                    t.early.append((tensor, t.emitter.place.source))
                 return None
             if tensor in sources:
                 tensor = t.emitter.op("identity", (tensor,), label=f"{of}.unchanged")
@@ -203,16 +204,14 @@ class Session:
         )
 
     def _early(self) -> list[Finding]:
-        found = []
+        first: dict[int | None, Finding] = {}  # of every communication only where it is read first
         for why, source in self.translator.early:
-            found.append(Finding("TV501", why.reason, self.rank, None, source))
-        return list(dict.fromkeys(found))
+            first.setdefault(why.pending, Finding("TV501", why.reason, self.rank, None, source))
+        return list(first.values())
 
     def _poisoned(self) -> list[Finding]:
-        found = [
-            Finding("TV504", f"communicated: {u.reason}", self.rank, None, u.source, None, "unsupported") for u in self.translator.poisoned
-        ]
-        return list(dict.fromkeys(found))
+        poisoned = dict.fromkeys((u.reason, u.source) for u in self.translator.poisoned if u.pending is None)
+        return [Finding("TV504", f"communicated: {why}", self.rank, None, at, None, "unsupported") for why, at in poisoned]
 
     def _strays(self) -> list[Finding]:
         """Memory that is older than the step, is still used, and was written."""

@@ -1,6 +1,7 @@
 """Exact rewrites of what PyTorch computes, applied as ops are written. Each holds for all values; each has a test with a wrong twin.
 
-- scalars that are stacked: functions, slices and sums over ranks of a stack are stacks of these, and its norm is √(Σ x²)
+- scalars that are stacked: functions, slices and sums over ranks of a stack are stacks of these, and its norm is √(Σ x²);
+  the norm of norms of tensors is the norm of all their elements
 - an embedding that masks ids outside its rows is an embedding of the rows from there on
 """
 
@@ -37,9 +38,18 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         and attrs["shape"] == e.shape(str(op.inputs[0]))
     ):
         return op.inputs[0]  # there and back
+    if name in ("pow", "square") and attrs.get("exponent", 2) == 2 and (x := _normed(e, first)) is not None:
+        return e.op("sum", (e.op("square", (x,)),))  # ‖x‖² is Σ x²
     if name == "where" and len(inputs) == 3:
         return _vocabulary(e, inputs)
     return None
+
+
+def _normed(e: Emitter, name: str | None) -> str | None:
+    """The tensor that a scalar is the 2-norm of."""
+    op = e.made.get(name)
+    whole = op is not None and op.name == "norm" and op.get("p", 2) == 2 and op.get("dim") is None and not op.get("keepdim")
+    return op.inputs[0] if op is not None and whole else None
 
 
 def _of_stack(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any], items: tuple[str, ...]) -> str | None:
@@ -52,7 +62,7 @@ def _of_stack(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
     if name == "reshape" and attrs["shape"] == () and len(items) == 1:
         return items[0]
     if name == "norm" and attrs.get("p", 2) == 2 and not attrs.get("keepdim") and attrs.get("dim") in (None, 0, (0,), (-1,)):
-        return e.op("grad_norm", items)
+        return e.op("grad_norm", [_normed(e, i) or i for i in items])
     if name == "sum" and not attrs.get("keepdim") and attrs.get("dim") in (None, 0, (0,), (-1,)):
         total = items[0]
         for i in items[1:]:
