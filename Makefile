@@ -1,6 +1,7 @@
 # make demo    Llama-3-8B on 8 devices, then a small plan with everything shown, then a buggy one (core dependencies only)
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
 # make campaign  thousands of random plans and of random mistakes in them (about an hour on 2 cores)
+# make capture  PyTorch code of all kinds, captured, proved and replayed, and with planted bugs (about 20 minutes)
 # make clean   remove the virtual environment and what was built
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 TORCH := torch==2.13.0
 
-.PHONY: demo test campaign clean
+.PHONY: demo test campaign capture clean
 
 demo: $(VENV)/core.stamp
 	@mkdir -p $(DEMO)
@@ -37,6 +38,9 @@ test: $(VENV)/dev.stamp
 
 campaign: $(VENV)/core.stamp
 	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
+
+capture: $(VENV)/dev.stamp
+	$(BIN)/pytest tests/capture -m "capture or not capture" -v
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -81,9 +81,7 @@ CASES: dict[str, Case] = {
     ),
     "dp by hand": Case(data.sgd, lambda c, r, w, bug: data.by_hand(c, bug), {"dp": 2}, AVERAGED, bugs=("sum for mean", "no wait")),
     "zero redundancy": Case(whole, lambda c, r, w, bug: data.zero(c), {"dp": 2}, AVERAGED),
-    "tp by hand": Case(
-        whole, lambda c, r, w, bug: handwritten.distributed(c, w, bug), TP, cuts=handwritten.CUTS, ignore=True, bugs=HAND
-    ),
+    "tp by hand": Case(whole, lambda c, r, w, bug: handwritten.distributed(c, w, bug), TP, cuts=handwritten.CUTS, ignore=True, bugs=HAND),
     "dtensor tp": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w), TP, ignore=True),
     "dtensor vocabulary": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w, vocabulary=True), TP, ignore=True),
     "dtensor loss": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w, loss_cut=True), TP, ignore=True),

@@ -17,5 +17,7 @@ except ImportError as error:  # pragma: no cover
 from trainverify.torch.inputs import Flags, Ids, Reals
 from trainverify.torch.judge import captures, judge, pair, verify
 from trainverify.torch.launch import CaptureError
+from trainverify.torch.meanings import meaning
+from trainverify.torch.script import step
 
-__all__ = ["CaptureError", "Flags", "Ids", "Reals", "captures", "judge", "pair", "verify"]
+__all__ = ["CaptureError", "Flags", "Ids", "Reals", "captures", "judge", "meaning", "pair", "step", "verify"]

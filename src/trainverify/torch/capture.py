@@ -64,12 +64,10 @@ class Session:
 
     # -- before the step ------------------------------------------------------------------------------------------------
 
-    def begin(self, found: Found) -> None:
-        """The step starts: everything it starts from becomes a source."""
-        for variable, module in found.modules.items():
+    def begin(self, found: Found, inputs: Mapping[str, torch.Tensor] | None = None) -> None:
+        """The step starts: everything it starts from becomes a source. Without `inputs` the batch is made as it is described."""
+        for module in found.modules.values():
             self.lines.name_modules(module)
-            self.talk.translator.emitter.place = self.lines.here()
-            _ = variable
         self.named = list(tensors_of(found.modules))
         names = {id(n.tensor): n.name for n in self.named}
         for optimizer in found.optimizers:
@@ -77,7 +75,7 @@ class Session:
             for group in optimizer.param_groups:
                 self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
         self.by_tensor = names
-        made = {n: self._input(n) for n in self.batch}
+        made = {n: self._input(n) for n in self.batch} if inputs is None else inputs
         t = self.translator
         for n in self.named:  # memory that is known already counts as older than the step
             t.keep(local(n.tensor))
@@ -197,7 +195,7 @@ class Session:
             captured_placed,
             {n.name: list(n.tensor.shape) for n in self.named},
             [*self._early(), *self.talk.findings, *problems, *self._poisoned(), *self._strays()],
-            self.assumed,
+            [*self.assumed, *(f"{n} means what the given function computes ({count} calls)" for n, count in t.meant.items())],
             dict(t.missing),
             dict(t.calls),
             t.literals.merged(),

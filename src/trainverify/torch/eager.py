@@ -74,4 +74,4 @@ def _note_gradients(names: Mapping[int, str], into: dict[str, torch.Tensor]) -> 
 
 def _array(t: torch.Tensor) -> np.ndarray[Any, Any]:
     here = local(t.detach())
-    return here.to(torch.float64).numpy().copy() if here.is_floating_point() else here.numpy().copy()
+    return np.array((here.to(torch.float64) if here.is_floating_point() else here).numpy())

@@ -37,13 +37,13 @@ def patched(owner: Any, **changes: Any) -> Iterator[None]:
             setattr(owner, n, v)
 
 
-def start_group(talk: Talk, rank: int, world: int) -> None:
+def start_group(talk: Talk, rank: int, world: int, init: Callable[..., None] = dist.init_process_group) -> None:
     """`dist` as this rank sees it."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     register(talk)
     c10d._store_based_barrier = lambda *args, **kwargs: None
-    dist.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=world)
+    init(BACKEND, store=FakeStore(), rank=rank, world_size=world)
 
 
 def patch(talk: Talk, assumed: list[str]) -> None:

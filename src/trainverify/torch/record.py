@@ -28,6 +28,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.translator = translator
         self.functional = functional
+        translator.again = self
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

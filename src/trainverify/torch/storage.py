@@ -87,22 +87,20 @@ class Memory:
             self.emitter.label = label
 
     def _joined(self, touched: list[Piece], view: View) -> Piece | Unknown:
-        """The pieces that a view touches, flat and end to end."""
-        at, parts = view.offset, []
-        for p in touched:
-            if p.start > at:
-                break
-            stop = min(p.stop, view.stop)
-            part = self._of_piece(p, View(at, (stop - at,), (1,)))
+        """The pieces that a view touches, whole, flat and end to end."""
+        if not touched or touched[0].start > view.offset or touched[-1].stop < view.stop:
+            return Unknown("memory that was never written is read")
+        parts: list[str] = []
+        for before, p in zip([None, *touched], touched, strict=False):
+            if before is not None and before.stop != p.start:
+                return Unknown("memory that was never written is read")
+            part = self._of_piece(p, View(p.start, (p.stop - p.start,), (1,)))
             if isinstance(part, Unknown):
                 return part
             parts.append(part)
-            at = stop
-        if at < view.stop or not parts:
-            return Unknown("memory that was never written is read")
         name = parts[0] if len(parts) == 1 else self.emitter.op("concat", parts, {"dim": 0})
-        whole = View(view.offset, (view.stop - view.offset,), (1,))
-        return Piece(view.offset, view.stop, name, whole, touched[0].dtype)
+        start, stop = touched[0].start, touched[-1].stop
+        return Piece(start, stop, name, View(start, (stop - start,), (1,)), touched[0].dtype)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -163,15 +161,21 @@ def _replace_box(e: Emitter, x: str, value: str, digits: tuple[Digit, ...], at: 
     if at == len(digits):
         return value
     d = digits[at]
-    stop = d.start + d.count
 
-    def cut(start: int, end: int) -> str:
-        return e.op("slice", (x,), {"dim": at, "start": start, "stop": end})
+    def cut(tensor: str, start: int, end: int) -> str:
+        return e.op("slice", (tensor,), {"dim": at, "start": start, "stop": end})
 
-    parts = [cut(0, d.start)] if d.start else []
-    parts.append(_replace_box(e, cut(d.start, stop), value, digits, at + 1))
-    if stop < d.size:
-        parts.append(cut(stop, d.size))
+    width = d.count if d.step == 1 else 1
+    parts, done = [], 0
+    for i in range(0, d.count, width):
+        start = d.start + i * d.step
+        if done < start:
+            parts.append(cut(x, done, start))
+        new = value if width == d.count else cut(value, i, i + 1)
+        parts.append(_replace_box(e, cut(x, start, start + width), new, digits, at + 1))
+        done = start + width
+    if done < d.size:
+        parts.append(cut(x, done, d.size))
     return e.op("concat", parts, {"dim": at})
 
 

@@ -20,6 +20,7 @@ from trainverify.torch.mappings import MAPPINGS, Row
 from trainverify.torch.mappings.creation import RANDOM
 from trainverify.torch.mappings.foreach import each, single
 from trainverify.torch.mappings.table import Arguments, NoValue
+from trainverify.torch.meanings import MEANINGS
 from trainverify.torch.storage import Memory, checked
 from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
 from trainverify.torch.views import View
@@ -95,6 +96,8 @@ class Translator:
         self.literals = Literals()
         self.missing: dict[str, Missing] = {}
         self.calls: Counter[str] = Counter()
+        self.meant: Counter[str] = Counter()  # ops whose meaning the user gave
+        self.again: Any = None  # the recorder, for functions that are captured in an op's place
         self.poisoned: list[Unknown] = []  # values that communication needs and that are not there
         self.early: list[tuple[Unknown, Source | None]] = []  # results of communication that are read before `wait`, and where
         self.step: Step | None = None
@@ -114,8 +117,8 @@ class Translator:
         key = self.keep(t)
         if str(t.dtype) not in DTYPES:
             return Unknown(f"a tensor of dtype {t.dtype}")
-        if key in self._known:
-            return self._literal(self.known(t), type_of(t))
+        if (found := self.known(t)) is not None:
+            return self._literal(found, type_of(t))
         return self.memory.read(key, view_of(t), DTYPES[str(t.dtype)])
 
     def known(self, t: torch.Tensor) -> torch.Tensor | None:
@@ -198,6 +201,9 @@ class Translator:
             return
         if self._shadow(func, name, args, kwargs, targets, out):
             return
+        if name in MEANINGS:
+            self._meant(name, args, kwargs, targets)
+            return
         self.emitter.place = self._place()
         self.emitter.label = name.rpartition("::")[2].strip("_")
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -205,6 +211,22 @@ class Translator:
         for t, value in zip(targets, self._results(name, bool(written), plain, defaults, targets), strict=True):
             if t is not None and value is not None:
                 self.write(t, value)
+
+    def _meant(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any]) -> None:
+        """An op of another library, by the function that the user gave for it."""
+        assert self.again is not None
+        with self.again:
+            made = [t for t in flat(MEANINGS[name](*args, **kwargs)) if t is not None]
+        self.emitter.place = self._place()
+        self.meant[name] += 1
+        wanted = [t for t in targets if isinstance(t, torch.Tensor)]
+        if [tuple(t.shape) for t in made] != [tuple(t.shape) for t in wanted]:
+            values: Sequence[Value | None] = self._unmapped(name, "its meaning has results of other shapes", len(wanted))
+        else:
+            values = [self.read(t) for t in made]
+        for t, value in zip(wanted, values, strict=True):
+            if value is not None:
+                self.write(t, value if isinstance(value, Unknown) else self.emitter.cast(value, type_of(t).dtype))
 
     def _view(self, given: Mapping[str, Any], out: Any) -> None:
         """A view is read where it is used. One with memory of its own is data that becomes a fake tensor."""

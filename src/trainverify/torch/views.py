@@ -6,10 +6,10 @@ block is a box of it after some dimensions are joined or split: `box` finds it, 
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
+APART = 16  # positions with gaps between them that are written one by one
 Ints = tuple[int, ...]
 Step = tuple[str, dict[str, object]]  # an operator and its attributes, applied to the result of the one before
 
@@ -85,9 +85,11 @@ def box(view: View, block: View, split_steps: bool = False) -> Box | None:
     dims = sorted(
         (d for d in range(len(view.shape)) if view.shape[d] > 1 and view.stride[d] > 0), key=lambda d: (-view.stride[d], -view.shape[d])
     )
-    for a, b in itertools.pairwise(dims):
-        if view.stride[a] < view.stride[b] * view.shape[b]:
+    below = 0
+    for d in reversed(dims):
+        if view.stride[d] <= below:
             return None  # elements that are shown twice, or dimensions that interleave
+        below += (view.shape[d] - 1) * view.stride[d]
     grouped = _grouped(view, [block.shape[d] for d in order_of_block if block.shape[d] > 1], dims, view.offset - block.offset)
     digits: list[Digit] = []
     for size, start, inner in grouped:
@@ -134,7 +136,7 @@ def _digits(size: int, start: int, inner: list[tuple[int, int]], split_steps: bo
     if len(inner) == 1 and not split_steps:
         return [Digit(size, start, count, step)]
     if size % step:
-        return None
+        return [Digit(size, start, count, step)] if len(inner) == 1 and count <= APART else None
     row, rest = divmod(start, step)
     if rest + sum((s - 1) * k for s, k in inner[1:]) >= step:
         return None

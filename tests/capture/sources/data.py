@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from llama import Config, Llama, trained
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-
-from llama import Config, Llama, trained
 
 
 def plain(c: Config, bug: str | None = None):

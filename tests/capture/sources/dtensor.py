@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from llama import Config, Llama, full, loss_of, optimizer_of, trained
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -15,8 +16,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
-
-from llama import Config, Llama, full, loss_of, optimizer_of, trained
 
 
 def sequence_parallel(model: Llama, tp) -> None:

@@ -7,9 +7,8 @@ from fnmatch import fnmatch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
-
 from llama import Config, Llama, Norm, loss_of, optimizer_of, rotate
+from torch import nn
 
 
 class Copy(torch.autograd.Function):

@@ -110,11 +110,6 @@ def sgn(a: Arguments) -> str:
     return a.e.op("sign", (a.tensor("self"),))
 
 
-@row("aten::square")
-def square(a: Arguments) -> str:
-    return a.e.op("square", (a.tensor("self"),))
-
-
 def _comparison(name: str) -> None:
     @row(f"aten::{name}")
     def compare(a: Arguments) -> str:
@@ -141,8 +136,6 @@ for _name, _ours, _only in (
     ("logical_or", "logical_or", False),
     ("bitwise_and", "logical_and", True),
     ("bitwise_or", "logical_or", True),
-    ("__and__", "logical_and", True),
-    ("__or__", "logical_or", True),
 ):
     _logical(f"aten::{_name}", _ours, _only)
 

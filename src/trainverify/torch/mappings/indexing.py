@@ -56,7 +56,7 @@ def index(a: Arguments) -> str:
     return a.e.reshape(flat, (*rest[:dim], *shape, *rest[dim + 1 :]))
 
 
-@row("aten::index_put", "aten::_unsafe_index_put")
+@row("aten::index_put")
 def index_put(a: Arguments) -> str:
     x, values = a.tensor("self"), a.tensor("values")
     accumulate = a.flag("accumulate")
@@ -99,8 +99,3 @@ def topk(a: Arguments) -> tuple[str, str]:
     attrs = {"k": a.integer("k"), "dim": a.integer("dim"), "largest": a.flag("largest")}
     values, ids = a.e.several("topk", (a.tensor("self"),), attrs)
     return values, ids
-
-
-@row("aten::one_hot")
-def one_hot(a: Arguments) -> str:
-    return a.e.op("one_hot", (a.tensor("self"),), {"num_classes": a.integer("num_classes")})

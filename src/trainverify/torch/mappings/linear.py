@@ -7,10 +7,10 @@ from trainverify.torch.mappings.table import Arguments, Number, rows
 ROWS, row = rows()
 
 
-@row("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::matmul")
+@row("aten::mm", "aten::bmm", "aten::mv", "aten::dot")
 def product(a: Arguments) -> str:
     a.dtype("out_dtype")
-    names = ("mat2", "vec", "tensor", "other")
+    names = ("mat2", "vec", "tensor")
     other = next(n for n in names if n in a.given)
     return a.e.op("matmul", (a.tensor("self"), a.tensor(other)))
 
@@ -35,8 +35,3 @@ def addmm(a: Arguments) -> str:
 def baddbmm(a: Arguments) -> str:
     made = a.e.op("matmul", (a.tensor("batch1"), a.tensor("batch2")))
     return _added(a, a.tensor("self"), made, a.number("beta"), a.number("alpha"))
-
-
-@row("aten::linear")
-def linear(a: Arguments) -> str:
-    return a.e.op("linear", (a.tensor("input"), a.tensor("weight"), a.optional("bias")))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 
 from trainverify.torch.mappings.table import Arguments, rows
-from trainverify.torch.values import Unknown, Unmapped
+from trainverify.torch.values import Unmapped
 
 ROWS, row = rows()
 
 
-@row("aten::_softmax", "aten::_safe_softmax", "aten::softmax")
+@row("aten::_softmax")
 def softmax(a: Arguments) -> str:
     a.ignore("half_to_float")
     a.dtype()
     return a.e.op("softmax", (a.tensor("self"),), {"dim": a.integer("dim")})
 
 
-@row("aten::_log_softmax", "aten::log_softmax")
+@row("aten::_log_softmax")
 def log_softmax(a: Arguments) -> str:
     a.ignore("half_to_float")
     a.dtype()
@@ -104,43 +104,6 @@ def layer_norm_backward(a: Arguments) -> tuple[str | None, str | None, str | Non
     return of_x, of_weight, of_bias
 
 
-@row("aten::_fused_rms_norm")
-def rms_norm(a: Arguments) -> tuple[str, str]:
-    shape, eps = a.ints("normalized_shape"), a.raw("eps")
-    assert shape is not None
-    x, weight = a.tensor("input"), a.optional("weight")
-    value = a.literal(_epsilon(a.e.tensors[x].dtype) if eps is None else float(eps))
-    over = {"dim": tuple(range(-len(shape), 0)), "keepdim": True}
-    rstd = a.e.op("rsqrt", (a.e.op("add", (a.e.op("mean", (a.e.op("square", (x,)),), over),), {"value": value}),))
-    y = a.e.op("mul", (x, rstd))
-    return (y if weight is None else a.e.op("mul", (y, weight))), rstd
-
-
-def _epsilon(dtype: str) -> float:
-    return {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-7, "f16": 2.0**-10}[dtype]
-
-
-@row("aten::_fused_rms_norm_backward")
-def rms_norm_backward(a: Arguments) -> tuple[str | None, str | None]:
-    """With x̂ = x·rstd and ĝ = g·weight: dx = rstd·(ĝ − x̂·mean(ĝ·x̂)), dweight = Σ g·x̂."""
-    g, x, shape, mask = a.tensor("grad_out"), a.tensor("input"), a.ints("normalized_shape"), a.raw("output_mask")
-    rstd, weight = a.tensor("rstd"), a.optional("weight")
-    assert shape is not None
-    e = a.e
-    normal = e.op("mul", (x, rstd))
-    outer = tuple(range(len(e.shape(x)) - len(shape)))
-    of_x = of_weight = None
-    if mask[0]:
-        weighted = g if weight is None else e.op("mul", (g, weight))
-        over = {"dim": tuple(range(-len(shape), 0)), "keepdim": True}
-        along = e.op("mean", (e.op("mul", (weighted, normal)),), over)
-        of_x = e.op("mul", (rstd, e.op("sub", (weighted, e.op("mul", (normal, along))))))
-    if mask[1]:
-        product = e.op("mul", (g, normal))
-        of_weight = e.op("sum", (product,), {"dim": outer}) if outer else product
-    return of_x, of_weight
-
-
 # -- attention ------------------------------------------------------------------------------------------------------------
 
 
@@ -175,24 +138,5 @@ def flash_attention_cpu_backward(a: Arguments) -> tuple[str, str, str]:
     g, y, logsumexp = a.tensor("grad_out"), a.tensor("out"), a.tensor("logsumexp")
     delta = a.e.op("sum", (a.e.op("mul", (g, y)),), {"dim": -1})
     q, k, v = qkv
-    of_q, of_k, of_v = a.e.several("attention_backward", (g, q, k, v, logsumexp, delta), attrs)
-    return of_q, of_k, of_v
-
-
-@row("aten::_scaled_dot_product_flash_attention")
-def flash_attention(a: Arguments) -> list[str | Unknown]:
-    a.ignore("return_debug_mask")
-    qkv, _, attrs = _attention(a, None)
-    y, logsumexp = a.e.several("attention", qkv, attrs)
-    unused = Unknown("bookkeeping of flash attention")
-    return [y, logsumexp, *[unused] * (len(a.out) - 2)]
-
-
-@row("aten::_scaled_dot_product_flash_attention_backward")
-def flash_attention_backward(a: Arguments) -> tuple[str, str, str]:
-    a.ignore("cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset")
-    (q, k, v), _, attrs = _attention(a, None)
-    g, y, logsumexp = a.tensor("grad_out"), a.tensor("out"), a.tensor("logsumexp")
-    delta = a.e.op("sum", (a.e.op("mul", (g, y)),), {"dim": -1})
     of_q, of_k, of_v = a.e.several("attention_backward", (g, q, k, v, logsumexp, delta), attrs)
     return of_q, of_k, of_v

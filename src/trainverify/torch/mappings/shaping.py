@@ -10,7 +10,7 @@ from trainverify.torch.values import Unmapped
 ROWS, row = rows()
 
 
-@row("aten::clone", "aten::contiguous", "aten::_to_copy", "aten::_conj_physical", "aten::lift_fresh_copy", "aten::alias_copy")
+@row("aten::clone", "aten::_to_copy", "aten::_conj_physical", "aten::lift_fresh_copy", "aten::alias_copy")
 def copy_of(a: Arguments) -> str:
     a.ignore("memory_format", "device", "layout", "pin_memory", "non_blocking", "dtype")
     return a.tensor("self")
@@ -43,16 +43,6 @@ def stack(a: Arguments) -> str:
 @row("aten::repeat")
 def repeat(a: Arguments) -> str:
     return a.e.op("repeat", (a.tensor("self"),), {"sizes": a.ints("repeats")})
-
-
-@row("aten::repeat_interleave")
-def repeat_interleave(a: Arguments) -> str:
-    a.ignore("output_size")
-    dim = a.raw("dim")
-    repeats = a.raw("repeats")
-    if dim is None or not isinstance(repeats, int):
-        raise Unmapped("repeats that are not one number along one dimension")
-    return a.e.op("repeat_interleave", (a.tensor("self"),), {"repeats": repeats, "dim": dim})
 
 
 @row("aten::flip")
@@ -121,17 +111,12 @@ def select_backward(a: Arguments) -> str:
     return _padded(a, a.e.reshape(grad, (*shape[:d], 1, *shape[d:])), d, index % sizes[d], sizes[d])
 
 
-@row("aten::slice_scatter", "aten::select_scatter")
-def scattered(a: Arguments) -> str:
-    raise Unmapped("scatter into a slice as a function")
-
-
 @row("aten::split_with_sizes_copy")
 def split_with_sizes_copy(a: Arguments) -> list[str]:
     return list(a.e.several("split", (a.tensor("self"),), {"sizes": a.ints("split_sizes"), "dim": a.integer("dim")}))
 
 
-@row("aten::_reshape_copy", "aten::view_copy")
+@row("aten::view_copy")
 def reshape_copy(a: Arguments) -> str:
     a.ignore("size")
     kind = a.out[0]
