@@ -168,6 +168,8 @@ def verify(
     named = mesh if isinstance(mesh, Mesh) else Mesh(mesh or {"dp": world_size})
     if named.size != world_size:
         raise ValueError(f"{named} has {named.size} ranks, not {world_size}")
+    if world_size > ALL_RANKS:  # a rank that was not captured may differ: no verdict for all would be one
+        raise CaptureError(f"{world_size} ranks: at most {ALL_RANKS} are captured, and there is no verdict about ranks that are not")
     one, all_ranks = captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds)
     return judge(one, all_ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
 

@@ -136,6 +136,8 @@ for _name, _ours, _only in (
     ("logical_or", "logical_or", False),
     ("bitwise_and", "logical_and", True),
     ("bitwise_or", "logical_or", True),
+    ("__and__", "logical_and", True),
+    ("__or__", "logical_or", True),
 ):
     _logical(f"aten::{_name}", _ours, _only)
 
