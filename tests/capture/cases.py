@@ -14,10 +14,13 @@ from trainverify.graph.mesh import Mesh
 SOURCES = Path(__file__).parent / "sources"
 sys.path.insert(0, str(SOURCES))
 
+import context  # noqa: E402
 import data  # noqa: E402
 import dtensor  # noqa: E402
+import gpt  # noqa: E402
 import handwritten  # noqa: E402
 import llama  # noqa: E402
+import pipeline  # noqa: E402
 from llama import SMALL, Config, Llama, trained  # noqa: E402
 
 AVERAGED = {"dp": "avg"}
@@ -84,7 +87,6 @@ CASES: dict[str, Case] = {
     "tp by hand": Case(whole, lambda c, r, w, bug: handwritten.distributed(c, w, bug), TP, cuts=handwritten.CUTS, ignore=True, bugs=HAND),
     "dtensor tp": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w), TP, ignore=True),
     "dtensor vocabulary": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w, vocabulary=True), TP, ignore=True),
-    "dtensor loss": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w, loss_cut=True), TP, ignore=True),
     "dtensor tp sp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 1, 2, shard=False), TP, ignore=True),
     "fsdp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, bug=bug), {"dp": 2, "tp": 1}, AVERAGED, bugs=("sum for mean",)),
     "fsdp 4": Case(whole, lambda c, r, w, bug: dtensor.both(c, 4, 1), {"dp": 4, "tp": 1}, AVERAGED),
@@ -97,5 +99,28 @@ CASES: dict[str, Case] = {
         {"replicas": 2, "dp": 2},
         {"replicas": "avg", "dp": "avg"},
         cut="(replicas dp b) s",
+    ),
+    "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c), {"dp": 2}, AVERAGED),
+    "pipeline by hand": Case(
+        lambda c: pipeline.accumulated(c, 2),
+        lambda c, r, w, bug: pipeline.by_hand(c, r, w, bug),
+        {"pp": 2},
+        cut="b s",
+        bugs=("stale labels", "order"),
+    ),
+    "pipeline 1f1b": Case(
+        lambda c: pipeline.accumulated(c, 4),
+        lambda c, r, w, bug: pipeline.scheduled(c, r, w, 4, bug=bug),
+        {"pp": 2},
+        cut="b s",
+        bugs=("not divided",),
+    ),
+    "ulysses": Case(
+        context.sgd,
+        lambda c, r, w, bug: context.ulysses(c, bug),
+        {"cp": 2},
+        ignore=True,
+        cut="b (cp s)",
+        bugs=("rope not offset", "own count", "norm not reduced"),
     ),
 }

@@ -18,7 +18,7 @@ from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.torch.capture import Captured, capture
 from trainverify.torch.inputs import Batch
-from trainverify.torch.launch import CaptureError, Failed, Target, resolve, run
+from trainverify.torch.launch import CaptureError, Failed, Target, Traced, resolve, run
 from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
 from trainverify.torch.mappings import Row
 from trainverify.verify import verify as verify_programs
@@ -68,7 +68,7 @@ def captures(
         who = "the reference" if i == 0 else f"rank {i - 1}"
         if isinstance(result, Failed):
             where = f" ({result.where})" if result.where else ""
-            raise CaptureError(f"{who}{where}: {result.kind}: {result.message}")
+            raise CaptureError(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
         good.append(result)
     return good[0], good[1:]
 

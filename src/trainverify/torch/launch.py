@@ -24,6 +24,10 @@ class CaptureError(Exception):
     """The user's code could not be run, or not be captured; the text says where."""
 
 
+class Traced(Exception):
+    """The traceback of another process."""
+
+
 @dataclass(frozen=True)
 class Failed:
     kind: str

@@ -39,6 +39,7 @@ _NOTHING: Final = frozenset(
 )
 
 
+_COPIES: Final = frozenset(("aten::to", "aten::contiguous", "aten::reshape"))  # a view, or a copy with memory of its own
 _VIEWS: Final = frozenset(("aten::_unsafe_view",))  # views without a note in their schema
 
 
@@ -192,7 +193,7 @@ class Translator:
         given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | dict(kwargs)
         written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if not written and (any(r.alias_info is not None for r in schema.returns) or schema.name in _VIEWS):
-            self._view(given, out)
+            self._view(str(schema.name), given, out)
             return
         name = str(schema.name)
         self.calls[name] += 1
@@ -228,18 +229,27 @@ class Translator:
             if value is not None:
                 self.write(t, value if isinstance(value, Unknown) else self.emitter.cast(value, type_of(t).dtype))
 
-    def _view(self, given: Mapping[str, Any], out: Any) -> None:
+    def _view(self, name: str, given: Mapping[str, Any], out: Any) -> None:
         """A view is read where it is used. One with memory of its own is data that becomes a fake tensor."""
         inputs = [t for v in given.values() for t in flat(v) if isinstance(t, torch.Tensor)]
         keys = {self.keep(t) for t in inputs}
         for t in flat(out):
             if isinstance(t, torch.Tensor) and self.keep(t) not in keys:
                 found = self.known(inputs[0]) if len(inputs) == 1 else None
-                if found is None or not t.is_contiguous():
-                    self.write(t, Unknown("data that was there before it was captured", self._place().source))
+                if found is None and name in _COPIES and inputs[0].numel() == t.numel():
+                    self._copied(inputs[0], t)
+                elif found is None or not t.is_contiguous():
+                    self.write(t, Unknown(f"{name}: data that was there before it was captured", self._place().source))
                 else:
                     with unset_fake_temporarily():
                         self._known[self.keep(t)] = found.detach().clone().reshape(-1)
+
+    def _copied(self, source: torch.Tensor, t: torch.Tensor) -> None:
+        """What may be a view and is a copy: the same elements in row-major order."""
+        self.emitter.place = self._place()
+        value = self.read(source)
+        kind = type_of(t)
+        self.write(t, value if isinstance(value, Unknown) else self.emitter.cast(self.emitter.reshape(value, kind.shape), kind.dtype))
 
     def _results(
         self, name: str, in_place: bool, given: Mapping[str, Any], defaults: Mapping[str, Any], targets: Sequence[Any]
