@@ -29,6 +29,12 @@ demo: $(VENV)/core.stamp
 	@echo
 	@echo "--- The same plan without one backward all-reduce: REFUTED, exit code 1, with the place."
 	$(BIN)/trainverify verify $(DEMO)/mlp.logical.json $(DEMO)/mlp.buggy.json; test $$? -eq 1
+	@echo
+	@if $(BIN)/python -c "import torch" 2>/dev/null; then \
+		echo "--- PyTorch code as it is, data and tensor parallel on 4 ranks, captured on fake tensors: PROVED."; \
+		$(BIN)/trainverify torch examples/pytorch/train.py:reference examples/pytorch/train.py:distributed --world-size 4 > $(DEMO)/torch.txt; \
+		code=$$?; head -1 $(DEMO)/torch.txt; exit $$code; \
+	else echo "--- PyTorch is absent: no PyTorch code is captured (pip install 'trainverify[torch]')."; fi
 
 test: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """A script as people run it with torchrun: FSDP2, one line added around the step.
 
-trainverify torch run --world-size 2 --reference-args "--rows 8" -- examples/torch/script.py --rows 4
+trainverify torch run --world-size 2 --reference-args "--rows 8" -- examples/pytorch/script.py --rows 4
 """
 
 import argparse

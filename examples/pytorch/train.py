@@ -1,6 +1,6 @@
 """A training step on one device, and the same on several: tensor parallel by hand, data parallel by DDP.
 
-trainverify torch examples/torch/train.py:reference examples/torch/train.py:distributed --world-size 4
+trainverify torch examples/pytorch/train.py:reference examples/pytorch/train.py:distributed --world-size 4
 """
 
 import torch
