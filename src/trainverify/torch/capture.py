@@ -105,6 +105,10 @@ class Session:
                 continue
             if n.of is None and n.kind == "state" and not n.trained and t.known(here) is not None:
                 continue  # a small buffer whose value is known
+            if n.buffer == "made" and isinstance(t.read(here), str):
+                continue  # computed from constants when the model is built: ranks may compute it differently, so nothing is assumed of it
+            if n.buffer is not None:
+                self.assumed.append(f"buffer {n.name} holds before the step what the reference's does")
             seen[key] = n.name
             t.emitter.declare(n.name, type_of(here))
             t.define(here, n.name)

@@ -33,6 +33,7 @@ class Named:
     trained: bool = False
     nonnegative: bool = False
     of: str | None = None  # the parameter that a state of an optimizer belongs to
+    buffer: Literal["kept", "made"] | None = None  # a buffer that a checkpoint keeps, or one that is made anew with the model
 
 
 def search(*roots: Any) -> Found:
@@ -104,10 +105,11 @@ def tensors_of(modules: dict[str, torch.nn.Module]) -> Iterator[Named]:
             if id(p) not in seen:
                 seen.add(id(p))
                 yield Named(prefix + clean(n), p, "parameter" if p.requires_grad else "state", p.requires_grad)
+        made = {f"{m}.{b}" if m else b for m, inner in module.named_modules() for b in inner._non_persistent_buffers_set}
         for n, b in module.named_buffers():
             if id(b) not in seen:
                 seen.add(id(b))
-                yield Named(prefix + clean(n), b, "state")
+                yield Named(prefix + clean(n), b, "state", buffer="made" if n in made else "kept")
 
 
 def preset(optimizer: Optimizer, names: Callable[[torch.Tensor], str | None]) -> Iterator[Named]:
