@@ -2,6 +2,7 @@
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
 # make check   a slice of it for daily work, under two minutes: lint, types, the core and one plan of each kind
 # make campaign  thousands of random plans and of random mistakes in them (about an hour on 2 cores)
+# make capture  PyTorch code of all kinds, captured, proved and replayed, and with planted bugs (about 20 minutes)
 # make clean   remove the virtual environment and what was built
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 TORCH := torch==2.13.0
 
-.PHONY: demo test check campaign clean
+.PHONY: demo test check capture campaign clean
 
 demo: $(VENV)/core.stamp
 	@mkdir -p $(DEMO)
@@ -29,6 +30,12 @@ demo: $(VENV)/core.stamp
 	@echo
 	@echo "--- The same plan without one backward all-reduce: REFUTED, exit code 1, with the place."
 	$(BIN)/trainverify verify $(DEMO)/mlp.logical.json $(DEMO)/mlp.buggy.json; test $$? -eq 1
+	@echo
+	@if $(BIN)/python -c "import torch" 2>/dev/null; then \
+		echo "--- PyTorch code as it is, data and tensor parallel on 4 ranks, captured on fake tensors: PROVED."; \
+		$(BIN)/trainverify torch examples/pytorch/train.py:reference examples/pytorch/train.py:distributed --world-size 4 > $(DEMO)/torch.txt; \
+		code=$$?; head -1 $(DEMO)/torch.txt; exit $$code; \
+	else echo "--- PyTorch is absent: no PyTorch code is captured (pip install 'trainverify[torch]')."; fi
 
 test: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -44,6 +51,9 @@ check: $(VENV)/dev.stamp
 
 campaign: $(VENV)/core.stamp
 	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
+
+capture: $(VENV)/dev.stamp
+	$(BIN)/pytest tests/capture -m "capture or not capture" -v
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

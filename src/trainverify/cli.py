@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -355,6 +356,68 @@ def nnscaler_command(
         return judge(read_dump(logical), read_dump(plan), table, trainer, points, seed, tell)
 
     return judged("nnscaler", f"{plan.name} against {logical.name}", work, as_json, timeout, memory)
+
+
+@app.command("torch")
+@guarded
+def torch_command(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="REFERENCE DISTRIBUTED", help="Two functions, FILE.py:NAME; or `run -- SCRIPT.py ARGS`.")
+    ],
+    world_size: Annotated[int, typer.Option("--world-size", min=1, max=64, metavar="N", help="Ranks; each is captured in a process.")],
+    reference_args: Annotated[
+        str | None, typer.Option("--reference-args", metavar="TEXT", help="Of a script: its arguments when it runs alone.")
+    ] = None,
+    replayed: Annotated[
+        bool, typer.Option("--replay", help="Also run the code for real (gloo) and compare the translation with it.")
+    ] = False,
+    list_ops: Annotated[bool, typer.Option("--list-ops", help="Only list the ops of the step, those without a meaning first.")] = False,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")] = None,
+    as_json: AsJson = False,
+    ops: OpsFile = None,
+    points: Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first random point.")] = 0,
+    timeout: Timeout = None,
+    memory: Memory = None,
+    engine: EngineName = "algebra",
+) -> int:
+    """Is the training step of PyTorch code on N ranks equal to the one on a single device? Python runs the code, on fake tensors."""
+    try:
+        from trainverify.torch import command
+        from trainverify.torch.launch import CaptureError
+    except ImportError as error:
+        raise Refused(str(error)) from error
+    if targets[0] != "run" and len(targets) != 2:
+        raise Refused("two functions are needed, FILE.py:NAME FILE.py:NAME, or run -- SCRIPT.py ARGS")
+    if targets[0] == "run" and len(targets) < 2:
+        raise Refused("run needs a script: trainverify torch run --world-size N -- SCRIPT.py ARGS")
+
+    def subject(tell: Callable[[str], None]) -> command.Subject:
+        table = table_with(ops)
+        if targets[0] == "run":
+            alone = None if reference_args is None else shlex.split(reference_args)
+            return command.script(targets[1], targets[2:], alone, world_size, table, tell)
+        return command.functions(targets[0], targets[1], world_size, table, tell)
+
+    def work(tell: Callable[[str], None]) -> Report:
+        try:
+            return command.verdict(subject(tell), table_with(ops), points, seed, engine, replayed, folder, tell)
+        except CaptureError as error:
+            raise Refused(str(error)) from error
+
+    if list_ops:
+        with progress(as_json) as tell:
+            try:
+                found = command.operations(subject(tell))
+            except CaptureError as error:
+                raise Refused(str(error)) from error
+        code = 3 if any(status != "mapped" for _, _, status in found) else 0
+        if as_json:
+            return emit("torch", code, ops=[{"op": n, "count": k, "status": status} for n, k, status in found])
+        for n, k, status in found:
+            out.print(f"{k:6} {n:50} {status}", markup=False)
+        return code
+    return judged("torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory)
 
 
 def judged(

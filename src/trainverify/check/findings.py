@@ -11,7 +11,7 @@ from trainverify.graph.program import Source
 
 Severity = Literal["error", "unsupported", "warning"]
 
-# code → title. TV1xx programs, TV2xx communication, TV3xx lineage and obligations, TV4xx plans of nnScaler.
+# code → title. TV1xx programs, TV2xx communication, TV3xx lineage and obligations, TV4xx plans of nnScaler, TV5xx captured code.
 CODES: Final[dict[str, str]] = {
     "TV100": "object that is not a program or plan",
     "TV101": "tensor that nothing defines",
@@ -51,6 +51,12 @@ CODES: Final[dict[str, str]] = {
     "TV404": "gradient that stays within a replica",
     "TV405": "gradients listed in another order, or twice",
     "TV406": "devices of one stage that differ",
+    "TV501": "result of communication that is read before it is waited for",
+    "TV502": "memory that is written while communication uses it",
+    "TV503": "communication that is never waited for",
+    "TV504": "value without a meaning here",
+    "TV505": "memory that outlives the step and is not compared",
+    "TV506": "ranks that were not captured",
 }
 
 

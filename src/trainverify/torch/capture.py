@@ -1,0 +1,293 @@
+"""One process, one rank: run the user's code on fake tensors and write down the step as a program."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainverify.check.findings import Finding
+from trainverify.graph.mesh import Mesh
+from trainverify.graph.program import Domain, Output, Program
+from trainverify.graph.types import TensorType
+from trainverify.ops.table import OpTable
+from trainverify.torch.collectives import Talk
+from trainverify.torch.discover import Found, Named, NotSupported, preset, search, tensors_of
+from trainverify.torch.environment import patch, start_group
+from trainverify.torch.functional import Functional
+from trainverify.torch.inputs import Batch, local_shape
+from trainverify.torch.lines import Lines
+from trainverify.torch.mappings import Row
+from trainverify.torch.placed import Described, described, local
+from trainverify.torch.record import Recorder
+from trainverify.torch.translate import Missing, ReadsData, Translator, type_of
+from trainverify.torch.values import Unknown, Value
+
+
+@dataclass
+class Captured:
+    """A rank's program, and what is known about it besides."""
+
+    program: Program
+    rank: int | None
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    placed: dict[str, Described] = field(default_factory=dict)  # source, or output of a gradient → how it lies
+    shapes: dict[str, list[int]] = field(default_factory=dict)  # state → the shape of its parameter
+    findings: list[Finding] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    missing: dict[str, Missing] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    merged: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Session:
+    """The capture of one rank (or of the reference, whose rank is None)."""
+
+    def __init__(self, batch: Batch, mesh: Mesh, rank: int | None, world: int, table: OpTable, meanings: Mapping[str, Row] | None = None):
+        self.batch, self.mesh, self.rank, self.world = batch, mesh, rank, world
+        self.lines = Lines()
+        self.translator = Translator(self.lines.here, table, meanings)
+        self.talk = Talk(self.translator, rank or 0)
+        self.recorder = Recorder(self.translator, Functional(self.talk))
+        self.assumed: list[str] = []
+        self.gradients: dict[str, tuple[Value, torch.Tensor]] = {}
+        self.named: list[Named] = []
+        self.by_tensor: dict[int, str] = {}
+        self.loss: torch.Tensor | None = None
+        self.inputs: dict[str, torch.Tensor] = {}
+        self.trained: set[str] = set()
+
+    # -- before the step ------------------------------------------------------------------------------------------------
+
+    def begin(self, found: Found, inputs: Mapping[str, torch.Tensor] | None = None) -> None:
+        """The step starts: everything it starts from becomes a source. Without `inputs` the batch is made as it is described."""
+        for module in found.modules.values():
+            self.lines.name_modules(module)
+        self.named = list(tensors_of(found.modules))
+        names = {id(n.tensor): n.name for n in self.named}
+        for optimizer in found.optimizers:
+            self.named += list(preset(optimizer, lambda p: names.get(id(p))))
+            for group in optimizer.param_groups:
+                self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
+        self.by_tensor = names
+        made = {n: self._input(n) for n in self.batch} if inputs is None else inputs
+        t = self.translator
+        for n in self.named:  # memory that is known already counts as older than the step
+            t.keep(local(n.tensor))
+        t.begin()
+        self._sources(made)
+
+    def _input(self, name: str) -> torch.Tensor:
+        spec = self.batch[name]
+        shape = spec.shape if self.rank is None else local_shape(name, spec, self.mesh, self.rank)
+        return torch.empty(shape, dtype=getattr(torch, spec.dtype))
+
+    def _sources(self, made: Mapping[str, torch.Tensor]) -> None:
+        t = self.translator
+        for name, tensor in made.items():
+            t.emitter.declare(name, type_of(tensor))
+            t.define(tensor, name)
+            self.inputs[name] = tensor
+        seen: dict[Any, str] = {}
+        kept = []
+        for n in self.named:
+            here = local(n.tensor)
+            if here.numel() == 0 and n.kind == "state" and n.of is None:
+                continue
+            key = (t.keep(here), here.storage_offset(), tuple(here.shape))
+            if key in seen and here.numel():
+                self.by_tensor[id(n.tensor)] = seen[key]
+                continue
+            if n.of is None and n.kind == "state" and not n.trained and t.known(here) is not None:
+                continue  # a small buffer whose value is known
+            if n.buffer == "made" and isinstance(t.read(here), str):
+                continue  # computed from constants when the model is built: ranks may compute it differently, so nothing is assumed of it
+            if n.buffer is not None:
+                self.assumed.append(f"buffer {n.name} holds before the step what the reference's does")
+            seen[key] = n.name
+            t.emitter.declare(n.name, type_of(here))
+            t.define(here, n.name)
+            kept.append(n)
+        self.named = kept
+
+    # -- during the step --------------------------------------------------------------------------------------------------
+
+    def note_gradients(self, optimizer: Any) -> None:
+        """What an optimizer is about to use is the final gradient."""
+        inner = getattr(optimizer, "optim", None)
+        for group in (inner or optimizer).param_groups:
+            for p in group["params"]:
+                name = self.by_tensor.get(id(p))
+                if name is not None and p.grad is not None:
+                    self.note_gradient(name, p.grad)
+
+    def note_gradient(self, name: str, grad: torch.Tensor) -> None:
+        self.translator.emitter.place = self.lines.here()
+        self.gradients.setdefault(name, (self.translator.read(local(grad)), grad))
+
+    # -- after the step ---------------------------------------------------------------------------------------------------
+
+    def finish(self, returned: Any, name: str) -> Captured:
+        t = self.translator
+        outputs: list[Output] = []
+        problems: list[Finding] = []
+        captured_placed: dict[str, Described] = {}
+        t.emitter.place = self.lines.here()
+
+        def report(tensor: Value, role: Any, of: str | None, what: str) -> str | None:
+            if isinstance(tensor, Unknown):
+                if tensor.pending is None:
+                    problems.append(Finding("TV504", f"{what}: {tensor.reason}", self.rank, of, tensor.source, None, "unsupported"))
+                else:
+                    t.early.append((tensor, t.emitter.place.source))
+                return None
+            if tensor in sources:
+                tensor = t.emitter.op("identity", (tensor,), label=f"{of}.unchanged")
+            outputs.append(Output(tensor, role, of))
+            return tensor
+
+        parameters = [n for n in self.named if n.kind == "parameter"]
+        states = [n for n in self.named if n.kind == "state"]
+        sources = {*self.inputs, *(n.name for n in self.named)}
+        metrics: dict[str, Value] = {}
+        for key, value in _losses(returned, self.loss).items():
+            read = t.read(local(value))
+            place = described(value)
+            if place is not None and any(p != "replicate" for _, p in place["axes"]):
+                raise NotSupported(f"{key} is a DTensor that no rank has whole ({place['axes']}): return loss.full_tensor()")
+            if key == "loss":
+                report(read, "loss", None, key)
+            else:
+                metrics[key] = read
+        for n in parameters:
+            if n.name not in self.gradients and n.tensor.grad is not None:
+                self.note_gradient(n.name, n.tensor.grad)
+        for n in self.named:
+            place = described(n.tensor)
+            if place is not None:
+                captured_placed[n.name] = place
+        for n in parameters:
+            if n.name in self.gradients:
+                value, grad = self.gradients[n.name]
+                made = report(value, "gradient", n.name, f"gradient of {n.name}")
+                place = described(grad)
+                if made is not None and place is not None:
+                    captured_placed[f"gradient of {n.name}"] = place
+        for key, metric in metrics.items():
+            report(metric, "metric", key, key)
+        stepped = bool(self.trained)
+        for n in parameters:
+            if stepped:
+                report(t.read(local(n.tensor)), "parameter", n.name, f"updated parameter {n.name}")
+        for n in states:
+            report(t.read(local(n.tensor)), "state", n.name, f"updated state {n.name}")
+        self.talk.lost()
+        domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
+        domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
+        program = t.emitter.program(
+            name, tuple(self.inputs), tuple(n.name for n in parameters), tuple(n.name for n in states), outputs, domains
+        )
+        return Captured(
+            program,
+            self.rank,
+            {g.name: g.members for g in self.talk.groups.values()},
+            captured_placed,
+            {n.name: list(n.tensor.shape) for n in self.named},
+            [*self._early(), *self.talk.findings, *problems, *self._poisoned(), *self._strays()],
+            [*self.assumed, *(f"{n} means what the given function computes ({count} calls)" for n, count in t.meant.items())],
+            dict(t.missing),
+            dict(t.calls),
+            t.literals.merged(),
+        )
+
+    def _early(self) -> list[Finding]:
+        first: dict[int | None, Finding] = {}  # of every communication only where it is read first
+        for why, source in self.translator.early:
+            first.setdefault(why.pending, Finding("TV501", why.reason, self.rank, None, source))
+        return list(first.values())
+
+    def _poisoned(self) -> list[Finding]:
+        poisoned = dict.fromkeys((u.reason, u.source) for u in self.translator.poisoned if u.pending is None)
+        return [Finding("TV504", f"communicated: {why}", self.rank, None, at, None, "unsupported") for why, at in poisoned]
+
+    def _strays(self) -> list[Finding]:
+        """Memory that is older than the step, is still used, and was written."""
+        step, found = self.translator.step, []
+        assert step is not None
+        for key, source in step.strays.items():
+            storage = self.translator._alive[key]
+            if torch._C._storage_Use_Count(key) > 1 + (storage is None):
+                text = f"memory of {storage.nbytes()} bytes that is older than the step is written by it and is compared with nothing"
+                found.append(Finding("TV505", text, self.rank, None, source, None, "warning"))
+        return list(dict.fromkeys(found))
+
+
+def _losses(returned: Any, differentiated: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """What a step reports: its loss, and metrics by name."""
+    if isinstance(returned, Mapping):
+        return {str(k): v for k, v in returned.items() if isinstance(v, torch.Tensor)}
+    if isinstance(returned, torch.Tensor):
+        return {"loss": returned}
+    return {}
+
+
+def capture(
+    build: Callable[..., Any],
+    batch: Batch,
+    mesh: Mesh,
+    rank: int | None,
+    world: int,
+    table: OpTable,
+    meanings: Mapping[str, Row] | None = None,
+    name: str = "step",
+) -> Captured:
+    """The program of one rank; `build` returns its step."""
+    began = time.process_time()
+    torch.set_num_threads(1)
+    torch.autograd.set_multithreading_enabled(False)
+    session = Session(batch, mesh, rank, world, table, meanings)
+    patch(session.talk, session.assumed)
+    if rank is not None:
+        start_group(session.talk, rank, world)
+    handles = session.lines.hooks()
+    with FakeTensorMode(allow_non_fake_inputs=True), session.recorder:
+        step = build() if rank is None else build(rank, world)
+        session.begin(search(step))
+        with optimizer_hooks(session):
+            returned = step(dict(session.inputs))
+        result = session.finish(returned, name)
+    for h in handles:
+        h.remove()
+    result.seconds = time.process_time() - began
+    return result
+
+
+class optimizer_hooks:  # noqa: N801 (a context manager)
+    """Around every `optimizer.step()`: note gradients before, and mark ops as the optimizer's."""
+
+    def __init__(self, session: Session):
+        self.session = session
+
+    def __enter__(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self.session.note_gradients(optimizer)
+            self.session.lines.optimizing = True
+
+        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self.session.lines.optimizing = False
+
+        self.handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def __exit__(self, *args: object) -> None:
+        for h in self.handles:
+            h.remove()
+
+
+__all__ = ["Captured", "ReadsData", "Session", "TensorType", "capture"]

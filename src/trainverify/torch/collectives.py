@@ -1,0 +1,327 @@
+"""Communication as ops of our program: groups by their members, reductions as the call names them, results at `wait`."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from trainverify.check.findings import Finding
+from trainverify.graph.program import Source
+from trainverify.graph.types import TensorType
+from trainverify.torch.mappings.table import NoValue
+from trainverify.torch.rewrites import reduced_apart
+from trainverify.torch.translate import Translator, key_of, type_of
+from trainverify.torch.values import Unknown, Unmapped, Value
+
+REDUCTIONS: Final = {"SUM": "sum", "AVG": "avg", "MAX": "max", "MIN": "min", "PRODUCT": "prod"}
+FUNCTIONAL: Final = {"sum": "sum", "avg": "avg", "max": "max", "min": "min", "product": "prod"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group by its members, in order. Groups with the same members are told apart by number."""
+
+    name: str
+    members: tuple[int, ...]
+
+
+@dataclass
+class Flight:
+    """Communication that is under way: what it will write, and what must not change meanwhile."""
+
+    number: int
+    results: list[tuple[torch.Tensor, Value]]
+    inputs: list[tuple[int, int]]  # (storage, version)
+    source: Source | None
+    landed: bool = False
+
+
+@dataclass
+class Talk:
+    """All communication of one rank."""
+
+    translator: Translator
+    rank: int
+    groups: dict[str, Group] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    flights: list[Flight] = field(default_factory=list)
+    batch: int = 0
+    in_batch: bool = False  # between the first and the last message of a batch that the user names
+    _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def group(self, members: Sequence[int]) -> Group:
+        """A new group."""
+        key = tuple(members)
+        number = self._seen[key] = self._seen.get(key, -1) + 1
+        text = ",".join(map(str, key)) if len(key) <= 16 else f"{key[0]}..{key[-1]}x{len(key)}.{zlib.crc32(repr(key).encode()):08x}"
+        name = f"ranks {text}" + (f" #{number}" if number else "")
+        made = self.groups[name] = Group(name, key)
+        return made
+
+    # -- results that are under way -------------------------------------------------------------------------------------
+
+    def start(self, inputs: Sequence[torch.Tensor], results: Sequence[tuple[torch.Tensor, Value]]) -> Flight:
+        """Results exist from `land` on."""
+        t = self.translator
+        place = t.emitter.place
+        written = {key_of(tensor) for tensor, _ in results}
+        versions = [(k, t.memory.storage(k).version) for k in map(key_of, inputs) if k not in written]
+        flight = Flight(len(self.flights), list(results), versions, place.source)
+        self.flights.append(flight)
+        for tensor, _ in results:
+            t.write(tensor, Unknown(f"the result of communication that was not waited for ({place.source})", place.source, flight.number))
+        return flight
+
+    def land(self, flight: Flight) -> None:
+        """`wait`: from now on the results are there."""
+        if flight.landed:
+            return
+        flight.landed = True
+        t = self.translator
+        self.batch += not self.in_batch
+        for key, version in flight.inputs:
+            if t.memory.storage(key).version != version:
+                self.find("TV502", "memory that is being sent is written before the communication is waited for", flight.source)
+        for tensor, value in flight.results:
+            now = t.read(tensor)
+            if not (isinstance(now, Unknown) and now.pending == flight.number):
+                self.find("TV502", "memory that is being received is written before the communication is waited for", flight.source)
+            t.write(tensor, value)
+
+    def find(self, code: str, message: str, source: Source | None) -> None:
+        found = Finding(code, message, self.rank, None, source)
+        if found not in self.findings:
+            self.findings.append(found)
+
+    def lost(self) -> None:
+        """At the end: what was started and never waited for."""
+        for flight in self.flights:
+            if not flight.landed and flight.results:
+                self.find("TV503", "communication that is never waited for", flight.source)
+
+    # -- one kind after the other ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        """Whether the step has begun: what is said before it is no part of it."""
+        self.translator.emitter.place = self.translator._place()
+        return self.translator.step is not None
+
+    def guarded(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], make: Callable[[], Sequence[Value]]) -> Flight:
+        """Emit communication; outside the step, and where an input has no value, results have none either."""
+        t = self.translator
+        if not self._begin():
+            before = Unknown("a value that was communicated before the step", t.emitter.place.source)
+            for o in outputs:
+                t.write(o, before)
+            return Flight(-1, [], [], None, True)
+        try:
+            values: Sequence[Value] = make()
+        except NoValue as error:
+            values = [error.why] * len(outputs)
+            t.missing_communication(error.why)
+        except Unmapped as error:
+            values = [Unknown(f"communication: {error}", t.emitter.place.source)] * len(outputs)
+            t.missing_communication(values[0] if values and isinstance(values[0], Unknown) else Unknown(str(error), t.emitter.place.source))
+        return self.start(inputs, list(zip(outputs, values, strict=True)))
+
+    def emit(self, name: str, x: str, group: Group, kind: TensorType, **attrs: Any) -> str:
+        e = self.translator.emitter
+        if len(group.members) == 1 and name != "all_to_all":
+            return e.reshape(x, kind.shape)
+        items = reduced_apart(e, x) if name == "all_reduce" else None
+        if items is not None:
+            single = TensorType((), kind.dtype)
+            return e.op("stack", [self.emit(name, e.cast(i, kind.dtype), group, single, **attrs) for i in items], {"dim": 0})
+        made = self.translator.emitter.communicate(name, (x,), {"group": group.name, **attrs}, kind)
+        assert made is not None
+        return made
+
+    def reduction(self, op: Any) -> tuple[str, float | None]:
+        """Our reduction, and the factor that every summand is multiplied by first."""
+        kind = str(getattr(op, "op", op)).rpartition(".")[2]
+        if kind == "PREMUL_SUM":
+            factor = getattr(op, "factor", None)
+            if not isinstance(factor, int | float):
+                raise Unmapped(f"PREMUL_SUM with the factor {factor!r}")
+            return "sum", float(factor)
+        if kind not in REDUCTIONS:
+            raise Unmapped(f"reduction {kind}")
+        return REDUCTIONS[kind], None
+
+    def premultiplied(self, x: str, factor: float | None) -> str:
+        t = self.translator
+        return x if factor is None else t.emitter.op("mul", (x,), {"value": t.literals(factor)})
+
+    def all_reduce(self, group: Group, tensors: Sequence[torch.Tensor], op: Any) -> Flight:
+        def make() -> list[Value]:
+            ours, factor = self.reduction(op)
+            made: list[Value] = []
+            for x in tensors:
+                name = self.premultiplied(self.translator.named(x), factor)
+                made.append(self.emit("all_reduce", name, group, type_of(x), op=ours))
+            return made
+
+        return self.guarded(tensors, tensors, make)
+
+    def broadcast(self, group: Group, tensor: torch.Tensor, root: int) -> Flight:
+        def make() -> list[Value]:
+            return [self.from_root("broadcast", group, tensor, root, type_of(tensor))]
+
+        return self.guarded([tensor], [tensor], make)
+
+    def from_root(self, name: str, group: Group, x: torch.Tensor | None, root: int, kind: TensorType, **attrs: Any) -> str:
+        """Communication in which only the root passes a tensor."""
+        e = self.translator.emitter
+        mine = root == self.rank
+        assert x is not None or not mine
+        if len(group.members) == 1 and x is not None:
+            return e.reshape(self.translator.named(x), kind.shape)
+        given = (self.translator.named(x),) if mine and x is not None else ()
+        made = e.communicate(name, given, {"group": group.name, "root": root, **attrs}, kind)
+        assert made is not None
+        return made
+
+    def reduce(self, group: Group, tensor: torch.Tensor, root: int, op: Any) -> Flight:
+        def make() -> list[Value]:
+            ours, factor = self.reduction(op)
+            e = self.translator.emitter
+            name = self.premultiplied(self.translator.named(tensor), factor)
+            kind = type_of(tensor) if root == self.rank else None
+            made = e.communicate("reduce", (name,), {"group": group.name, "root": root, "op": ours}, kind)
+            return [made if made is not None else Unknown("what a reduce leaves on ranks that are not its root", e.place.source)]
+
+        return self.guarded([tensor], [tensor], make)
+
+    def all_gather(self, group: Group, outputs: Sequence[torch.Tensor], x: torch.Tensor) -> Flight:
+        """The members' tensors as a list."""
+
+        def make() -> list[Value]:
+            e, kind = self.translator.emitter, type_of(x)
+            n = len(group.members)
+            row = e.reshape(self.translator.named(x), (1, *kind.shape))
+            whole = self.emit("all_gather", row, group, TensorType((n, *kind.shape), kind.dtype), dim=0)
+            return [self.row(whole, i, kind.shape) for i in range(n)]
+
+        return self.guarded([x], outputs, make)
+
+    def row(self, whole: str, i: int, shape: tuple[int, ...]) -> str:
+        e = self.translator.emitter
+        return e.reshape(e.op("slice", (whole,), {"dim": 0, "start": i, "stop": i + 1}), shape)
+
+    def gathered(self, group: Group, x: torch.Tensor, shape: tuple[int, ...]) -> str:
+        """The members' tensors one after the other in memory, in this shape."""
+        e, kind, n = self.translator.emitter, type_of(x), len(group.members)
+        name = self.translator.named(x)
+        if shape == (n, *kind.shape):
+            name = e.reshape(name, (1, *kind.shape))
+        elif not kind.shape or shape != (n * kind.shape[0], *kind.shape[1:]):
+            name = e.reshape(name, (math.prod(kind.shape),))
+        local = e.shape(name)
+        whole = self.emit("all_gather", name, group, TensorType((n * local[0], *local[1:]), kind.dtype), dim=0)
+        return e.reshape(whole, shape)
+
+    def all_gather_single(self, group: Group, output: torch.Tensor, x: torch.Tensor) -> Flight:
+        return self.guarded([x], [output], lambda: [self.gathered(group, x, type_of(output).shape)])
+
+    def scattered(self, group: Group, name: str, shape: tuple[int, ...], op: str) -> str:
+        """The sum over members, cut in memory order: the own block in this shape."""
+        e, n = self.translator.emitter, len(group.members)
+        whole = e.tensors[name]
+        if not whole.shape or not shape or whole.shape != (n * shape[0], *shape[1:]):
+            name = e.reshape(name, (n, math.prod(whole.shape) // n))
+        local = (e.shape(name)[0] // n, *e.shape(name)[1:])
+        made = self.emit("reduce_scatter", name, group, TensorType(local, whole.dtype), dim=0, op=op)
+        return e.reshape(made, shape)
+
+    def reduce_scatter_single(self, group: Group, output: torch.Tensor, x: torch.Tensor, op: Any) -> Flight:
+        def make() -> list[Value]:
+            ours, factor = self.reduction(op)
+            name = self.premultiplied(self.translator.named(x), factor)
+            return [self.scattered(group, name, type_of(output).shape, ours)]
+
+        return self.guarded([x], [output], make)
+
+    def reduce_scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], op: Any) -> Flight:
+        def make() -> list[Value]:
+            ours, factor = self.reduction(op)
+            names = [self.premultiplied(self.translator.named(x), factor) for x in xs]
+            stacked = self.translator.emitter.op("stack", names, {"dim": 0})
+            return [self.scattered(group, stacked, type_of(output).shape, ours)]
+
+        return self.guarded(xs, [output], make)
+
+    def exchanged(self, group: Group, name: str, shape: tuple[int, ...]) -> str:
+        e = self.translator.emitter
+        attrs = {"split_dim": 0, "concat_dim": 0}
+        made = e.communicate("all_to_all", (name,), {"group": group.name, **attrs}, e.tensors[name])
+        assert made is not None
+        return e.reshape(made, shape)
+
+    def all_to_all_single(
+        self, group: Group, output: torch.Tensor, x: torch.Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int]
+    ) -> Flight:
+        def make() -> list[Value]:
+            if len(set(output_sizes)) > 1 or len(set(input_sizes)) > 1:
+                raise Unmapped("an all-to-all with blocks of different sizes")
+            return [self.exchanged(group, self.translator.named(x), type_of(output).shape)]
+
+        return self.guarded([x], [output], make)
+
+    def all_to_all(self, group: Group, outputs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor]) -> Flight:
+        def make() -> list[Value]:
+            if len({type_of(x) for x in (*xs, *outputs)}) > 1:
+                raise Unmapped("an all-to-all with blocks of different sizes")
+            stacked = self.translator.emitter.op("stack", [self.translator.named(x) for x in xs], {"dim": 0})
+            whole = self.exchanged(group, stacked, self.translator.emitter.shape(stacked))
+            return [self.row(whole, i, type_of(o).shape) for i, o in enumerate(outputs)]
+
+        return self.guarded(xs, outputs, make)
+
+    def scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], root: int) -> Flight:
+        def make() -> list[Value]:
+            e, kind = self.translator.emitter, type_of(output)
+            attrs = {"group": group.name, "root": root, "dim": 0}
+            given = (e.op("stack", [self.translator.named(x) for x in xs], {"dim": 0}),) if root == self.rank else ()
+            made = e.communicate("scatter", given, attrs, TensorType((1, *kind.shape), kind.dtype))
+            assert made is not None
+            return [e.reshape(made, kind.shape)]
+
+        return self.guarded(xs, [output], make)
+
+    def gather(self, group: Group, outputs: Sequence[torch.Tensor], x: torch.Tensor, root: int) -> Flight:
+        def make() -> list[Value]:
+            e, kind, n = self.translator.emitter, type_of(x), len(group.members)
+            row = e.reshape(self.translator.named(x), (1, *kind.shape))
+            whole = TensorType((n, *kind.shape), kind.dtype) if root == self.rank else None
+            made = e.communicate("gather", (row,), {"group": group.name, "root": root, "dim": 0}, whole)
+            return [] if made is None else [self.row(made, i, kind.shape) for i in range(n)]
+
+        return self.guarded([x], outputs, make)
+
+    def tag(self, group: Group, tag: int) -> int:
+        """Messages of different groups never meet."""
+        whole = group.members == tuple(range(len(group.members))) and group.name.count("#") == 0
+        return tag if whole else (1 + zlib.crc32(group.name.encode()) % 100_000) * 1000 + tag
+
+    def send(self, group: Group, x: torch.Tensor, to: int, tag: int) -> Flight:
+        def make() -> list[Value]:
+            attrs = {"peer": group.members[to], "tag": self.tag(group, tag), "batch": f"batch.{self.batch}"}
+            self.translator.emitter.communicate("send", (self.translator.named(x),), attrs, None)
+            return []
+
+        return self.guarded([x], [], make)
+
+    def recv(self, group: Group, x: torch.Tensor, origin: int, tag: int) -> Flight:
+        def make() -> list[Value]:
+            kind = type_of(x)
+            attrs = {"peer": group.members[origin], "tag": self.tag(group, tag), "batch": f"batch.{self.batch}"}
+            made = self.translator.emitter.communicate("recv", (), {**attrs, "shape": kind.shape, "dtype": kind.dtype}, kind)
+            assert made is not None
+            return [made]
+
+        return self.guarded([], [x], make)

@@ -1,0 +1,124 @@
+"""`trainverify torch`: what the command line does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainverify import files
+from trainverify.graph.mesh import Mesh
+from trainverify.ops.table import OpTable
+from trainverify.prove.attempt import Engine
+from trainverify.report import Report
+from trainverify.torch.capture import Captured
+from trainverify.torch.inputs import Batch
+from trainverify.torch.judge import captures, judge, pair
+from trainverify.torch.launch import CaptureError, Failed, resolve, run
+from trainverify.torch.mappings import MAPPINGS
+from trainverify.torch.replay import replay
+from trainverify.torch.script import capture_script
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was captured, and how it is to be read."""
+
+    reference: Captured
+    ranks: tuple[Captured, ...]
+    mesh: Mesh
+    batch: Batch
+    cuts: Mapping[str, Any]
+    loss: Any
+    targets: tuple[str, str] | None = None
+
+
+def settings_of(target: str) -> dict[str, Any]:
+    """`batch`, `mesh`, `cuts` and `loss` of the file of a target, read in a process of its own."""
+
+    def read() -> dict[str, Any]:
+        space = resolve(target).__globals__
+        return {n: space.get(n) for n in ("batch", "mesh", "cuts", "loss")}
+
+    (found,) = run([read])
+    if isinstance(found, Failed):
+        raise CaptureError(f"{target}: {found.where + ': ' if found.where else ''}{found.kind}: {found.message}")
+    return found
+
+
+def functions(reference: str, distributed: str, world: int, table: OpTable, tell: Progress) -> Subject:
+    """Two functions of files; the file of the second says what the batch is."""
+    said = settings_of(distributed)
+    if not isinstance(said["batch"], Mapping):
+        raise CaptureError(f"{distributed.rpartition(':')[0]} has no `batch`: a dictionary from names to tvt.Ids, tvt.Reals or tvt.Flags")
+    mesh = Mesh(said["mesh"] or {"dp": world})
+    if mesh.size != world:
+        raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
+    one, ranks = captures(reference, distributed, world, said["batch"], mesh, table, None, tell)
+    return Subject(one, tuple(ranks), mesh, said["batch"], said["cuts"] or {}, said["loss"] or "whole", (reference, distributed))
+
+
+def script(path: str, arguments: Sequence[str], reference: Sequence[str] | None, world: int, table: OpTable, tell: Progress) -> Subject:
+    """A script as it is: once as the only rank, then as every rank of the world."""
+    alone = arguments if reference is None else reference
+    works = [lambda: capture_script(path, alone, 0, 1, True, table)]
+    works += [lambda r=r: capture_script(path, arguments, r, world, False, table) for r in range(world)]  # type: ignore[misc]
+    tell(f"capturing 1 + {world} processes")
+    good: list[tuple[Captured, Any, Any]] = []
+    for i, result in enumerate(run(works, tell=lambda n: tell(f"captured {n} of {len(works)} processes"))):
+        if isinstance(result, Failed):
+            who = "the only rank" if i == 0 else f"rank {i - 1}"
+            raise CaptureError(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
+        good.append(result)
+    (one, specs, _), rest = good[0], good[1:]
+    said = rest[0][2]
+    mesh = Mesh(said["mesh"] or {"dp": world})
+    if mesh.size != world:
+        raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
+    return Subject(one, tuple(c for c, _, _ in rest), mesh, specs, said["cuts"], said["loss"])
+
+
+def verdict(
+    subject: Subject, table: OpTable, points: int, seed: int, engine: Engine, replayed: bool, folder: Path | None, tell: Progress
+) -> Report:
+    """The report, after writing the programs and replaying them if that is asked for."""
+    s = subject
+    if folder is not None:
+        made = pair(s.reference, s.ranks, s.mesh, s.batch, s.cuts, s.loss)
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write(folder / "reference.logical.json.gz", made.logical)
+        files.write(folder / "ranks.plan.json.gz", made.plan)
+    report = judge(s.reference, s.ranks, s.mesh, s.batch, s.cuts, s.loss, table, points, seed, engine, tell)
+    if not replayed or report.verdict in ("UNKNOWN", "INVALID"):
+        return report
+    if s.targets is None:
+        raise CaptureError("--replay goes with functions, not with a script")
+    tell("running for real")
+    made = pair(s.reference, s.ranks, s.mesh, s.batch, s.cuts, s.loss)
+    found = replay(*s.targets, s.mesh.size, s.batch, made, table, seed)
+    if found.agrees:
+        return replace(report, notes=(*report.notes, str(found)))
+    return replace(report, verdict="UNKNOWN", reason=f"the translation is not what runs: {found}")
+
+
+def operations(subject: Subject) -> list[tuple[str, int, str]]:
+    """Every op of the step: its name, how often it runs on all ranks, and `mapped` or why it has no meaning here."""
+    counts: Counter[str] = Counter()
+    why: dict[str, str] = {}
+    for c in (subject.reference, *subject.ranks):
+        counts.update(c.calls)
+        for name, m in c.missing.items():
+            why.setdefault(name, f"{m.reason} ({m.source})")
+    return [(n, k, why.get(n, "mapped")) for n, k in sorted(counts.items(), key=lambda x: (x[0] not in why, x[0]))]
+
+
+def mapped() -> list[str]:
+    """All ATen ops with a row."""
+    return sorted(MAPPINGS)
+
+
+__all__ = ["Subject", "functions", "mapped", "operations", "script", "verdict"]

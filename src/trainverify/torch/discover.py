@@ -1,0 +1,148 @@
+"""Models and optimizers of a step: found in what its function refers to, or given; their tensors by name."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import torch
+from torch.optim import Optimizer
+
+Kind = Literal["parameter", "state"]
+WRAPPERS: Final = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+STEPS_TAKEN: Final = 2  # steps before the one that is captured: nothing is as in the first step
+DEPTH: Final = 4
+
+
+@dataclass
+class Found:
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)  # by the name of the variable
+    optimizers: list[Optimizer] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A tensor that lives from step to step."""
+
+    name: str
+    tensor: torch.Tensor
+    kind: Kind
+    trained: bool = False
+    nonnegative: bool = False
+    of: str | None = None  # the parameter that a state of an optimizer belongs to
+    buffer: Literal["kept", "made"] | None = None  # a buffer that a checkpoint keeps, or one that is made anew with the model
+
+
+def search(*roots: Any) -> Found:
+    """All modules and optimizers that objects refer to: closures, globals that a function names, attributes, containers."""
+    found = Found()
+    seen: set[int] = set()
+
+    def look(name: str, value: Any, depth: int) -> None:
+        if id(value) in seen or depth > DEPTH:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            found.modules.setdefault(name, value)
+        elif isinstance(value, Optimizer):
+            found.optimizers.append(value)
+            inner = getattr(value, "optim", None)
+            if isinstance(inner, Optimizer):
+                seen.add(id(inner))
+        elif isinstance(value, functools.partial):
+            for i, v in enumerate((value.func, *value.args, *value.keywords.values())):
+                look(f"{name}{i}", v, depth + 1)
+        elif isinstance(value, types.MethodType):
+            look("self", value.__self__, depth + 1)
+            look(name, value.__func__, depth + 1)
+        elif isinstance(value, types.FunctionType):
+            for n, v in _referred(value):
+                look(n, v, depth + 1)
+        elif isinstance(value, dict):
+            for k, v in value.items():
+                look(str(k), v, depth + 1)
+        elif isinstance(value, list | tuple):
+            for i, v in enumerate(value):
+                look(f"{name}{i}", v, depth + 1)
+        elif not isinstance(value, type | types.ModuleType | torch.Tensor) and hasattr(value, "__dict__"):
+            for n, v in vars(value).items():
+                look(n, v, depth + 1)
+
+    for i, r in enumerate(roots):
+        look(str(i), r, 0)
+    inner = {id(m) for root in found.modules.values() for m in list(root.modules())[1:]}
+    found.modules = {n: m for n, m in found.modules.items() if id(m) not in inner}
+    return found
+
+
+def _referred(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue
+    for name in fn.__code__.co_names:
+        if name in fn.__globals__ and not isinstance(fn.__globals__[name], types.ModuleType | type):
+            yield name, fn.__globals__[name]
+
+
+def clean(name: str) -> str:
+    """A name without the parts that wrappers add."""
+    return ".".join(p for p in name.split(".") if p not in WRAPPERS)
+
+
+def tensors_of(modules: dict[str, torch.nn.Module]) -> Iterator[Named]:
+    """Parameters and buffers. With several modules of which two have a name in common, names begin with the variable's."""
+    names = [[clean(n) for n, _ in (*m.named_parameters(), *m.named_buffers())] for m in modules.values()]
+    twice = len({n for ns in names for n in ns}) < sum(map(len, names))
+    seen: set[int] = set()
+    for variable, module in modules.items():
+        prefix = f"{variable}." if twice else ""
+        for n, p in module.named_parameters():
+            if id(p) not in seen:
+                seen.add(id(p))
+                yield Named(prefix + clean(n), p, "parameter" if p.requires_grad else "state", p.requires_grad)
+        made = {f"{m}.{b}" if m else b for m, inner in module.named_modules() for b in inner._non_persistent_buffers_set}
+        for n, b in module.named_buffers():
+            if id(b) not in seen:
+                seen.add(id(b))
+                yield Named(prefix + clean(n), b, "state", buffer="made" if n in made else "kept")
+
+
+def preset(optimizer: Optimizer, names: Callable[[torch.Tensor], str | None]) -> Iterator[Named]:
+    """State as after some steps, so that none has to be run: its tensors by name."""
+    inner = getattr(optimizer, "optim", None)
+    if isinstance(inner, Optimizer):  # ZeroRedundancyOptimizer
+        yield from preset(inner, names)
+        return
+    kind = type(optimizer).__name__
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if not p.requires_grad:
+                continue
+            name = names(p)
+            if name is None:
+                raise NotSupported(f"{kind} updates a tensor of shape {list(p.shape)} that belongs to no model of the step")
+            state = optimizer.state[p]
+            for slot, nonnegative in _slots(kind, group):
+                if slot not in state:
+                    state[slot] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                yield Named(f"{name}.{slot}", state[slot], "state", nonnegative=nonnegative, of=name)
+            if kind in ("Adam", "AdamW", "NAdam", "RAdam") and "step" not in state:
+                state["step"] = torch.tensor(float(STEPS_TAKEN), dtype=torch.float32)
+
+
+class NotSupported(Exception):
+    """Something that cannot be captured, in the user's terms."""
+
+
+def _slots(kind: str, group: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Tensors that an optimizer keeps for a parameter, and whether they are never negative."""
+    if kind in ("Adam", "AdamW"):
+        return [("exp_avg", False), ("exp_avg_sq", True)] + ([("max_exp_avg_sq", True)] if group.get("amsgrad") else [])
+    if kind == "SGD":
+        return [("momentum_buffer", False)] if group.get("momentum") else []
+    raise NotSupported(f"optimizer {kind}: what it keeps from step to step is not known here")

@@ -1,0 +1,77 @@
+"""One process, one rank: run the user's code for real, on given values, and bring back what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from trainverify.torch.discover import Named, preset, search, tensors_of
+from trainverify.torch.inputs import Batch
+from trainverify.torch.placed import local
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+Outputs = dict[tuple[str, str | None], np.ndarray[Any, Any]]  # (role, of) → value
+
+
+def run_eagerly(
+    build: Callable[..., Any], batch: Batch, values: Arrays, rank: int | None, world: int, store: str, names: Sequence[str]
+) -> Outputs:
+    """The outputs of one step on real tensors; ranks talk by gloo through the file `store`."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    if rank is not None:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    step = build() if rank is None else build(rank, world)
+    found = search(step)
+    named = list(tensors_of(found.modules))
+    by_tensor = {id(n.tensor): n.name for n in named}
+    for optimizer in found.optimizers:
+        named += list(preset(optimizer, lambda p: by_tensor.get(id(p))))
+    _set(named, values)
+    inputs = {n: torch.from_numpy(np.ascontiguousarray(values[n])).to(getattr(torch, s.dtype)) for n, s in batch.items()}
+    made: Outputs = {}
+    grads: dict[str, torch.Tensor] = {}
+    handle = _note_gradients(by_tensor, grads)
+    returned = step(inputs)
+    handle.remove()
+    for key, value in (returned if isinstance(returned, Mapping) else {"loss": returned}).items():
+        if isinstance(value, torch.Tensor):
+            made["loss" if key == "loss" else "metric", None if key == "loss" else str(key)] = _array(value)
+    wanted = set(names)
+    for n in named:
+        if n.name in wanted:
+            made[n.kind, n.name] = _array(n.tensor)
+            grad = grads.get(n.name, None if n.tensor.grad is None else local(n.tensor.grad))
+            if grad is not None:
+                made["gradient", n.name] = _array(grad)
+    return made
+
+
+def _set(named: Sequence[Named], values: Arrays) -> None:
+    with torch.no_grad():
+        for n in named:
+            if n.name in values:
+                here = local(n.tensor)
+                here.copy_(torch.from_numpy(np.ascontiguousarray(values[n.name])).to(here.dtype))
+
+
+def _note_gradients(names: Mapping[int, str], into: dict[str, torch.Tensor]) -> Any:
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        inner = getattr(optimizer, "optim", None) or optimizer
+        for group in inner.param_groups:
+            for p in group["params"]:
+                if id(p) in names and p.grad is not None:
+                    into.setdefault(names[id(p)], local(p.grad).detach().clone())
+
+    return register_optimizer_step_pre_hook(before)
+
+
+def _array(t: torch.Tensor) -> np.ndarray[Any, Any]:
+    here = local(t.detach())
+    return np.array((here.to(torch.float64) if here.is_floating_point() else here).numpy())

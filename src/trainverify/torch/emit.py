@@ -1,0 +1,137 @@
+"""Writing a program op by op: names, types from the operators' definitions, the user's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainverify.graph.program import Domain, Op, Output, Phase, Program, Source, attributes
+from trainverify.graph.types import DTYPES, TensorType
+from trainverify.ops import OPS
+from trainverify.ops.table import OpError, OpTable
+from trainverify.torch.rewrites import rewritten
+from trainverify.torch.values import Unmapped
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an op comes from: the user's line, the module that runs, and the pass."""
+
+    source: Source | None = None
+    module: str = ""
+    phase: Phase = "forward"
+
+
+class Emitter:
+    """The program of one rank under construction."""
+
+    def __init__(self, table: OpTable = OPS):
+        self.table = table
+        self.ops: list[Op] = []
+        self.tensors: dict[str, TensorType] = {}
+        self.made: dict[str | None, Op] = {}  # tensor → the op that makes it
+        self.place = Place()
+        self.label = "op"
+        self.prefix = "before/"  # of names, until the step begins
+        self._numbers: dict[str, int] = {}
+        self._constants: dict[tuple[Any, ...], str] = {}
+
+    def fresh(self, base: str) -> str:
+        base = self.prefix + base
+        n = self._numbers.get(base, 0)
+        name = base if n == 0 else f"{base}.{n}"
+        while name in self.tensors:
+            n += 1
+            name = f"{base}.{n}"
+        self._numbers[base] = n + 1
+        return name
+
+    def declare(self, name: str, kind: TensorType) -> str:
+        if name in self.tensors:
+            raise ValueError(f"there is a tensor {name!r} already")
+        self.tensors[name] = kind
+        return name
+
+    def op(self, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any] | None = None, label: str | None = None) -> str:
+        """Append an op with one result."""
+        other = rewritten(self, name, inputs, attrs or {})
+        return self.several(name, inputs, attrs, label)[0] if other is None else other
+
+    def several(
+        self, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any] | None = None, label: str | None = None
+    ) -> tuple[str, ...]:
+        """Append an op; types come from its definition."""
+        pairs = attributes(attrs or {})
+        try:
+            lowered = self.table.lower(name, dict(pairs), tuple(None if i is None else self.tensors[i] for i in inputs))
+        except OpError as error:
+            raise Unmapped(f"{error}") from error
+        base = f"{self.place.module}/{label or self.label}" if self.place.module else (label or self.label)
+        outputs = tuple(self.declare(self.fresh(base), t) for t in lowered.types)
+        op = Op(name, tuple(inputs), outputs, pairs, self.place.phase, None, self.place.source)
+        self.ops.append(op)
+        self.made.update(dict.fromkeys(outputs, op))
+        return outputs
+
+    def communicate(self, name: str, inputs: Sequence[str], attrs: Mapping[str, Any], kind: TensorType | None) -> str | None:
+        """Append communication; `kind` is the type of its result."""
+        base = f"{self.place.module}/{name}" if self.place.module else name
+        outputs = () if kind is None else (self.declare(self.fresh(base), kind),)
+        self.ops.append(Op(name, tuple(inputs), outputs, attributes(attrs), self.place.phase, None, self.place.source))
+        return outputs[0] if outputs else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def kind(self, name: str) -> str:
+        return self.tensors[name].kind
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: str) -> str:
+        """A literal everywhere; equal ones are made once."""
+        kind = DTYPES[dtype]
+        if kind == "bool":
+            value = bool(value)
+        elif kind == "int":
+            value = int(value)
+        key = (shape, value, type(value), dtype)
+        if key not in self._constants:
+            place, self.place = self.place, Place(phase=self.place.phase)
+            self._constants[key] = self.op("full", (), {"shape": shape, "value": value, "dtype": dtype}, "constant")
+            self.place = place
+        return self._constants[key]
+
+    def cast(self, name: str, dtype: str) -> str:
+        return name if self.tensors[name].dtype == dtype else self.op("to", (name,), {"dtype": dtype})
+
+    def reshape(self, name: str, shape: tuple[int, ...]) -> str:
+        return name if self.tensors[name].shape == shape else self.op("reshape", (name,), {"shape": shape})
+
+    def steps(self, name: str, steps: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+        for op, attrs in steps:
+            name = self.op(op, (name,), attrs)
+        return name
+
+    def program(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        parameters: Sequence[str],
+        state: Sequence[str],
+        outputs: Sequence[Output],
+        domains: Mapping[str, Domain],
+    ) -> Program:
+        """What was written, without ops that nothing needs. Communication is always kept: others take part in it."""
+        needed = {o.tensor for o in outputs}
+        kept: list[Op] = []
+        for op in reversed(self.ops):
+            definition = self.table.definitions.get(op.name)
+            talks = definition is not None and (definition.collective or definition.point_to_point)
+            if talks or any(o in needed for o in op.outputs):
+                kept.append(op)
+                needed.update(i for i in op.inputs if i is not None)
+        kept.reverse()
+        sources = (*inputs, *parameters, *state)
+        made = {o for op in kept for o in op.outputs}
+        tensors = {n: t for n, t in self.tensors.items() if n in made or n in sources}
+        return Program(name, tensors, tuple(inputs), tuple(parameters), tuple(state), tuple(kept), tuple(outputs), {}, dict(domains))

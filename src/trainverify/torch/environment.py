@@ -1,0 +1,105 @@
+"""What is different in a process that captures: nobody is talked to, and what needs data at building time runs outside fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trainverify.torch.collectives import Talk
+from trainverify.torch.process_group import BACKEND, register
+
+
+def outside(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function on real tensors, unseen."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return fn(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def patched(owner: Any, **changes: Any) -> Iterator[None]:
+    before = {n: getattr(owner, n) for n in changes}
+    for n, v in changes.items():
+        setattr(owner, n, v)
+    try:
+        yield
+    finally:
+        for n, v in before.items():
+            setattr(owner, n, v)
+
+
+def start_group(talk: Talk, rank: int, world: int, init: Callable[..., None] = dist.init_process_group) -> None:
+    """`dist` as this rank sees it."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    register(talk)
+    c10d._store_based_barrier = lambda *args, **kwargs: None
+    init(BACKEND, store=FakeStore(), rank=rank, world_size=world)
+
+
+def patch(talk: Talk, assumed: list[str]) -> None:
+    """For the rest of this process. What is assumed because of it is added to `assumed`."""
+    import torch.distributed.device_mesh as device_mesh
+    import torch.nn.parallel.distributed as ddp
+    from torch.distributed.pipelining.schedules import InferenceMode, _PipelineSchedule
+
+    def note(text: str) -> None:
+        if text not in assumed:
+            assumed.append(text)
+
+    def synced(*args: Any, **kwargs: Any) -> None:
+        note("DDP's broadcast of parameters and buffers when it is built has made all replicas equal")
+
+    ddp._verify_param_shape_across_processes = lambda *args, **kwargs: None
+    ddp._sync_module_states = synced
+    mesh = device_mesh.DeviceMesh
+    for name in ("__init__", "__getitem__", "_flatten", "_get_all_submeshes", "_unflatten", "_concatenate"):
+        if hasattr(mesh, name):
+            setattr(mesh, name, outside(getattr(mesh, name)))
+
+    def fixed(self: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
+        note("pipeline stages have the shapes that they were given; messages that warm up connections are left out")
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    _PipelineSchedule._warmup_p2p = fixed
+    batch = c10d.batch_isend_irecv
+
+    def batched(ops: Any) -> Any:
+        talk.batch += 1
+        talk.in_batch = True
+        try:
+            return batch(ops)
+        finally:
+            talk.in_batch = False
+
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = batched
+
+    resize = torch.UntypedStorage.resize_
+
+    def resized(self: torch.UntypedStorage, size: int) -> Any:
+        if size != self.nbytes():
+            talk.translator.forget(int(self._cdata))
+        return resize(self, size)
+
+    torch.UntypedStorage.resize_ = resized
+
+    def all_gather_object(objects: list[Any], value: Any, group: Any = None) -> None:
+        note("objects that ranks exchange (all_gather_object) are the same on all of them")
+        objects[:] = [value] * len(objects)
+
+    def broadcast_object_list(objects: list[Any], *args: Any, **kwargs: Any) -> None:
+        note("objects that ranks exchange (broadcast_object_list) are the same on all of them")
+
+    for module in (dist, c10d):
+        module.all_gather_object = all_gather_object
+        module.broadcast_object_list = broadcast_object_list

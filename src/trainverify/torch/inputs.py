@@ -1,0 +1,71 @@
+"""What a batch holds, and how ranks cut it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from trainverify.graph.lineage import Form, Layout, Placement, layout
+from trainverify.graph.mesh import Mesh
+from trainverify.graph.program import Domain
+
+Spelling = str | Mapping[str, Placement] | Form
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Integers in [0, below), or `ignore`: tokens and labels. `cut` says how the tensor lies on the mesh: `"(dp b) s"`."""
+
+    shape: tuple[int, ...]
+    cut: Spelling | None = None
+    below: int = 2
+    ignore: int | None = None
+    dtype: str = "int64"
+
+    @property
+    def domain(self) -> Domain | None:
+        return Domain("ids", self.below, self.ignore)
+
+
+@dataclass(frozen=True)
+class Reals:
+    """Real numbers."""
+
+    shape: tuple[int, ...]
+    cut: Spelling | None = None
+    dtype: str = "float32"
+    kind: Literal["any", "nonnegative", "positive", "indicator"] = "any"
+
+    @property
+    def domain(self) -> Domain | None:
+        return None if self.kind == "any" else Domain(self.kind)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Booleans."""
+
+    shape: tuple[int, ...]
+    cut: Spelling | None = None
+    dtype: str = "bool"
+
+    @property
+    def domain(self) -> Domain | None:
+        return None
+
+
+Input = Ids | Reals | Flags
+Batch = Mapping[str, Input]
+
+
+def lies(name: str, spec: Input) -> Layout:
+    """How an input lives on the mesh; whole on every rank unless it says otherwise."""
+    return layout(name, spec.cut if spec.cut is not None else {})
+
+
+def local_shape(name: str, spec: Input, mesh: Mesh, rank: int) -> tuple[int, ...]:
+    parts = lies(name, spec).parts(mesh, rank, spec.shape)
+    if len(parts) != 1:
+        raise ValueError(f"{name}: a batch tensor is one block on every rank")
+    return tuple(run.size for run in parts[0].logical)

@@ -1,0 +1,237 @@
+"""`verify`: capture the reference and every rank, put the plan together, and let the verifier compare them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from trainverify.check.findings import Finding, names
+from trainverify.graph.lineage import Layout, Reduction
+from trainverify.graph.mesh import Mesh
+from trainverify.graph.plan import Plan, fold
+from trainverify.graph.program import Op, Output, Program, attributes
+from trainverify.ops import OPS
+from trainverify.ops.table import OpTable
+from trainverify.prove.attempt import Engine
+from trainverify.report import Report
+from trainverify.torch.capture import Captured, capture
+from trainverify.torch.inputs import Batch
+from trainverify.torch.launch import CaptureError, Failed, Target, Traced, resolve, run
+from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
+from trainverify.torch.mappings import Row
+from trainverify.verify import verify as verify_programs
+
+ALL_RANKS: Final = 64  # up to so many, every rank is captured
+Loss = str | Mapping[str, Reduction]  # "whole", or over which mesh axes the local losses are summed or averaged
+Progress = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both programs, with what is to be said about them."""
+
+    logical: Program
+    plan: Plan
+    findings: tuple[Finding, ...] = ()
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    captured: tuple[Captured, ...] = field(default=(), compare=False)
+
+
+def captures(
+    reference: Target,
+    distributed: Target,
+    world_size: int,
+    batch: Batch,
+    mesh: Mesh,
+    ops: OpTable = OPS,
+    meanings: Mapping[str, Row] | None = None,
+    tell: Progress = _silent,
+    seconds: float = 600.0,
+) -> tuple[Captured, list[Captured]]:
+    """The reference and all ranks, each in a process of its own."""
+
+    def one(target: Target, rank: int | None) -> Callable[[], Captured]:
+        return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings)
+
+    works = [one(reference, None), *(one(distributed, r) for r in range(world_size))]
+    tell(f"capturing 1 + {world_size} processes")
+    found = run(works, seconds=seconds, tell=lambda n: tell(f"captured {n} of {len(works)} processes"))
+    good: list[Captured] = []
+    for i, result in enumerate(found):
+        who = "the reference" if i == 0 else f"rank {i - 1}"
+        if isinstance(result, Failed):
+            where = f" ({result.where})" if result.where else ""
+            raise CaptureError(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
+        good.append(result)
+    return good[0], good[1:]
+
+
+def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batch, cuts: Cuts | None = None, loss: Loss = "whole") -> Pair:
+    """The logical program and the plan."""
+    logical = replace(reference.program, name="the reference")
+    groups = {n: members for c in ranks for n, members in c.groups.items()}
+    programs = [c.program for c in ranks]
+    if not isinstance(loss, str):
+        programs = [_with_loss(p, mesh, i, loss, groups) for i, p in enumerate(programs)]
+    held = [Held(i, p, c.placed) for i, (p, c) in enumerate(zip(programs, ranks, strict=True))]
+    lineages = Lineages(logical, held, mesh, batch, cuts or {})
+    lineage: list[Layout] = list(lineages.layouts())
+    gradients, partial = lineages.gradients()
+    notes = []
+    if partial:
+        logical = _without_gradients(logical, partial)
+        programs = [_without_gradients(p, partial) for p in programs]
+        which = names(sorted(partial))
+        notes.append(f"gradients of {which} are summands until the optimizer adds them up: their updates are compared instead")
+    plan = fold("the captured ranks", mesh, programs, groups, (*lineage, *gradients))
+    everyone = [reference, *ranks]
+    findings = _summarised([f for c in everyone for f in c.findings])
+    assumed = [a for c in everyone for a in c.assumed]
+    if not isinstance(loss, str):
+        assumed.append(
+            "declared: the loss of the step is the " + ", ".join(f"{op} over {a}" for a, op in loss.items()) + " of what ranks report"
+        )
+    merged = [m for c in everyone for m in c.merged]
+    notes += [f"literals that count as one: {m}" for m in dict.fromkeys(merged)]
+    return Pair(logical, plan, tuple(findings), tuple(dict.fromkeys(assumed)), tuple(notes), tuple(everyone))
+
+
+def _with_loss(program: Program, mesh: Mesh, rank: int, over: Mapping[str, Reduction], groups: dict[str, tuple[int, ...]]) -> Program:
+    """The program with its local loss combined, only to be reported."""
+    local = program.output("loss")
+    if local is None:
+        return program
+    tensors, ops, last = dict(program.tensors), list(program.ops), local
+    for axis, op in over.items():
+        members = mesh.group(rank, (axis,))
+        group = next((n for n, m in groups.items() if m == members), f"{axis} of {members[0]}")
+        groups[group] = members
+        name = f"loss.{op}.{axis}"
+        tensors[name] = tensors[local]
+        ops.append(Op("all_reduce", (last,), (name,), attributes({"group": group, "op": op}), "metric"))
+        last = name
+    outputs = tuple(replace(o, tensor=last) if o.role == "loss" else o for o in program.outputs)
+    return replace(program, tensors=tensors, ops=tuple(ops), outputs=outputs)
+
+
+def _without_gradients(program: Program, names: set[str]) -> Program:
+    kept = tuple(o for o in program.outputs if not (o.role == "gradient" and o.of in names))
+    return replace(program, outputs=kept)
+
+
+def _summarised(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings about the same op at the same line once, with how often and what they reach."""
+    kinds: dict[Any, list[Finding]] = {}
+    for f in findings:
+        what, _, why = f.message.partition(": ")
+        key = (f.code, f.severity, why or what, f.source)
+        kinds.setdefault(key, []).append(f)
+    found = []
+    for (_, _, why, _), same in kinds.items():
+        first = same[0]
+        if len(same) > 1 and first.message != why:
+            reached = first.message.partition(": ")[0]
+            first = replace(first, message=f"{why} (reaches {reached} and {len(same) - 1} more)", tensor=None)
+        found.append(first)
+    return found
+
+
+def verify(
+    reference: Target,
+    distributed: Target,
+    world_size: int,
+    batch: Batch,
+    mesh: Mapping[str, int] | Mesh | None = None,
+    *,
+    cuts: Cuts | None = None,
+    loss: Loss = "whole",
+    ops: OpTable = OPS,
+    meanings: Mapping[str, Row] | None = None,
+    points: int = 3,
+    seed: int = 0,
+    engine: Engine = "algebra",
+    progress: Progress = _silent,
+    seconds: float = 600.0,
+) -> Report:
+    """Is the training step that ranks run the reference's? Both functions build a model and return its step.
+
+    `mesh` names the axes of the ranks, the last one varying fastest. `cuts` says how plain tensors are cut that are smaller on a rank
+    than in the reference; DTensors say it themselves. `loss` says over which axes the ranks' losses have to be combined.
+    """
+    named = mesh if isinstance(mesh, Mesh) else Mesh(mesh or {"dp": world_size})
+    if named.size != world_size:
+        raise ValueError(f"{named} has {named.size} ranks, not {world_size}")
+    if world_size > ALL_RANKS:  # a rank that was not captured may differ: no verdict for all would be one
+        raise CaptureError(f"{world_size} ranks: at most {ALL_RANKS} are captured, and there is no verdict about ranks that are not")
+    one, all_ranks = captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds)
+    return judge(one, all_ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
+
+
+def judge(
+    reference: Captured,
+    ranks: Sequence[Captured],
+    mesh: Mesh,
+    batch: Batch,
+    cuts: Cuts | None = None,
+    loss: Loss = "whole",
+    ops: OpTable = OPS,
+    points: int = 3,
+    seed: int = 0,
+    engine: Engine = "algebra",
+    progress: Progress = _silent,
+) -> Report:
+    subject = f"the captured step on {mesh} against the reference"
+    early = _summarised([f for c in (reference, *ranks) for f in c.findings])
+    stopped = _stopped(subject, early, (reference, *ranks))
+    if stopped is not None:
+        return stopped
+    try:
+        made = pair(reference, ranks, mesh, batch, cuts, loss)
+    except NoLineage as error:
+        return Report("UNKNOWN", f"lineage: {error}", subject, tuple(early))
+    report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
+    return replace(
+        report,
+        findings=(*report.findings, *made.findings),
+        assumptions=(*_shorter(report.assumptions), *made.assumed),
+        notes=(*report.notes, *made.notes),
+    )
+
+
+def _shorter(assumptions: Sequence[str]) -> list[str]:
+    """The same about many tensors in one line."""
+    many = [a for a in assumptions if a.endswith("holds nonnegative")]
+    if len(many) < 3:
+        return list(assumptions)
+    rest = [a for a in assumptions if a not in many]
+    first = many[0].removeprefix("input ").removesuffix(" holds nonnegative")
+    return [*rest, f"{len(many)} tensors of optimizer state are not negative: {first} and its like"]
+
+
+def _stopped(subject: str, findings: Sequence[Finding], captured: Sequence[Captured]) -> Report | None:
+    """A verdict that needs no comparison: something is wrong, or something has no meaning here."""
+    errors = [f for f in findings if f.severity == "error"]
+    if errors:
+        return Report("INVALID", f"{errors[0].message}" + (f" ({errors[0].source})" if errors[0].source else ""), subject, tuple(findings))
+    unsupported = [f for f in findings if f.severity == "unsupported"]
+    if not unsupported:
+        return None
+    counts: Counter[str] = Counter()
+    lines: dict[str, Any] = {}
+    for c in captured:
+        for name, m in c.missing.items():
+            counts[name] += m.count
+            lines.setdefault(name, m)
+    listed = [f"{n} ({c} times, first at {lines[n].source}: {lines[n].reason})" for n, c in counts.most_common(5)]
+    reason = f"without a mapping: {'; '.join(listed)}" if listed else f"{unsupported[0].message} ({unsupported[0].source})"
+    return Report("UNKNOWN", reason, subject, tuple(findings))
+
+
+__all__ = ["Loss", "Output", "Pair", "captures", "judge", "pair", "verify"]

@@ -1,0 +1,134 @@
+"""One fresh process per rank, few at a time. What a process finds comes back through a pipe; what goes wrong comes back as text."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Target = Callable[..., Any] | str
+
+
+class CaptureError(Exception):
+    """The user's code could not be run, or not be captured; the text says where."""
+
+
+class Traced(Exception):
+    """The traceback of another process."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    kind: str
+    message: str
+    where: str | None
+    trace: str
+
+
+def resolve(target: Target) -> Callable[..., Any]:
+    """A function, or `file.py:name`: Python runs that file."""
+    if not isinstance(target, str):
+        return target
+    file, _, name = target.rpartition(":")
+    path = Path(file)
+    if not file or not path.is_file():
+        raise CaptureError(f"{target}: expected file.py:function")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise CaptureError(f"{file}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        raise CaptureError(f"{file} has no {name!r}")
+    found: Callable[..., Any] = getattr(module, name)
+    return found
+
+
+def users_line(error: BaseException) -> str | None:
+    """The innermost line of the user's in a traceback."""
+    from trainverify.torch.lines import is_users, shown
+
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
+    return f"{shown(lines[-1].filename, os.getcwd())}:{lines[-1].lineno}" if lines else None
+
+
+def _preload() -> None:
+    """What every process would import by itself."""
+    for name in ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.testing._internal.distributed.fake_pg"):
+        importlib.import_module(name)
+
+
+def _child(work: Callable[[], Any], pipe: Connection) -> None:
+    result: Any
+    try:
+        with redirect_stdout(sys.stderr):
+            result = work()
+    except BaseException as error:
+        result = Failed(type(error).__name__, str(error), users_line(error), traceback.format_exc())
+    try:
+        pipe.send(result)
+    except Exception as error:
+        pipe.send(Failed(type(error).__name__, str(error), None, traceback.format_exc()))
+    pipe.close()
+    sys.stderr.flush()
+    os._exit(0)  # torch.distributed and its threads are not ended, they are left
+
+
+def run(
+    works: Sequence[Callable[[], T]],
+    together: bool = False,
+    seconds: float = 600.0,
+    tell: Callable[[int], None] = lambda done: None,
+) -> list[T | Failed]:
+    """The results of functions, each in a process of its own: two at a time, or all `together` (when they talk to each other)."""
+    _preload()
+    context = multiprocessing.get_context("fork")
+    most = len(works) if together else max(1, min(len(works), os.cpu_count() or 1))
+    results: dict[int, T | Failed] = {}
+    running: dict[Connection, tuple[int, Any, float]] = {}
+    waiting = list(enumerate(works))
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                i, work = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                sys.stdout.flush()
+                process = context.Process(target=_child, args=(work, theirs), daemon=False)
+                process.start()
+                theirs.close()
+                running[ours] = i, process, time.monotonic() + seconds
+            ready = wait(list(running), timeout=1.0)
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                i, process, _ = running.pop(pipe)
+                try:
+                    results[i] = pipe.recv()
+                except EOFError:
+                    process.join(5)
+                    results[i] = Failed("Ended", f"the process ended with code {process.exitcode}", None, "")
+                process.join(5)
+                pipe.close()
+                tell(len(results))
+            now = time.monotonic()
+            for pipe, (i, process, until) in list(running.items()):
+                if now > until:
+                    del running[pipe]
+                    process.kill()
+                    results[i] = Failed("Timeout", f"no result within {seconds:g} s", None, "")
+    finally:
+        for _, process, _ in running.values():
+            process.kill()
+    return [results[i] for i in range(len(works))]

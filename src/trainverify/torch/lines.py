@@ -1,0 +1,98 @@
+"""Where the user wrote what runs: the innermost frame that is neither PyTorch's, Python's nor ours; modules by name.
+
+A backward op has no frame of the user's, unless an `autograd.Function` runs: its node has the number that the forward op's line was
+noted under.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from trainverify.graph.program import Source
+from trainverify.torch.emit import Place
+
+_TORCH: Final = str(Path(torch.__file__).resolve().parent) + os.sep
+_OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep
+_PYTHON: Final = str(Path(sysconfig.get_paths()["stdlib"]).resolve()) + os.sep
+_ENGINE: Final = "_engine_run_backward"
+
+
+@cache
+def is_users(file: str) -> bool:
+    if file.startswith("<"):
+        return False
+    path = str(Path(file).resolve())
+    inside = path.startswith((_TORCH, _OURS)) or (path.startswith(_PYTHON) and "site-packages" not in path)
+    return not inside
+
+
+@cache
+def shown(file: str, folder: str) -> str:
+    path = Path(file).resolve()
+    return (path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)).as_posix()
+
+
+def source_of(frame: FrameType) -> Source:
+    return Source(shown(frame.f_code.co_filename, os.getcwd()), frame.f_lineno)
+
+
+def user_frame(frame: FrameType | None) -> tuple[Source | None, bool]:
+    """The innermost user's line, and whether it only called `backward`: then it says nothing about the op."""
+    passed_engine = False
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == _ENGINE:
+            passed_engine = True
+        elif is_users(code.co_filename):
+            return source_of(frame), passed_engine
+        frame = frame.f_back
+    return None, passed_engine
+
+
+class Lines:
+    """The place of what runs now."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}  # id of a module → its name
+        self.stack: list[str] = []
+        self.noted: dict[int, Place] = {}  # sequence number of an autograd node → place of the forward op
+        self.optimizing = False
+
+    def name_modules(self, root: torch.nn.Module, prefix: str = "") -> None:
+        for name, module in root.named_modules(prefix=prefix):
+            self.names.setdefault(id(module), name)
+
+    def hooks(self) -> list[Any]:
+        """Global hooks that keep track of the module that runs; call `remove` on each at the end."""
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            self.stack.append(self.names.get(id(module), ""))
+
+        def leave(module: torch.nn.Module, args: Any, result: Any) -> None:
+            if self.stack:
+                self.stack.pop()
+
+        return [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+
+    def here(self) -> Place:
+        source, backward = user_frame(sys._getframe(1))
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            number = int(node._sequence_nr())
+            noted = self.noted.get(number, Place())
+            line = source if source is not None and not backward else noted.source or source
+            return Place(line, noted.module, "backward")
+        module = next((m for m in reversed(self.stack) if m), "")
+        place = Place(source, module, "optimizer" if self.optimizing else "forward")
+        if torch.is_grad_enabled():
+            self.noted.setdefault(int(torch.autograd._get_sequence_nr()) - 1, place)
+        return place

@@ -1,0 +1,11 @@
+"""What ATen ops mean: one row each, over our operators."""
+
+from __future__ import annotations
+
+from trainverify.torch.mappings import arithmetic, creation, indexing, linear, losses, neural, optimizers, reductions, shaping, sharded
+from trainverify.torch.mappings.table import Row, Table
+
+_MODULES = (arithmetic, creation, indexing, linear, losses, neural, optimizers, reductions, sharded, shaping)
+MAPPINGS: Table = {name: row for m in _MODULES for name, row in m.ROWS.items()}
+
+__all__ = ["MAPPINGS", "Row", "Table"]

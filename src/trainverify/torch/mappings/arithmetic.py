@@ -1,0 +1,286 @@
+"""Elementwise ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainverify.torch.literals import root
+from trainverify.torch.mappings.table import Arguments, Number, rows
+from trainverify.torch.values import Unmapped
+
+ROWS, row = rows()
+
+
+def _scaled(a: Arguments, value: str | Number, alpha: Number) -> str | Number:
+    if alpha == 1:
+        return value
+    return a.e.op("mul", (value,), {"value": alpha}) if isinstance(value, str) else value * alpha
+
+
+def binary(a: Arguments, op: str, x: str | Number, y: str | Number) -> str:
+    """op(x, y) where either may be a literal."""
+    real = a.out[0] is not None and a.out[0].kind == "real"
+    if not isinstance(x, str):
+        x = a.as_tensor(x, "f32" if real else None)
+    if isinstance(y, str):
+        return a.e.op(op, (x, y))
+    if isinstance(y, bool):
+        y = int(y)
+    return a.e.op(op, (x,), {"value": y})
+
+
+@row("aten::add")
+def add(a: Arguments) -> str:
+    return binary(a, "add", a.operand("self"), _scaled(a, a.operand("other"), a.number("alpha")))
+
+
+@row("aten::sub")
+def sub(a: Arguments) -> str:
+    return binary(a, "sub", a.operand("self"), _scaled(a, a.operand("other"), a.number("alpha")))
+
+
+@row("aten::rsub")
+def rsub(a: Arguments) -> str:
+    x, y = a.operand("self"), a.operand("other")
+    return binary(a, "sub", y, _scaled(a, x, a.number("alpha")))
+
+
+@row("aten::mul")
+def mul(a: Arguments) -> str:
+    x, y = a.operand("self"), a.operand("other")
+    if isinstance(x, str) and isinstance(y, float):
+        return a.times(x, y)
+    if isinstance(y, str) and not isinstance(x, str):
+        return a.times(y, x)
+    return binary(a, "mul", x, y)
+
+
+@row("aten::div")
+def div(a: Arguments) -> str:
+    x, y = a.operand("self"), a.operand("other")
+    mode = a.raw("rounding_mode")
+    if mode is not None and mode != "floor":
+        raise Unmapped(f"argument rounding_mode={mode!r}")
+    x = a.real(a.as_tensor(x, "f32")) if mode is None else a.as_tensor(x)
+    if isinstance(y, str):
+        made = a.e.op("div", (x, a.real(y) if mode is None else y))
+    elif isinstance(y, float) and (square := root(y)) is not None:
+        made = a.e.op("div", (x, a.e.op("sqrt", (a.e.full((), square, "f32"),))))
+    else:
+        made = a.e.op("div", (x,), {"value": y})
+    return made if mode is None else a.e.op("floor", (made,))
+
+
+@row("aten::pow")
+def power(a: Arguments) -> str:
+    x, exponent = a.operand("self"), a.operand("exponent")
+    if isinstance(exponent, str):
+        if isinstance(x, str) or x <= 0:
+            raise Unmapped("a power of a tensor whose exponent is a tensor")
+        log = a.e.op("log", (a.e.full((), x, "f32"),))  # cˣ = exp(x·log c)
+        return a.e.op("exp", (a.e.op("mul", (a.real(exponent), log)),))
+    if not isinstance(x, str):
+        x = a.as_tensor(x, "f32")
+    if exponent == 2:
+        return a.e.op("square", (x,))
+    return a.e.op("pow", (x,), {"exponent": exponent})
+
+
+def _unary(name: str, ours: str) -> None:
+    @row(name)
+    def apply(a: Arguments) -> str:
+        return a.e.op(ours, (a.tensor("self"),))
+
+
+def _real_unary(name: str, ours: str) -> None:
+    @row(name)
+    def apply(a: Arguments) -> str:
+        return a.e.op(ours, (a.real(a.tensor("self")),))
+
+
+for _name in ("neg", "abs", "sign", "floor", "relu"):
+    _unary(f"aten::{_name}", _name)
+for _name in ("reciprocal", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "erf", "sigmoid"):
+    _real_unary(f"aten::{_name}", _name)
+_unary("aten::logical_not", "logical_not")
+
+
+@row("aten::sgn")
+def sgn(a: Arguments) -> str:
+    return a.e.op("sign", (a.tensor("self"),))
+
+
+def _comparison(name: str) -> None:
+    @row(f"aten::{name}")
+    def compare(a: Arguments) -> str:
+        x, y = a.operand("self"), a.operand("other")
+        return binary(a, name, a.as_tensor(x), int(y) if isinstance(y, bool) else y)
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _comparison(_name)
+
+
+def _logical(name: str, ours: str, only_bool: bool) -> None:
+    @row(name)
+    def combine(a: Arguments) -> str:
+        x, y = a.operand("self"), a.operand("other")
+        x, y = a.as_tensor(x), a.as_tensor(y)
+        if only_bool and any(a.e.kind(v) != "bool" for v in (x, y)):
+            raise Unmapped("bits of integers")
+        return a.e.op(ours, (x, y))
+
+
+for _name, _ours, _only in (
+    ("logical_and", "logical_and", False),
+    ("logical_or", "logical_or", False),
+    ("bitwise_and", "logical_and", True),
+    ("bitwise_or", "logical_or", True),
+    ("__and__", "logical_and", True),
+    ("__or__", "logical_or", True),
+):
+    _logical(f"aten::{_name}", _ours, _only)
+
+
+@row("aten::bitwise_not")
+def bitwise_not(a: Arguments) -> str:
+    x = a.tensor("self")
+    if a.e.kind(x) != "bool":
+        raise Unmapped("bits of integers")
+    return a.e.op("logical_not", (x,))
+
+
+@row("aten::clamp")
+def clamp(a: Arguments) -> str:
+    low, high = a.raw("min"), a.raw("max")
+    x = a.tensor("self")
+    bounds = {n: a.number(n) for n, v in (("min", low), ("max", high)) if v is not None}
+    return a.e.op("clamp", (x,), bounds)
+
+
+@row("aten::clamp_min")
+def clamp_min(a: Arguments) -> str:
+    return a.e.op("clamp", (a.tensor("self"),), {"min": a.number("min")})
+
+
+@row("aten::clamp_max")
+def clamp_max(a: Arguments) -> str:
+    return a.e.op("clamp", (a.tensor("self"),), {"max": a.number("max")})
+
+
+def _two(name: str, ours: str) -> None:
+    @row(name)
+    def apply(a: Arguments) -> str:
+        x, y = a.operand("self"), a.operand("other")
+        return a.e.op(ours, (a.as_tensor(x), a.as_tensor(y)))
+
+
+_two("aten::minimum", "minimum")
+_two("aten::maximum", "maximum")
+
+
+@row("aten::where")
+def where(a: Arguments) -> str:
+    condition, x, y = a.tensor("condition"), a.operand("self"), a.operand("other")
+    return a.e.op("where", (condition, a.as_tensor(x), a.as_tensor(y)))
+
+
+@row("aten::lerp")
+def lerp(a: Arguments) -> str:
+    """self + weight·(end − self), as self·(1 − weight) + end·weight."""
+    x, end, weight = a.tensor("self"), a.tensor("end"), a.operand("weight")
+    if isinstance(weight, str):
+        raise Unmapped("lerp with a tensor of weights")
+    return a.e.op("add", (a.e.op("mul", (x,), {"value": 1 - weight}), a.e.op("mul", (end,), {"value": weight})))
+
+
+@row("aten::addcmul")
+def addcmul(a: Arguments) -> str:
+    x, y, z, value = a.tensor("self"), a.tensor("tensor1"), a.tensor("tensor2"), a.number("value")
+    product = a.e.op("mul", (y, z))
+    return a.e.op("add", (x, a.times(product, value)))
+
+
+@row("aten::addcdiv")
+def addcdiv(a: Arguments) -> str:
+    x, y, z, value = a.tensor("self"), a.tensor("tensor1"), a.tensor("tensor2"), a.number("value")
+    quotient = a.e.op("div", (y, z))
+    return a.e.op("add", (x, a.times(quotient, value)))
+
+
+@row("aten::masked_fill")
+def masked_fill(a: Arguments) -> str:
+    x, mask, value = a.tensor("self"), a.tensor("mask"), a.operand("value")
+    if isinstance(value, str):
+        return a.e.op("where", (mask, value, x))
+    return a.e.op("masked_fill", (x, mask), {"value": value})
+
+
+def _triangle(name: str) -> None:
+    @row(f"aten::{name}")
+    def cut(a: Arguments) -> str:
+        return a.e.op(name, (a.tensor("self"),), {"diagonal": a.integer("diagonal")})
+
+
+_triangle("tril")
+_triangle("triu")
+
+
+@row("aten::silu")
+def silu(a: Arguments) -> str:
+    return a.e.op("silu", (a.tensor("self"),))
+
+
+@row("aten::silu_backward")
+def silu_backward(a: Arguments) -> str:
+    return a.e.op("silu.grad", (a.tensor("self"), a.tensor("grad_output")), {"wrt": (0,)})
+
+
+@row("aten::gelu")
+def gelu(a: Arguments) -> str:
+    return a.e.op("gelu", (a.tensor("self"),), {"approximate": a.raw("approximate")})
+
+
+@row("aten::gelu_backward")
+def gelu_backward(a: Arguments) -> str:
+    attrs = {"approximate": a.raw("approximate"), "wrt": (0,)}
+    return a.e.op("gelu.grad", (a.tensor("self"), a.tensor("grad_output")), attrs)
+
+
+@row("aten::softplus")
+def softplus(a: Arguments) -> str:
+    if a.number("beta") != 1:
+        raise Unmapped(f"argument beta={a.raw('beta')!r}")
+    a.ignore("threshold")  # above it the identity takes its place: equal but for rounding
+    return a.e.op("softplus", (a.tensor("self"),))
+
+
+def _threshold(a: Arguments, grad: str, x: str) -> str:
+    """Gradient where x > threshold, else 0 (relu's backward, given x or relu(x))."""
+    if a.number("threshold") != 0:
+        raise Unmapped("a threshold that is not 0")
+    return a.e.op("relu.grad", (x, grad), {"wrt": (0,)})
+
+
+@row("aten::threshold_backward")
+def threshold_backward(a: Arguments) -> str:
+    return _threshold(a, a.tensor("grad_output"), a.tensor("self"))
+
+
+def _of_result(name: str, formula: Callable[[Arguments, str, str], str]) -> None:
+    @row(name)
+    def backward(a: Arguments) -> str:
+        return formula(a, a.tensor("grad_output"), a.tensor("output"))
+
+
+def _sigmoid_backward(a: Arguments, g: str, y: str) -> str:
+    rest = a.e.op("sub", (a.e.full((), 1, "f32"), y))
+    return a.e.op("mul", (g, a.e.op("mul", (y, rest))))
+
+
+def _tanh_backward(a: Arguments, g: str, y: str) -> str:
+    return a.e.op("mul", (g, a.e.op("sub", (a.e.full((), 1, "f32"), a.e.op("square", (y,))))))
+
+
+_of_result("aten::sigmoid_backward", _sigmoid_backward)
+_of_result("aten::tanh_backward", _tanh_backward)

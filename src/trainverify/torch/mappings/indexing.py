@@ -1,0 +1,101 @@
+"""Reading and writing by index."""
+
+from __future__ import annotations
+
+from trainverify.torch.mappings.table import Arguments, rows
+from trainverify.torch.values import Unmapped
+
+ROWS, row = rows()
+
+
+@row("aten::gather")
+def gather(a: Arguments) -> str:
+    a.ignore("sparse_grad")
+    return a.e.op("take_along_dim", (a.tensor("self"), a.tensor("index")), {"dim": a.integer("dim")})
+
+
+@row("aten::index_select")
+def index_select(a: Arguments) -> str:
+    return a.e.op("index_select", (a.tensor("self"), a.tensor("index")), {"dim": a.integer("dim")})
+
+
+@row("aten::scatter_add")
+def scatter_add(a: Arguments) -> str:
+    return a.e.op("scatter_add", (a.tensor("self"), a.tensor("index"), a.tensor("src")), {"dim": a.integer("dim")})
+
+
+@row("aten::scatter")
+def scatter(a: Arguments) -> str:
+    if a.raw("reduce") is not None:
+        raise Unmapped(f"argument reduce={a.raw('reduce')!r}")
+    x, ids = a.tensor("self"), a.tensor("index")
+    src = a.e.full(a.e.shape(ids), a.number("value"), a.e.tensors[x].dtype) if "value" in a.given else a.tensor("src")
+    return a.e.op("put_along_dim", (x, ids, src), {"dim": a.integer("dim")})
+
+
+def _indices(a: Arguments, name: str = "indices") -> tuple[int, str]:
+    """The one dimension that is indexed, and its index."""
+    found = [(d, t) for d, t in enumerate(a.raw(name)) if t is not None]
+    if len(found) != 1:
+        raise Unmapped("several dimensions indexed at once")
+    return found[0][0], a.read(found[0][1])
+
+
+@row("aten::index")
+def index(a: Arguments) -> str:
+    """x[:, ids]: rows by number along one dimension."""
+    dim, ids = _indices(a)
+    x = a.tensor("self")
+    if a.e.kind(ids) == "bool":
+        raise Unmapped("elements chosen by a mask: their number depends on data")
+    shape, rest = a.e.shape(ids), a.e.shape(x)
+    count = 1
+    for s in shape:
+        count *= s
+    flat = a.e.op("index_select", (x, a.e.reshape(ids, (count,))), {"dim": dim})
+    return a.e.reshape(flat, (*rest[:dim], *shape, *rest[dim + 1 :]))
+
+
+@row("aten::index_put")
+def index_put(a: Arguments) -> str:
+    x, values = a.tensor("self"), a.tensor("values")
+    accumulate = a.flag("accumulate")
+    found = [(d, t) for d, t in enumerate(a.raw("indices")) if t is not None]
+    if len(found) == 1 and found[0][0] == 0:
+        ids = a.read(found[0][1])
+        if a.e.kind(ids) == "bool" and not accumulate and a.e.shape(values) in ((), (1,)):
+            mask = ids
+            shape, whole = a.e.shape(ids), a.e.shape(x)
+            if len(shape) < len(whole):
+                mask = a.e.reshape(ids, (*shape, *(1,) * (len(whole) - len(shape))))
+            return a.e.op("where", (mask, a.e.reshape(values, ()), x))
+        if a.e.kind(ids) == "int" and accumulate:
+            return a.e.op("add", (x, _summed(a, ids, values, a.e.shape(x))))
+    raise Unmapped("a write at several indices")
+
+
+def _summed(a: Arguments, ids: str, values: str, shape: tuple[int, ...]) -> str:
+    """Σ over positions of one_hot(id)·value: what is added up along dimension 0."""
+    letters = "abcdefgh"[: len(a.e.shape(ids))]
+    rest = "pqrstu"[: len(shape) - 1]
+    full = (*a.e.shape(ids), *shape[1:])
+    if a.e.shape(values) != full:
+        values = a.e.op("expand", (values,), {"shape": full})
+    hot = a.e.cast(a.e.op("one_hot", (ids,), {"num_classes": shape[0]}), a.e.tensors[values].dtype)
+    return a.e.op("einsum", (hot, values), {"spec": f"{letters}v,{letters}{rest}->v{rest}"})
+
+
+@row("aten::index_add")
+def index_add(a: Arguments) -> str:
+    if a.integer("dim") != 0 or a.number("alpha") != 1:
+        raise Unmapped("index_add along another dimension than 0, or scaled")
+    x = a.tensor("self")
+    return a.e.op("add", (x, _summed(a, a.tensor("index"), a.tensor("source"), a.e.shape(x))))
+
+
+@row("aten::topk")
+def topk(a: Arguments) -> tuple[str, str]:
+    a.ignore("sorted")  # ours are in order: one of the allowed results
+    attrs = {"k": a.integer("k"), "dim": a.integer("dim"), "largest": a.flag("largest")}
+    values, ids = a.e.several("topk", (a.tensor("self"),), attrs)
+    return values, ids

@@ -1,0 +1,37 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from trainverify.torch.mappings.table import Arguments, Number, rows
+
+ROWS, row = rows()
+
+
+@row("aten::mm", "aten::bmm", "aten::mv", "aten::dot")
+def product(a: Arguments) -> str:
+    a.dtype("out_dtype")
+    names = ("mat2", "vec", "tensor")
+    other = next(n for n in names if n in a.given)
+    return a.e.op("matmul", (a.tensor("self"), a.tensor(other)))
+
+
+def _added(a: Arguments, x: str, product: str, beta: Number, alpha: Number) -> str:
+    if alpha != 1:
+        product = a.e.op("mul", (product,), {"value": alpha})
+    if beta == 0:  # what x holds does not matter then, not even where it is no number
+        return product
+    if beta != 1:
+        x = a.e.op("mul", (x,), {"value": beta})
+    return a.e.op("add", (product, x))
+
+
+@row("aten::addmm")
+def addmm(a: Arguments) -> str:
+    made = a.e.op("matmul", (a.tensor("mat1"), a.tensor("mat2")))
+    return _added(a, a.tensor("self"), made, a.number("beta"), a.number("alpha"))
+
+
+@row("aten::baddbmm")
+def baddbmm(a: Arguments) -> str:
+    made = a.e.op("matmul", (a.tensor("batch1"), a.tensor("batch2")))
+    return _added(a, a.tensor("self"), made, a.number("beta"), a.number("alpha"))

@@ -1,0 +1,98 @@
+"""Reductions over dimensions."""
+
+from __future__ import annotations
+
+import math
+
+from trainverify.torch.mappings.table import Arguments, rows
+from trainverify.torch.values import Unmapped
+
+ROWS, row = rows()
+
+
+def dims(a: Arguments, name: str = "dim") -> dict[str, object]:
+    """The attribute `dim`: an empty list is all dimensions, as in PyTorch."""
+    found = a.ints(name)
+    return {"dim": found} if found else {}
+
+
+def keep(a: Arguments) -> dict[str, object]:
+    return {"keepdim": True} if a.raw("keepdim") else {}
+
+
+@row("aten::sum")
+def sum_(a: Arguments) -> str:
+    a.dtype()
+    x = a.tensor("self")
+    if a.e.kind(x) == "bool":
+        x = a.e.cast(x, "i64")
+    return a.e.op("sum", (x,), {**dims(a), **keep(a)})
+
+
+@row("aten::mean")
+def mean(a: Arguments) -> str:
+    a.dtype()
+    return a.e.op("mean", (a.real(a.tensor("self")),), {**dims(a), **keep(a)})
+
+
+@row("aten::var")
+def var(a: Arguments) -> str:
+    correction = a.raw("correction")
+    if a.raw("unbiased") is not None:
+        correction = int(bool(a.raw("unbiased")))
+    correction = 1 if correction is None else correction
+    if not float(correction).is_integer():
+        raise Unmapped(f"argument correction={correction!r}")
+    return a.e.op("var", (a.tensor("self"),), {**dims(a), **keep(a), "correction": int(correction)})
+
+
+def _plain(name: str, ours: str) -> None:
+    @row(name)
+    def reduce(a: Arguments) -> str:
+        return a.e.op(ours, (a.tensor("self"),), {**dims(a), **keep(a)})
+
+
+for _name in ("amax", "amin", "any", "all", "logsumexp"):
+    _plain(f"aten::{_name}", _name)
+
+
+@row("aten::max", "aten::min")
+def extremum(a: Arguments) -> str:
+    raise Unmapped("maxima with their positions: use amax or argmax")
+
+
+@row("aten::argmax", "aten::argmin")
+def position(a: Arguments) -> str:
+    raise Unmapped("positions of maxima")
+
+
+@row("aten::prod")
+def prod(a: Arguments) -> str:
+    a.dtype()
+    return a.e.op("prod", (a.tensor("self"),), {**dims(a), **keep(a)})
+
+
+@row("aten::linalg_vector_norm")
+def vector_norm(a: Arguments) -> str:
+    a.dtype()
+    order = a.exact("ord")
+    if order <= 0:
+        raise Unmapped(f"argument ord={order!r}")
+    return norm_of(a, a.tensor("self"), order, {**dims(a), **keep(a)})
+
+
+def norm_of(a: Arguments, x: str, order: float, attrs: dict[str, object]) -> str:
+    return a.e.op("norm", (x,), {"p": math.inf if order == math.inf else a.literal(float(order)), **attrs})
+
+
+@row("aten::norm")
+def norm(a: Arguments) -> str:
+    a.dtype()
+    order = a.raw("p")
+    return norm_of(a, a.tensor("self"), 2.0 if order is None else float(order), {**dims(a), **keep(a)})
+
+
+@row("aten::cumsum")
+def cumsum(a: Arguments) -> str:
+    a.dtype()
+    return a.e.op("cumsum", (a.tensor("self"),), {"dim": a.integer("dim")})

@@ -1,0 +1,221 @@
+"""A process group that talks to nobody: every call is handed to `Talk`, with the options that the caller gave.
+
+It is a Python subclass, so that DDP's C++ reducer and Python callers both arrive here, and reductions, roots and peers are read from the
+call. Its work objects tell when they are waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Work as _Work
+
+from trainverify.torch.collectives import Flight, Group, Talk
+
+BACKEND: Final = "trainverify"
+
+
+class CapturedWork(_Work):
+    def __init__(self, talk: Talk, flights: Sequence[Flight], tensors: Any):
+        super().__init__()
+        self.talk = talk
+        self.flights = flights
+        self.future: torch.futures.Future[Any] = torch.futures.Future()
+        self.future.set_result(tensors)
+
+    def land(self) -> None:
+        for flight in self.flights:
+            self.talk.land(flight)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.land()
+        return True
+
+    def synchronize(self) -> None:
+        self.land()
+
+    def block_current_stream(self) -> None:
+        self.land()
+
+    def get_future(self) -> Any:
+        """Futures are waited for in C++, where DDP does: asking for one counts as waiting."""
+        self.land()
+        return self.future
+
+    def is_completed(self) -> bool:
+        return all(f.landed for f in self.flights)
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+
+class CapturedGroup(dist.ProcessGroup):
+    def __init__(self, rank: int, size: int, talk: Talk):
+        super().__init__(rank, size)
+        self.talk = talk
+        self._group: Group | None = None
+        self._name = ""
+        self._description = ""
+        self._coalescing: list[Flight] | None = None
+
+    # -- what torch.distributed asks of a group ---------------------------------------------------------------------------
+
+    @property
+    def pg_name(self) -> str:
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    @property
+    def bound_device_id(self) -> None:
+        return None
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, text: str) -> None:
+        self._description = text
+
+    def getBackendName(self) -> str:  # noqa: N802 (PyTorch's name)
+        return BACKEND
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def _get_backend_name(self) -> str:
+        return BACKEND
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
+    def group(self) -> Group:
+        if self._group is None:
+            self._group = self.talk.group(dist.get_process_group_ranks(self))
+        return self._group
+
+    def _work(self, flight: Flight | Sequence[Flight], tensors: Any) -> CapturedWork:
+        flights = [flight] if isinstance(flight, Flight) else list(flight)
+        if self._coalescing is not None:
+            self._coalescing += flights
+        return CapturedWork(self.talk, flights, tensors)
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._coalescing = []
+
+    def _end_coalescing(self, device: Any = None) -> CapturedWork:
+        flights, self._coalescing = self._coalescing or [], None
+        return CapturedWork(self.talk, flights, [])
+
+    # -- collectives --------------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> CapturedWork:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+        return self._work(self.talk.all_reduce(self.group(), tensors, op), tensors)
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> CapturedWork:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        root = 0 if opts is None else int(getattr(opts, "rootRank", opts))
+        group = self.group()
+        return self._work([self.talk.broadcast(group, t, group.members[root]) for t in tensors], tensors)
+
+    def reduce(self, tensors: Any, opts: Any = None) -> CapturedWork:
+        group = self.group()
+        flights = [self.talk.reduce(group, t, group.members[opts.rootRank], opts.reduceOp) for t in tensors]
+        return self._work(flights, tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> CapturedWork:
+        flights = [self.talk.all_gather(self.group(), list(o), x) for o, x in zip(outputs, inputs, strict=True)]
+        return self._work(flights, outputs)
+
+    def all_gather_single(self, output: Any, x: Any, opts: Any = None) -> CapturedWork:
+        return self._work(self.talk.all_gather_single(self.group(), output, x), [output])
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CapturedWork:
+        flights = [self.talk.all_gather_single(self.group(), o, x) for o, x in zip(outputs, inputs, strict=True)]
+        return self._work(flights, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CapturedWork:
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        flights = [self.talk.reduce_scatter(self.group(), o, list(xs), op) for o, xs in zip(outputs, inputs, strict=True)]
+        return self._work(flights, outputs)
+
+    def reduce_scatter_single(self, output: Any, x: Any, opts: Any = None) -> CapturedWork:
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        return self._work(self.talk.reduce_scatter_single(self.group(), output, x, op), [output])
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CapturedWork:
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        flights = [self.talk.reduce_scatter_single(self.group(), o, x, op) for o, x in zip(outputs, inputs, strict=True)]
+        return self._work(flights, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(self, output: Any, x: Any, output_sizes: Any = (), input_sizes: Any = (), opts: Any = None) -> CapturedWork:
+        return self._work(self.talk.all_to_all_single(self.group(), output, x, output_sizes or (), input_sizes or ()), [output])
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> CapturedWork:
+        return self._work(self.talk.all_to_all(self.group(), outputs, inputs), outputs)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CapturedWork:
+        group = self.group()
+        xs = list(inputs[0]) if inputs else []
+        return self._work(self.talk.scatter(group, outputs[0], xs, group.members[opts.rootRank]), outputs)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> CapturedWork:
+        group = self.group()
+        made = list(outputs[0]) if outputs else []
+        return self._work(self.talk.gather(group, made, inputs[0], group.members[opts.rootRank]), outputs)
+
+    def send(self, tensors: Any, to: int, tag: int = 0) -> CapturedWork:
+        return self._work([self.talk.send(self.group(), t, to, tag) for t in tensors], tensors)
+
+    def recv(self, tensors: Any, origin: int, tag: int = 0) -> CapturedWork:
+        return self._work([self.talk.recv(self.group(), t, origin, tag) for t in tensors], tensors)
+
+    def barrier(self, opts: Any = None) -> CapturedWork:
+        return self._work([], [])
+
+
+def register(talk: Talk) -> None:
+    """Make the backend known to this process; its groups report to `talk`."""
+
+    def create(store: Any, rank: int, size: int, timeout: Any) -> CapturedGroup:
+        return CapturedGroup(rank, size, talk)
+
+    dist.Backend.register_backend(BACKEND, create, devices=["cpu", "cuda"])

@@ -1,0 +1,114 @@
+"""Exact rewrites of what PyTorch computes, applied as ops are written. Each holds for all values; each has a test with a wrong twin.
+
+- scalars that are stacked: functions, slices and sums over ranks of a stack are stacks of these, and its norm is √(Σ x²);
+  the norm of norms of tensors is the norm of all their elements
+- an embedding that masks ids outside its rows is an embedding of the rows from there on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from trainverify.torch.emit import Emitter
+
+_UNARY: Final = frozenset(("pow", "square", "sqrt", "abs", "neg", "reciprocal", "to", "identity"))
+_BY_VALUE: Final = frozenset(("mul", "div", "add", "sub"))
+
+
+def stacked(e: Emitter, name: str | None) -> tuple[str, ...] | None:
+    """The scalars that a tensor is a stack of."""
+    op = e.made.get(name) if name is not None else None
+    if op is None or op.name != "stack" or op.get("dim", 0) != 0 or any(e.shape(str(i)) for i in op.inputs):
+        return None
+    return tuple(str(i) for i in op.inputs)
+
+
+def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any]) -> str | None:
+    """The result of an op by another way; None if there is none."""
+    first = inputs[0] if inputs else None
+    items = stacked(e, first)
+    if items is not None:
+        return _of_stack(e, name, inputs, attrs, items)
+    if (
+        name == "reshape"
+        and (op := e.made.get(first)) is not None
+        and op.name == "reshape"
+        and attrs["shape"] == e.shape(str(op.inputs[0]))
+    ):
+        return op.inputs[0]  # there and back
+    if name in ("pow", "square") and attrs.get("exponent", 2) == 2 and (x := _normed(e, first)) is not None:
+        return e.op("sum", (e.op("square", (x,)),))  # ‖x‖² is Σ x²
+    if name == "where" and len(inputs) == 3:
+        return _vocabulary(e, inputs)
+    return None
+
+
+def _normed(e: Emitter, name: str | None) -> str | None:
+    """The tensor that a scalar is the 2-norm of."""
+    op = e.made.get(name)
+    whole = op is not None and op.name == "norm" and op.get("p", 2) == 2 and op.get("dim") is None and not op.get("keepdim")
+    return op.inputs[0] if op is not None and whole else None
+
+
+def _of_stack(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any], items: tuple[str, ...]) -> str | None:
+    if (name in _UNARY and len(inputs) == 1) or (name in _BY_VALUE and len(inputs) == 1):
+        return e.op("stack", [e.op(name, (i,), attrs) for i in items], {"dim": 0})
+    if name in ("mul", "div") and len(inputs) == 2 and inputs[1] is not None and e.shape(inputs[1]) == ():
+        return e.op("stack", [e.op(name, (i, inputs[1])) for i in items], {"dim": 0})
+    if name == "slice" and attrs.get("dim", 0) == 0 and attrs.get("step", 1) == 1:
+        return e.op("stack", items[attrs["start"] : attrs["stop"]], {"dim": 0})
+    if name == "reshape" and attrs["shape"] == () and len(items) == 1:
+        return items[0]
+    if name == "norm" and attrs.get("p", 2) == 2 and not attrs.get("keepdim") and attrs.get("dim") in (None, 0, (0,), (-1,)):
+        return e.op("grad_norm", [_normed(e, i) or i for i in items])
+    if name == "sum" and not attrs.get("keepdim") and attrs.get("dim") in (None, 0, (0,), (-1,)):
+        total = items[0]
+        for i in items[1:]:
+            total = e.op("add", (total, i))
+        return total
+    return None
+
+
+def _vocabulary(e: Emitter, inputs: Sequence[str | None]) -> str | None:
+    """where(outside, 0, embedding(where(outside, 0, ids − start), w)) with outside = ids < start or ids ≥ start + rows."""
+    mask, zero, found = inputs
+    looked_up = e.made.get(found)
+    if looked_up is None or looked_up.name != "embedding" or looked_up.get("start", 0) != 0 or not _is_zero(e, zero):
+        return None
+    ids, weight = looked_up.inputs
+    shifted = e.made.get(ids)
+    if shifted is None or shifted.name != "where" or not _is_zero(e, shifted.inputs[1]):
+        return None
+    moved = e.made.get(shifted.inputs[2])
+    if moved is None or moved.name != "sub" or len(moved.inputs) != 1:
+        return None
+    tokens, start = moved.inputs[0], moved.get("value")
+    rows = e.shape(str(weight))[0]
+    if not isinstance(start, int) or not _is_outside(e, shifted.inputs[0], tokens, start, start + rows):
+        return None
+    again = e.made.get(mask)
+    column = again is not None and again.name == "reshape" and again.inputs[0] == shifted.inputs[0]
+    if not column or e.shape(str(mask)) != (*e.shape(str(tokens)), 1):
+        return None
+    return e.op("embedding", (tokens, weight), {"start": start})
+
+
+def _is_zero(e: Emitter, name: str | None) -> bool:
+    op = e.made.get(name)
+    return op is not None and op.name == "full" and op.get("value") == 0 and op.get("shape") == ()
+
+
+def _is_outside(e: Emitter, name: str | None, ids: str | None, start: int, stop: int) -> bool:
+    """Whether a mask is ids < start or ids ≥ stop."""
+    op = e.made.get(name)
+    if op is None or op.name != "logical_or":
+        return False
+    sides = {(s.name, s.get("value")) for i in op.inputs if (s := e.made.get(i)) is not None and s.inputs == (ids,)}
+    return sides == {("lt", start), ("ge", stop)}
+
+
+def reduced_apart(e: Emitter, x: str) -> tuple[str, ...] | None:
+    """A sum over ranks of a stack of scalars is the stack of their sums."""
+    return stacked(e, x)

@@ -1,0 +1,158 @@
+"""Scripts as they are, with one line around the step: `with tvt.step(model, optimizer, batch):`.
+
+In an ordinary run the line does nothing. In a process that captures, the step is everything between its start and its end, and the
+script ends there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainverify.graph.mesh import Mesh
+from trainverify.ops.table import OpTable
+from trainverify.torch.capture import Captured, Session, optimizer_hooks
+from trainverify.torch.discover import search
+from trainverify.torch.environment import patch, start_group
+from trainverify.torch.inputs import Flags, Ids, Input, Reals, Spelling
+from trainverify.torch.launch import CaptureError
+
+
+class StepEnded(BaseException):
+    """The step was captured: the rest of the script does not matter."""
+
+
+@dataclass
+class Running:
+    """The capture under way in this process, if any."""
+
+    session: Session | None = None
+    result: Captured | None = None
+    specs: dict[str, Input] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+RUNNING: Final = Running()
+
+
+class step:  # noqa: N801 (a context manager)
+    """The training step of a script.
+
+    `batch` are its tensors by name; `cut` says how each lies on the mesh, or all of them; ids are below `below`, or `ignore`.
+    `mesh` names the axes of the ranks, `cuts` and `loss` are as in `verify`. Set `loss` on the step if it is not what `backward` ran on.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        batch: Mapping[str, torch.Tensor],
+        *,
+        cut: Spelling | Mapping[str, Spelling] | None = None,
+        below: int | Mapping[str, int] | None = None,
+        ignore: int | Mapping[str, int] | None = None,
+        mesh: Mapping[str, int] | None = None,
+        cuts: Mapping[str, Spelling] | None = None,
+        loss_over: Any = "whole",
+    ):
+        self.model, self.optimizer, self.batch = model, optimizer, dict(batch)
+        self.cut, self.below, self.ignore = cut, below, ignore
+        self.settings = {"mesh": None if mesh is None else dict(mesh), "cuts": dict(cuts or {}), "loss": loss_over}
+        self.loss: torch.Tensor | None = None
+        self.metrics: dict[str, torch.Tensor] = {}
+
+    def __enter__(self) -> step:
+        session = RUNNING.session
+        if session is None:
+            return self
+        specs = {n: self._spec(n, t) for n, t in self.batch.items()}
+        RUNNING.specs, RUNNING.settings = specs, self.settings
+        session.batch = specs
+        session.begin(search([self.model], [self.optimizer]), self.batch)
+        self._hooks = optimizer_hooks(session)
+        self._hooks.__enter__()
+        self._backward = torch.Tensor.backward
+
+        def backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            if self.loss is None:
+                self.loss = tensor
+            self._backward(tensor, *args, **kwargs)
+
+        torch.Tensor.backward = backward
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        session = RUNNING.session
+        if session is None:
+            return
+        torch.Tensor.backward = self._backward
+        self._hooks.__exit__()
+        if error is not None:
+            return
+        returned = {**({} if self.loss is None else {"loss": self.loss.detach()}), **self.metrics}
+        RUNNING.result = session.finish(returned, "step")
+        raise StepEnded
+
+    def _spec(self, name: str, t: torch.Tensor) -> Input:
+        def chosen(value: Any) -> Any:
+            return value.get(name) if isinstance(value, Mapping) and not isinstance(value, str) else value
+
+        shape, dtype = tuple(t.shape), str(t.dtype).removeprefix("torch.")
+        if t.dtype == torch.bool:
+            return Flags(shape, chosen(self.cut))
+        if t.is_floating_point():
+            return Reals(shape, chosen(self.cut), dtype)
+        below = chosen(self.below)
+        if below is None:
+            raise CaptureError(f"batch tensor {name}: say below which number its ids are (below=)")
+        return Ids(shape, chosen(self.cut), below, chosen(self.ignore), dtype)
+
+
+def capture_script(
+    script: str, arguments: Sequence[str], rank: int, world: int, reference: bool, table: OpTable
+) -> tuple[Captured, Any, Any]:
+    """Run a script as one rank until its step ends: the program, what its batch holds, and what it says about the mesh."""
+    began = time.process_time()
+    torch.set_num_threads(1)
+    torch.autograd.set_multithreading_enabled(False)
+    session = Session({}, Mesh(one=1), None if reference else rank, world, table)
+    patch(session.talk, session.assumed)
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 1,
+    }
+    os.environ.update({k: str(v) for k, v in environment.items()})
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        start_group(session.talk, rank, world, original)
+
+    original = c10d.init_process_group
+    c10d.init_process_group = dist.init_process_group = init
+    handles = session.lines.hooks()
+    RUNNING.session = session
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    with FakeTensorMode(allow_non_fake_inputs=True), session.recorder, contextlib.suppress(StepEnded):
+        runpy.run_path(script, run_name="__main__")
+    for h in handles:
+        h.remove()
+    if RUNNING.result is None:
+        raise CaptureError(f"{script} ended without a step: put `with tvt.step(model, optimizer, batch):` around one")
+    RUNNING.result.seconds = time.process_time() - began
+    return RUNNING.result, RUNNING.specs, RUNNING.settings

@@ -1,0 +1,187 @@
+"""Memory: which tensor of the program every element of a storage holds now.
+
+A storage is a list of pieces. A read of a view is a box of one piece, or of the pieces it touches joined end to end; a write of a
+dense view is a new piece, any other write replaces a box of what is there. So views need no ops, in-place ops need no special case,
+and flat buckets come out as concatenations and slices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from trainverify.graph.types import TensorType
+from trainverify.torch.emit import Emitter
+from trainverify.torch.values import Unknown, Unmapped, Value
+from trainverify.torch.views import Digit, View, box, is_dense, reading, writing
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements start … stop of a storage are those of `value`, which lies densely as `block`."""
+
+    start: int
+    stop: int
+    value: Value
+    block: View
+    dtype: str
+
+
+@dataclass
+class Storage:
+    pieces: list[Piece] = field(default_factory=list)
+    seen: dict[View, str] = field(default_factory=dict)  # views that were read since the last write
+    version: int = 0
+
+
+class Memory:
+    def __init__(self, emitter: Emitter):
+        self.emitter = emitter
+        self.storages: dict[int, Storage] = {}
+
+    def storage(self, key: int) -> Storage:
+        return self.storages.setdefault(key, Storage())
+
+    def forget(self, key: int) -> None:
+        """The memory of a storage was given back."""
+        self.storages[key] = Storage(version=self.storage(key).version + 1)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, key: int, view: View, dtype: str) -> Value:
+        """The tensor that a view shows."""
+        storage = self.storage(key)
+        if not view.size:
+            return self.emitter.full(view.shape, 0, dtype)
+        if view in storage.seen:
+            name = storage.seen[view]
+            if self.emitter.tensors[name].dtype == dtype:
+                return name
+        touched = [p for p in storage.pieces if p.start < view.stop and view.offset < p.stop]
+        for p in touched:
+            if isinstance(p.value, Unknown):
+                return p.value
+            if p.dtype != dtype:
+                return Unknown(f"memory written as {p.dtype} is read as {dtype}")
+        if len(touched) == 1 and touched[0].start <= view.offset and view.stop <= touched[0].stop:
+            found = self._of_piece(touched[0], view)
+        else:
+            joined = self._joined(touched, view)
+            found = joined if isinstance(joined, Unknown) else self._of_piece(joined, view)
+        if isinstance(found, str):
+            storage.seen[view] = found
+        return found
+
+    def _of_piece(self, piece: Piece, view: View) -> Value:
+        assert isinstance(piece.value, str)
+        if piece.block == view:
+            return piece.value
+        found = box(view, piece.block)
+        if found is None:
+            return Unknown(
+                f"view {list(view.shape)} with strides {list(view.stride)} of a tensor {list(piece.block.shape)} is no box of it"
+            )
+        label, self.emitter.label = self.emitter.label, "view"
+        try:
+            return self.emitter.steps(piece.value, reading(found, piece.block))
+        finally:
+            self.emitter.label = label
+
+    def _joined(self, touched: list[Piece], view: View) -> Piece | Unknown:
+        """The pieces that a view touches, whole, flat and end to end."""
+        if not touched or touched[0].start > view.offset or touched[-1].stop < view.stop:
+            return Unknown("memory that was never written is read")
+        parts: list[str] = []
+        for before, p in zip([None, *touched], touched, strict=False):
+            if before is not None and before.stop != p.start:
+                return Unknown("memory that was never written is read")
+            part = self._of_piece(p, View(p.start, (p.stop - p.start,), (1,)))
+            if isinstance(part, Unknown):
+                return part
+            parts.append(part)
+        name = parts[0] if len(parts) == 1 else self.emitter.op("concat", parts, {"dim": 0})
+        start, stop = touched[0].start, touched[-1].stop
+        return Piece(start, stop, name, View(start, (stop - start,), (1,)), touched[0].dtype)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, key: int, view: View, dtype: str, value: Value) -> None:
+        """From now on the view shows `value`."""
+        if not view.size:
+            return
+        storage = self.storage(key)
+        storage.version += 1
+        if view.repeats:
+            value = Unknown("a write to elements that are shown several times")
+        if is_dense(view):
+            self._place(storage, Piece(view.offset, view.stop, value, view, dtype))
+            return
+        touched = [p for p in storage.pieces if p.start < view.stop and view.offset < p.stop]
+        self._place(storage, self._replaced(touched, view, dtype, value))
+
+    def _replaced(self, touched: list[Piece], view: View, dtype: str, value: Value) -> Piece:
+        """What a write with gaps makes of the pieces it touches."""
+        whole = View(view.offset, (view.stop - view.offset,), (1,))
+        unknown = next((p.value for p in touched if isinstance(p.value, Unknown)), None)
+        if isinstance(value, Unknown) or unknown is not None or any(p.dtype != dtype for p in touched):
+            why = value if isinstance(value, Unknown) else unknown or Unknown("memory of another dtype is written")
+            return Piece(view.offset, view.stop, why, whole, dtype)
+        single = len(touched) == 1 and touched[0].start <= view.offset and view.stop <= touched[0].stop
+        piece: Piece | Unknown = touched[0] if single else self._joined(touched, view)
+        if isinstance(piece, Unknown):
+            return Piece(view.offset, view.stop, piece, whole, dtype)
+        found = box(view, piece.block, split_steps=True)
+        if found is None or isinstance(piece.value, Unknown):
+            return Piece(
+                view.offset, view.stop, Unknown(f"a write to a view {list(view.shape)} that is no box of its memory"), whole, dtype
+            )
+        how = writing(found, piece.block)
+        e = self.emitter
+        made = _replace_box(e, e.steps(piece.value, how.to_digits), e.steps(value, how.of_value), how.digits, 0)
+        return replace(piece, value=e.steps(made, how.back))
+
+    def _place(self, storage: Storage, piece: Piece) -> None:
+        kept = []
+        for p in storage.pieces:
+            if p.stop <= piece.start or piece.stop <= p.start:
+                kept.append(p)
+                continue
+            if p.start < piece.start:
+                kept.append(replace(p, stop=piece.start))
+            if piece.stop < p.stop:
+                kept.append(replace(p, start=piece.stop))
+        kept.append(piece)
+        storage.pieces = sorted(kept, key=lambda p: p.start)
+        storage.seen = {v: n for v, n in storage.seen.items() if v.stop <= piece.start or piece.stop <= v.offset}
+
+
+def _replace_box(e: Emitter, x: str, value: str, digits: tuple[Digit, ...], at: int) -> str:
+    """x with a box of it replaced: one concatenation for every dimension that is cut."""
+    while at < len(digits) and (digits[at].start, digits[at].count) == (0, digits[at].size):
+        at += 1
+    if at == len(digits):
+        return value
+    d = digits[at]
+
+    def cut(tensor: str, start: int, end: int) -> str:
+        return e.op("slice", (tensor,), {"dim": at, "start": start, "stop": end})
+
+    width = d.count if d.step == 1 else 1
+    parts, done = [], 0
+    for i in range(0, d.count, width):
+        start = d.start + i * d.step
+        if done < start:
+            parts.append(cut(x, done, start))
+        new = value if width == d.count else cut(value, i, i + 1)
+        parts.append(_replace_box(e, cut(x, start, start + width), new, digits, at + 1))
+        done = start + width
+    if done < d.size:
+        parts.append(cut(x, done, d.size))
+    return e.op("concat", parts, {"dim": at})
+
+
+def checked(e: Emitter, name: str, shape: tuple[int, ...], dtype: str) -> str:
+    """A result with the shape and dtype that PyTorch gave it; another shape is refused."""
+    kind = e.tensors[name]
+    if kind.shape != shape:
+        raise Unmapped(f"the mapping gives {kind}, PyTorch gives {TensorType(shape, dtype)}")
+    return e.cast(name, dtype)

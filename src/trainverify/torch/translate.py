@@ -1,0 +1,354 @@
+"""From calls as PyTorch makes them to ops of our program, one after the other as they run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from trainverify.graph.program import Source
+from trainverify.graph.types import TensorType
+from trainverify.ops import OPS
+from trainverify.ops.table import OpTable
+from trainverify.torch.emit import Emitter, Place
+from trainverify.torch.literals import Literals
+from trainverify.torch.mappings import MAPPINGS, Row
+from trainverify.torch.mappings.creation import RANDOM
+from trainverify.torch.mappings.foreach import each, single
+from trainverify.torch.mappings.table import Arguments, NoValue
+from trainverify.torch.meanings import MEANINGS
+from trainverify.torch.storage import Memory, checked
+from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
+from trainverify.torch.views import View
+
+SHADOWED: Final = 1  # elements of a tensor whose value is followed while it depends on constants only
+DATA: Final = 4096  # elements of a tensor that is there from the start, up to which it is written out
+_NOTHING: Final = frozenset(
+    (
+        "aten::detach_",
+        "aten::_assert_async",
+        "aten::_assert_scalar",
+        "aten::requires_grad_",
+        "aten::record_stream",
+        "aten::_assert_tensor_metadata",
+    )
+)
+
+
+_COPIES: Final = frozenset(("aten::to", "aten::contiguous", "aten::reshape"))  # a view, or a copy with memory of its own
+_VIEWS: Final = frozenset(("aten::_unsafe_view",))  # views without a note in their schema
+
+
+class ReadsData(Exception):
+    """The step reads a computed value in Python: what it does next may depend on data."""
+
+
+@dataclass
+class Missing:
+    """Calls without a mapping."""
+
+    count: int = 0
+    reason: str = ""
+    source: Source | None = None
+
+
+@dataclass
+class Step:
+    """What the program under construction is, besides its ops."""
+
+    sources: dict[int, str] = field(default_factory=dict)  # storage → source that it is the memory of
+    before: set[int] = field(default_factory=set)  # storages that are older than the step
+    strays: dict[int, Source | None] = field(default_factory=dict)  # older storages, no sources, that the step writes
+
+
+def view_of(t: torch.Tensor) -> View:
+    return View(int(t.storage_offset()), tuple(int(s) for s in t.shape), tuple(int(s) for s in t.stride()))
+
+
+def key_of(t: torch.Tensor) -> int:
+    return int(t.untyped_storage()._cdata)
+
+
+def type_of(t: torch.Tensor) -> TensorType:
+    name = str(t.dtype)
+    if name not in DTYPES:
+        raise Unmapped(f"dtype {name}")
+    return TensorType(tuple(int(s) for s in t.shape), DTYPES[name])
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """Tensors of a result, with None where one is not there."""
+    if isinstance(value, list | tuple):
+        for v in value:
+            yield from flat(v)
+    else:
+        yield value
+
+
+class Translator:
+    def __init__(self, place: Callable[[], Place], table: OpTable = OPS, mappings: Mapping[str, Row] | None = None):
+        self.emitter = Emitter(table)
+        self.memory = Memory(self.emitter)
+        self.mappings = {**MAPPINGS, **(mappings or {})}
+        self.literals = Literals()
+        self.missing: dict[str, Missing] = {}
+        self.calls: Counter[str] = Counter()
+        self.meant: Counter[str] = Counter()  # ops whose meaning the user gave
+        self.again: Any = None  # the recorder, for functions that are captured in an op's place
+        self.poisoned: list[Unknown] = []  # values that communication needs and that are not there
+        self.early: list[tuple[Unknown, Source | None]] = []  # results of communication that are read before `wait`, and where
+        self.step: Step | None = None
+        self._place = place
+        self._alive: dict[int, Any] = {}  # storages are kept, so that their addresses stay theirs
+        self._known: dict[int, torch.Tensor] = {}  # storage → its values, where these follow from constants
+
+    # -- reading and writing ------------------------------------------------------------------------------------------
+
+    def keep(self, t: torch.Tensor) -> int:
+        storage = t.untyped_storage()
+        key = int(storage._cdata)
+        self._alive.setdefault(key, storage)
+        return key
+
+    def read(self, t: torch.Tensor) -> Value:
+        key = self.keep(t)
+        if str(t.dtype) not in DTYPES:
+            return Unknown(f"a tensor of dtype {t.dtype}")
+        if (found := self.known(t)) is not None:
+            return self._literal(found, type_of(t))
+        return self.memory.read(key, view_of(t), DTYPES[str(t.dtype)])
+
+    def known(self, t: torch.Tensor) -> torch.Tensor | None:
+        """The values of a tensor that follow from constants alone; data that is there from the start counts."""
+        key = self.keep(t)
+        found = self._known.get(key)
+        if found is None:
+            if key in self.memory.storages or type(t) is not torch.Tensor or t.numel() > DATA or t.is_meta:
+                return None
+            with unset_fake_temporarily():
+                found = self._known[key] = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()).detach().clone()
+        with unset_fake_temporarily():
+            return found.as_strided(t.shape, t.stride(), t.storage_offset())
+
+    def _literal(self, values: torch.Tensor | None, kind: TensorType) -> str:
+        assert values is not None
+        with unset_fake_temporarily():
+            numbers = [self.literals(v) for v in values.reshape(-1).tolist()]
+        e = self.emitter
+        if len(set(numbers)) <= 1:
+            return e.full(kind.shape, numbers[0] if numbers else 0, kind.dtype)
+        return e.reshape(e.op("stack", [e.full((), n, kind.dtype) for n in numbers], {"dim": 0}), kind.shape)
+
+    def write(self, t: torch.Tensor, value: Value) -> None:
+        key = self.keep(t)
+        if key in self._known:
+            whole = self._known.pop(key)
+            shape = (whole.numel(),)
+            if str(whole.dtype) in DTYPES:
+                dtype = DTYPES[str(whole.dtype)]
+                self.memory.write(key, View(0, shape, (1,)), dtype, self._literal(whole, TensorType(shape, dtype)))
+        if self.step is not None and key in self.step.before and key not in self.step.sources:
+            self.step.strays.setdefault(key, self.emitter.place.source)
+        self.memory.write(key, view_of(t), DTYPES.get(str(t.dtype), str(t.dtype)), value)
+
+    def define(self, t: torch.Tensor, name: str) -> None:
+        """From now on a tensor is a source of the program."""
+        key = self.keep(t)
+        self._known.pop(key, None)
+        self.memory.write(key, view_of(t), type_of(t).dtype, name)
+        if self.step is not None:
+            self.step.sources[key] = name
+
+    def forget(self, key: int) -> None:
+        self._known.pop(key, None)
+        if key in self.memory.storages:
+            self.memory.forget(key)
+
+    def begin(self) -> None:
+        """The step starts here: what ran before only made what it starts from."""
+        self.step = Step(before=set(self._alive))
+        self.emitter.prefix = ""
+        self.missing.clear()
+        self.calls.clear()
+
+    # -- calls ----------------------------------------------------------------------------------------------------------
+
+    def item(self, t: torch.Tensor) -> Any:
+        found = self.known(t)
+        if found is None:
+            place = self._place()
+            raise ReadsData(f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)")
+        with unset_fake_temporarily():
+            return found.item()
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """One call that has run, with its result."""
+        schema = func._schema
+        if schema.name in _NOTHING:
+            return
+        given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | dict(kwargs)
+        written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if not written and (any(r.alias_info is not None for r in schema.returns) or schema.name in _VIEWS):
+            self._view(str(schema.name), given, out)
+            return
+        name = str(schema.name)
+        self.calls[name] += 1
+        targets = [t for n in written for t in flat(given.get(n))] if written else list(flat(out))
+        if not any(isinstance(t, torch.Tensor) for t in targets):
+            return
+        if self._shadow(func, name, args, kwargs, targets, out):
+            return
+        if name in MEANINGS:
+            self._meant(name, args, kwargs, targets)
+            return
+        self.emitter.place = self._place()
+        self.emitter.label = name.rpartition("::")[2].strip("_")
+        defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        plain = {k: v for k, v in given.items() if not (k in written and _is_out(schema, k))}
+        for t, value in zip(targets, self._results(name, bool(written), plain, defaults, targets), strict=True):
+            if t is not None and value is not None:
+                self.write(t, value)
+
+    def _meant(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any]) -> None:
+        """An op of another library, by the function that the user gave for it."""
+        assert self.again is not None
+        with self.again:
+            made = [t for t in flat(MEANINGS[name](*args, **kwargs)) if t is not None]
+        self.emitter.place = self._place()
+        self.meant[name] += 1
+        wanted = [t for t in targets if isinstance(t, torch.Tensor)]
+        if [tuple(t.shape) for t in made] != [tuple(t.shape) for t in wanted]:
+            values: Sequence[Value | None] = self._unmapped(name, "its meaning has results of other shapes", len(wanted))
+        else:
+            values = [self.read(t) for t in made]
+        for t, value in zip(wanted, values, strict=True):
+            if value is not None:
+                self.write(t, value if isinstance(value, Unknown) else self.emitter.cast(value, type_of(t).dtype))
+
+    def _view(self, name: str, given: Mapping[str, Any], out: Any) -> None:
+        """A view is read where it is used. One with memory of its own is data that becomes a fake tensor."""
+        inputs = [t for v in given.values() for t in flat(v) if isinstance(t, torch.Tensor)]
+        keys = {self.keep(t) for t in inputs}
+        for t in flat(out):
+            if isinstance(t, torch.Tensor) and self.keep(t) not in keys:
+                found = self.known(inputs[0]) if len(inputs) == 1 else None
+                if found is None and name in _COPIES and inputs[0].numel() == t.numel():
+                    self._copied(inputs[0], t)
+                elif found is None or not t.is_contiguous():
+                    self.write(t, Unknown(f"{name}: data that was there before it was captured", self._place().source))
+                else:
+                    with unset_fake_temporarily():
+                        self._known[self.keep(t)] = found.detach().clone().reshape(-1)
+
+    def _copied(self, source: torch.Tensor, t: torch.Tensor) -> None:
+        """What may be a view and is a copy: the same elements in row-major order."""
+        self.emitter.place = self._place()
+        value = self.read(source)
+        kind = type_of(t)
+        self.write(t, value if isinstance(value, Unknown) else self.emitter.cast(self.emitter.reshape(value, kind.shape), kind.dtype))
+
+    def _results(
+        self, name: str, in_place: bool, given: Mapping[str, Any], defaults: Mapping[str, Any], targets: Sequence[Any]
+    ) -> Sequence[Value | None]:
+        space, _, short = name.rpartition("::")
+        names = [short] + ([short.removesuffix("_")] if in_place else [])
+        for n in names:
+            if (one := single(n)) is not None and space == "aten":
+                row = self.mappings[f"aten::{one}"]
+                calls = each(n, given)
+                own = each(n, {**defaults, "self": given["self"]})
+                found: list[Value | None] = []
+                for call, default, target in zip(calls, own, targets, strict=True):
+                    found += self._applied(name, row, call, _filled(one, default), [target])
+                return found
+            if f"{space}::{n}" in self.mappings:
+                return self._applied(name, self.mappings[f"{space}::{n}"], given, defaults, targets)
+        return self._unmapped(name, "no mapping", len(targets))
+
+    def _applied(
+        self, name: str, row: Row, given: Mapping[str, Any], defaults: Mapping[str, Any], targets: Sequence[Any]
+    ) -> Sequence[Value | None]:
+        try:
+            kinds = [type_of(t) if isinstance(t, torch.Tensor) else None for t in targets]
+            a = Arguments(self.emitter, given, defaults, self.read, self.known, self.literals, kinds)
+            made = row(a)
+            results: list[Value | None] = [made] if made is None or isinstance(made, str | Unknown) else list(made)
+            left = a.left()
+            if left:
+                raise Unmapped("argument " + ", ".join(f"{n}={_shown(given[n])}" for n in left))
+            if len(results) != len(targets):
+                raise Unmapped(f"{len(results)} results for {len(targets)} outputs")
+            for i, (value, kind) in enumerate(zip(results, kinds, strict=True)):
+                if isinstance(value, str) and kind is not None:
+                    results[i] = checked(self.emitter, value, kind.shape, kind.dtype)
+            return results
+        except NoValue as error:
+            if error.why.pending is not None:
+                self.early.append((error.why, self.emitter.place.source))
+            return [error.why] * len(targets)
+        except Unmapped as error:
+            return self._unmapped(name, str(error), len(targets))
+
+    def _unmapped(self, name: str, reason: str, count: int) -> list[Value | None]:
+        found = self.missing.setdefault(name, Missing(0, reason, self.emitter.place.source))
+        found.count += 1
+        return [Unknown(f"{name}: {reason}", self.emitter.place.source)] * count
+
+    def _shadow(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any], out: Any) -> bool:
+        """Follow the values of small tensors that depend on constants only; whether that was possible."""
+        short = name.rpartition("::")[2].removesuffix("_")
+        tensors = [t for v in (*args, *kwargs.values()) for t in flat(v) if isinstance(t, torch.Tensor)]
+        small = all(t.numel() <= SHADOWED for t in targets if t is not None)
+        if not small or not name.startswith("aten::") or short in RANDOM or "empty" in short:
+            return False
+        if any(self.known(t) is None for t in tensors):
+            return False
+
+        def real(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return self.known(value)
+            if isinstance(value, list | tuple):
+                return type(value)(real(v) for v in value)
+            return value
+
+        with unset_fake_temporarily():
+            made = func(*[real(v) for v in args], **{k: real(v) for k, v in kwargs.items()})
+            for t, r in zip(flat(out), flat(made), strict=True):
+                if isinstance(t, torch.Tensor):
+                    key = self.keep(t)
+                    if key not in self._known:
+                        self._known[key] = torch.empty(0, dtype=r.dtype).set_(r.untyped_storage())
+        return True
+
+    # -- what communication and the step's end need ---------------------------------------------------------------------
+
+    def missing_communication(self, why: Unknown) -> None:
+        if why.pending is not None:
+            self.early.append((why, self.emitter.place.source))
+        self.poisoned.append(why)
+
+    def named(self, t: torch.Tensor) -> str:
+        """A tensor that must have a value."""
+        value = self.read(t)
+        if isinstance(value, Unknown):
+            raise NoValue(value)
+        return value
+
+
+def _filled(one: str, default: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of the op of one tensor, where the foreach op has no such argument."""
+    more: dict[str, Any] = {"alpha": 1} if one in ("add", "sub") else {"value": 1} if one in ("addcmul", "addcdiv") else {}
+    return {**more, **{k: v for k, v in default.items() if k != "self"}}
+
+
+def _is_out(schema: Any, name: str) -> bool:
+    """Whether an argument only receives a result: `out=`."""
+    return any(a.name == name and a.kwarg_only for a in schema.arguments)
+
+
+def _shown(value: Any) -> str:
+    return f"tensor{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

@@ -1,0 +1,126 @@
+"""What is captured and verified: sources, meshes, batches, and how ranks cut them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trainverify.torch as tvt
+from trainverify.graph.mesh import Mesh
+
+SOURCES = Path(__file__).parent / "sources"
+sys.path.insert(0, str(SOURCES))
+
+import context  # noqa: E402
+import data  # noqa: E402
+import dtensor  # noqa: E402
+import gpt  # noqa: E402
+import handwritten  # noqa: E402
+import llama  # noqa: E402
+import pipeline  # noqa: E402
+from llama import SMALL, Config, Llama, trained  # noqa: E402
+
+AVERAGED = {"dp": "avg"}
+
+
+@dataclass(frozen=True)
+class Case:
+    reference: Callable[[Config], Any]
+    distributed: Callable[..., Any]  # (config, rank, world, bug)
+    mesh: Mapping[str, int]
+    loss: Any = "whole"
+    cuts: Mapping[str, str] = field(default_factory=dict)
+    ignore: bool = False
+    bugs: tuple[str, ...] = ()
+    cut: str = "(dp b) s"
+
+    def batch(self, c: Config) -> dict[str, tvt.Ids]:
+        shape = (c.batch, c.sequence)
+        labels = tvt.Ids(shape, self.cut, below=c.vocab, ignore=llama.IGNORE if self.ignore else None)
+        return {"tokens": tvt.Ids(shape, self.cut, below=c.vocab), "labels": labels}
+
+    @property
+    def world(self) -> int:
+        return Mesh(self.mesh).size
+
+    def targets(self, c: Config, bug: str | None = None) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return (lambda: self.reference(c)), (lambda rank, world: self.distributed(c, rank, world, bug))
+
+    def verify(self, c: Config = SMALL, bug: str | None = None, points: int = 1) -> Any:
+        one, ranks = self.targets(c, bug)
+        return tvt.verify(one, ranks, self.world, self.batch(c), self.mesh, cuts=self.cuts, loss=self.loss, points=points)
+
+    def replay(self, c: Config = SMALL) -> Any:
+        from trainverify.torch.replay import replay
+
+        one, ranks = self.targets(c)
+        mesh = Mesh(self.mesh)
+        captured = tvt.captures(one, ranks, self.world, self.batch(c), mesh)
+        made = tvt.pair(*captured, mesh, self.batch(c), self.cuts, self.loss)
+        return replay(one, ranks, self.world, self.batch(c), made)
+
+
+def whole(c: Config) -> Any:
+    return trained(Llama(c))
+
+
+def dp(**more: Any) -> Any:
+    return Case(whole, lambda c, r, w, bug: data.plain(c, bug), {"dp": 2}, AVERAGED, bugs=("no ddp",), **more)
+
+
+TP = {"dp": 1, "tp": 2}
+HAND = ("avg forward", "avg backward", "no backward reduce", "extra reduce", "missing wait", "residual before reduce", "local norm")
+CASES: dict[str, Case] = {
+    "ddp": dp(),
+    "ddp accumulation": Case(
+        lambda c: data.accumulated(c, 1, 4),
+        lambda c, r, w, bug: data.accumulated(c, w, 2, bug),
+        {"dp": 2},
+        AVERAGED,
+        bugs=("not divided", "never synced"),
+    ),
+    "dp by hand": Case(data.sgd, lambda c, r, w, bug: data.by_hand(c, bug), {"dp": 2}, AVERAGED, bugs=("sum for mean", "no wait")),
+    "zero redundancy": Case(whole, lambda c, r, w, bug: data.zero(c), {"dp": 2}, AVERAGED),
+    "tp by hand": Case(whole, lambda c, r, w, bug: handwritten.distributed(c, w, bug), TP, cuts=handwritten.CUTS, ignore=True, bugs=HAND),
+    "dtensor tp": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w), TP, ignore=True),
+    "dtensor vocabulary": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w, vocabulary=True), TP, ignore=True),
+    "dtensor tp sp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 1, 2, shard=False), TP, ignore=True),
+    "fsdp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, bug=bug), {"dp": 2, "tp": 1}, AVERAGED, bugs=("sum for mean",)),
+    "fsdp 4": Case(whole, lambda c, r, w, bug: dtensor.both(c, 4, 1), {"dp": 4, "tp": 1}, AVERAGED),
+    "fsdp bf16": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, bf16=True), {"dp": 2, "tp": 1}, AVERAGED),
+    "fsdp checkpoint": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, recompute=True), {"dp": 2, "tp": 1}, AVERAGED),
+    "fsdp tp sp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 2), {"dp": 2, "tp": 2}, AVERAGED),
+    "hsdp": Case(
+        whole,
+        lambda c, r, w, bug: dtensor.hybrid(c, 2, 2),
+        {"replicas": 2, "dp": 2},
+        {"replicas": "avg", "dp": "avg"},
+        cut="(replicas dp b) s",
+    ),
+    "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c), {"dp": 2}, AVERAGED),
+    "pipeline by hand": Case(
+        lambda c: pipeline.accumulated(c, 2),
+        lambda c, r, w, bug: pipeline.by_hand(c, r, w, bug),
+        {"pp": 2},
+        cut="b s",
+        bugs=("stale labels", "order"),
+    ),
+    "pipeline 1f1b": Case(
+        lambda c: pipeline.accumulated(c, 4),
+        lambda c, r, w, bug: pipeline.scheduled(c, r, w, 4, bug=bug),
+        {"pp": 2},
+        cut="b s",
+        bugs=("not divided",),
+    ),
+    "ulysses": Case(
+        context.sgd,
+        lambda c, r, w, bug: context.ulysses(c, bug),
+        {"cp": 2},
+        ignore=True,
+        cut="b (cp s)",
+        bugs=("rope not offset", "own count", "norm not reduced"),
+    ),
+}

@@ -1,0 +1,124 @@
+"""DTensor and FSDP2: tensor and sequence parallelism by a plan, parameters cut over data-parallel ranks."""
+
+from __future__ import annotations
+
+import torch
+from llama import Config, Llama, full, loss_of, optimizer_of, trained
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import checkpoint
+
+
+def sequence_parallel(model: Llama, tp) -> None:
+    for block in model.blocks:
+        gather = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
+        scatter = RowwiseParallel(output_layouts=Shard(1))
+        plan = {
+            "norm1": SequenceParallel(),
+            "norm2": SequenceParallel(),
+            "attention": PrepareModuleInput(**gather),
+            "attention.wq": ColwiseParallel(),
+            "attention.wk": ColwiseParallel(),
+            "attention.wv": ColwiseParallel(),
+            "attention.wo": scatter,
+            "mlp": PrepareModuleInput(**gather),
+            "mlp.w1": ColwiseParallel(),
+            "mlp.w3": ColwiseParallel(),
+            "mlp.w2": scatter,
+        }
+        parallelize_module(block, tp, plan)
+    top = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    parallelize_module(model, tp, top)
+
+
+def tensor_parallel(c: Config, world: int, vocabulary: bool = False, loss_cut: bool = False, bug: str | None = None):
+    """Tensor parallel only; the loss over a cut vocabulary with `loss_cut`."""
+    model = Llama(c)
+    tp = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    for block in model.blocks:
+        column, row = ColwiseParallel(), RowwiseParallel()
+        plan = {f"attention.{w}": column for w in ("wq", "wk", "wv")} | {"attention.wo": row}
+        plan |= {"mlp.w1": column, "mlp.w3": column, "mlp.w2": row}
+        parallelize_module(block, tp, plan)
+    kept = {"use_local_output": False} if loss_cut else {"output_layouts": Replicate()}
+    top = {"head": ColwiseParallel(**({"output_layouts": Shard(-1)} if loss_cut else {}), **kept)}
+    if vocabulary:
+        top["embedding"] = RowwiseParallel(input_layouts=Replicate())
+    parallelize_module(model, tp, top)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+
+    def step(batch):
+        if loss_cut:
+            with loss_parallel():
+                loss = loss_of(model.logits(batch["tokens"]), batch["labels"])
+                loss.backward()
+        else:
+            loss = model(batch["tokens"], batch["labels"])
+            loss.backward()
+        optimizer.step()
+        return {"loss": full(loss)}
+
+    return step
+
+
+def adamw(c: Config):
+    model = Llama(c)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+
+    def step(batch):
+        loss = model(batch["tokens"], batch["labels"])
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss}
+
+    return step
+
+
+def both(c: Config, dp: int, tp: int, shard: bool = True, bf16: bool = False, recompute: bool = False, bug: str | None = None):
+    """FSDP2 over dp, tensor and sequence parallel over tp."""
+    model = Llama(c)
+    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    if tp > 1:
+        sequence_parallel(model, mesh["tp"])
+    if recompute:
+        for block in model.blocks:
+            block.forward = recomputed(block.forward)
+    if shard:
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["dp"], mp_policy=policy)
+        fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+        if bug == "sum for mean":
+            for module in (*model.blocks, model):
+                module.set_gradient_divide_factor(1.0)  # bug: sum for mean
+    return trained(model)
+
+
+def recomputed(forward):
+    return lambda *args: checkpoint(forward, *args, use_reentrant=False)
+
+
+def hybrid(c: Config, replicas: int, shards: int):
+    """HSDP: parameters cut over `shards`, copies over `replicas`."""
+    model = Llama(c)
+    mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicas", "dp"))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return trained(model)
+
+
+__all__ = ["adamw", "both", "hybrid", "optimizer_of", "tensor_parallel"]

@@ -1,0 +1,64 @@
+"""Buffers that a model computes when it is built are followed, not assumed: a rank that computes another table is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
+
+from torch import nn  # noqa: E402
+
+import trainverify.torch as tvt  # noqa: E402
+
+
+class Shifted(nn.Module):
+    """Adds a table of positions from `start` on."""
+
+    def __init__(self, start: int, length: int, persistent: bool):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        table = torch.arange(start, start + length).float()[:, None] * 0.5
+        self.register_buffer("table", table, persistent=persistent)
+
+    def forward(self, x):
+        return (x + self.table) * self.weight
+
+
+def trained(model: nn.Module):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        loss = model(batch["x"]).square().mean()
+        loss.backward()
+        for p in model.parameters():
+            if torch.distributed.is_initialized():
+                torch.distributed.all_reduce(p.grad, op=torch.distributed.ReduceOp.AVG)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def verdict(starts: tuple[int, int], persistent: bool = False):
+    def ranks(rank: int, world: int):
+        return trained(Shifted(starts[rank], 5, persistent))
+
+    batch = {"x": tvt.Reals((10, 3), "(cp s) k")}
+    return tvt.verify(lambda: trained(Shifted(0, 10, persistent)), ranks, 2, batch, {"cp": 2}, loss={"cp": "avg"}, points=1)
+
+
+def test_each_rank_its_own_positions() -> None:
+    """Not refuted: rank 1 starts at 5, as its rows do."""
+    assert verdict((0, 5)).verdict in ("PROVED", "UNKNOWN")
+
+
+def test_the_same_positions_on_both_ranks() -> None:
+    """REFUTED: rank 1 starts at 0."""
+    assert verdict((0, 0)).verdict == "REFUTED"
+
+
+def test_a_kept_buffer_of_another_shape_needs_a_word() -> None:
+    """UNKNOWN: nobody says which part of the reference's buffer a rank holds."""
+    report = verdict((0, 5), persistent=True)
+    assert report.verdict == "UNKNOWN"
+    assert "table" in report.reason

@@ -1,0 +1,272 @@
+"""Every row of the mapping against ATen, every argument different from its default at least once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
+
+import torch.nn.functional as F  # noqa: E402
+
+from capture.tracing import agree, traced  # noqa: E402
+from trainverify.torch.mappings import MAPPINGS  # noqa: E402
+from trainverify.torch.mappings.creation import RANDOM  # noqa: E402
+from trainverify.torch.mappings.foreach import FOREACH  # noqa: E402
+
+A = torch.ops.aten
+SEEN: set[str] = set()
+
+
+def real(*shape: int, low: float = -0.9) -> Any:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape) + len(shape)), dtype=torch.float64) * (0.9 - low) + low
+
+
+def positive(*shape: int) -> Any:
+    return real(*shape, low=0.1)
+
+
+def ids(below: int, *shape: int) -> Any:
+    return torch.randint(below, shape, generator=torch.Generator().manual_seed(3))
+
+
+def mask(*shape: int) -> Any:
+    return real(*shape) > 0
+
+
+x, y, z, p = real(2, 3), real(2, 3) * 2 + 0.3, real(3), positive(2, 3)
+q4, k4, v4 = real(2, 4, 5, 6), real(2, 2, 5, 6), real(2, 2, 5, 6)
+
+
+def attention_backward(g: Any, q: Any, k: Any, v: Any) -> Any:
+    k, v = k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)
+    out, logsumexp = A._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=0.3)
+    return A._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, out, logsumexp, 0.0, True, scale=0.3)
+
+
+CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+    ("add", lambda a, b: A.add.Tensor(a, b, alpha=3), (x, y)),
+    ("add", lambda a: A.add.Scalar(a, 0.7, 3), (x,)),
+    ("add", lambda a: a + 2, (ids(5, 3),)),
+    ("sub", lambda a, b: A.sub.Tensor(a, b, alpha=0.3), (x, z)),
+    ("rsub", lambda a: A.rsub.Scalar(a, 0.7, 3), (x,)),
+    ("mul", lambda a, b: a * b * 1.4142135623730951 * 0.3, (x, z)),
+    ("div", lambda a, b: (a / b) / 3 / 1.4142135623730951, (x, y)),
+    ("div", lambda a: A.div.Tensor_mode(a, 2, rounding_mode="floor"), (ids(9, 5),)),
+    ("pow", lambda a: a**3 + a**2 + a**0.5, (p,)),
+    ("pow", lambda a: 10000.0**a, (x,)),
+    ("neg", lambda a: -a, (x,)),
+    ("abs", torch.abs, (x,)),
+    ("sign", torch.sign, (x,)),
+    ("sgn", torch.sgn, (x,)),
+    ("floor", torch.floor, (x * 7,)),
+    ("relu", torch.relu, (x,)),
+    *((n, getattr(torch, n), (p,)) for n in ("reciprocal", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "erf", "sigmoid")),
+    ("logical_not", torch.logical_not, (mask(4),)),
+    *((n, getattr(torch, n), (x, y)) for n in ("lt", "le", "gt", "ge", "eq", "ne", "minimum", "maximum")),
+    *((n, lambda a, n=n: getattr(torch, n)(a, 2), (ids(5, 7),)) for n in ("lt", "le", "gt", "ge", "eq", "ne")),
+    ("logical_and", torch.logical_and, (mask(4), mask(4))),
+    ("logical_or", torch.logical_or, (mask(4), mask(4))),
+    ("bitwise_and", lambda a, b: a & b, (mask(4), mask(4))),
+    ("bitwise_or", lambda a, b: a | b, (mask(4), mask(4))),
+    ("bitwise_not", lambda a: ~a, (mask(4),)),
+    ("clamp", lambda a: a.clamp(-0.2, 0.3) + a.clamp(max=0.1) + a.clamp(min=0.1), (x,)),
+    ("clamp_min", lambda a: A.clamp_min(a, 0.2), (x,)),
+    ("clamp_max", lambda a: A.clamp_max(a, 0.2), (x,)),
+    ("where", torch.where, (mask(2, 3), x, y)),
+    ("lerp", lambda a, b: torch.lerp(a, b, 0.3), (x, y)),
+    ("addcmul", lambda a, b, c: torch.addcmul(a, b, c, value=0.3), (x, y, p)),
+    ("addcdiv", lambda a, b, c: torch.addcdiv(a, b, c, value=0.3), (x, y, p)),
+    ("masked_fill", lambda a, m: a.masked_fill(m, 0.5), (x, mask(2, 3))),
+    ("masked_fill", lambda a, m, v: a.masked_fill(m, v), (x, mask(2, 3), real())),
+    ("tril", lambda a: a.tril(-1), (real(3, 4),)),
+    ("triu", lambda a: a.triu(1), (real(3, 4),)),
+    ("silu", F.silu, (x,)),
+    ("silu_backward", A.silu_backward, (x, y)),
+    ("gelu", lambda a: F.gelu(a) + F.gelu(a, approximate="tanh"), (x,)),
+    ("gelu_backward", lambda g, a: A.gelu_backward(g, a) + A.gelu_backward(g, a, approximate="tanh"), (x, y)),
+    ("softplus", lambda a: F.softplus(a, threshold=30.0), (x,)),
+    ("threshold_backward", lambda g, a: A.threshold_backward(g, a, 0), (x, y)),
+    ("sigmoid_backward", A.sigmoid_backward, (x, p)),
+    ("tanh_backward", A.tanh_backward, (x, p)),
+    ("zeros", lambda a: torch.zeros(2, 3, dtype=torch.float64) + a, (x,)),
+    ("new_zeros", lambda a: a.new_zeros(4), (x,)),
+    ("zeros_like", torch.zeros_like, (x,)),
+    ("zero", lambda a: a.clone().zero_(), (x,)),
+    ("ones", lambda a: torch.ones(2, 3, dtype=torch.float64) + a, (x,)),
+    ("new_ones", lambda a: a.new_ones(4), (x,)),
+    ("ones_like", torch.ones_like, (x,)),
+    ("full", lambda a: torch.full((2, 3), 0.7, dtype=torch.float64) + a, (x,)),
+    ("new_full", lambda a: a.new_full((4,), 0.7), (x,)),
+    ("full_like", lambda a: torch.full_like(a, 0.7), (x,)),
+    ("fill", lambda a: a.clone().fill_(0.7), (x,)),
+    ("fill", lambda a, b: a.clone().fill_(b), (x, real())),
+    ("scalar_tensor", lambda a: A.scalar_tensor(3.0, dtype=torch.float64) + a, (x,)),
+    ("arange", lambda a: torch.arange(1, 6, 2) * a, (ids(5, 3),)),
+    ("clone", torch.clone, (x,)),
+    ("_to_copy", lambda a: a.to(torch.float32) + a.to(torch.int64), (x * 5,)),
+    ("_conj_physical", A._conj_physical, (x,)),
+    ("lift_fresh_copy", A.lift_fresh_copy, (x,)),
+    ("alias_copy", A.alias_copy, (x,)),
+    ("copy", lambda a, b: a.clone().copy_(b), (x, z)),
+    ("cat", lambda a, b: torch.cat([a, b, a], 1), (x, real(2, 4))),
+    ("stack", lambda a, b: torch.stack([a, b], 1), (x, y)),
+    ("repeat", lambda a: a.repeat(2, 1, 3), (x,)),
+    ("flip", lambda a: a.flip(1), (x,)),
+    ("roll", lambda a: a.roll((1, 2), (0, 1)), (x,)),
+    ("constant_pad_nd", lambda a: F.pad(a, (1, 2, 0, 1), value=0.5), (x,)),
+    ("slice_backward", lambda g: A.slice_backward(g, [2, 9], 1, 2, 5, 1), (x,)),
+    ("slice_backward", lambda g: A.slice_backward(g, [2, 9], 1, 1, 8, 3), (x,)),
+    ("select_backward", lambda g: A.select_backward(g, [2, 5, 3], 1, -2), (x,)),
+    ("split_with_sizes_copy", lambda a: A.split_with_sizes_copy(a, [1, 2], 1), (x,)),
+    ("view_copy", lambda a: A.view_copy(a, [3, 2]), (x,)),
+    ("sum", lambda a: a.sum(), (x,)),
+    ("sum", lambda a: a.sum(1, keepdim=True, dtype=torch.float32), (x,)),
+    ("sum", lambda a: a.sum(0), (mask(4, 3),)),
+    ("mean", lambda a: a.mean() + a.mean(1, keepdim=True), (x,)),
+    ("var", lambda a: a.var(1, correction=0, keepdim=True) + a.var(), (x,)),
+    *((n, lambda a, n=n: getattr(torch, n)(a, dim=1, keepdim=True), (x,)) for n in ("amax", "amin", "logsumexp")),
+    *((n, lambda a, n=n: getattr(torch, n)(a, dim=1, keepdim=True), (mask(3, 4),)) for n in ("any", "all")),
+    ("prod", lambda a: a.prod(1, keepdim=True), (x,)),
+    ("linalg_vector_norm", lambda a: torch.linalg.vector_norm(a, 3, dim=1, keepdim=True) + torch.linalg.vector_norm(a), (x,)),
+    ("linalg_vector_norm", lambda a: torch.linalg.vector_norm(a, float("inf")), (x,)),
+    ("norm", lambda a: A.norm.ScalarOpt_dim(a, 3, [1], True), (x,)),
+    ("cumsum", lambda a: a.cumsum(1), (x,)),
+    ("mm", torch.mm, (x, real(3, 5))),
+    ("bmm", torch.bmm, (real(2, 3, 4), real(2, 4, 5))),
+    ("mv", A.mv, (x, z)),
+    ("dot", torch.dot, (z, real(3) * 2)),
+    ("addmm", lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=3), (real(5), x, real(3, 5))),
+    ("addmm", lambda a, b, c: torch.addmm(a, b, c, beta=0), (real(5), x, real(3, 5))),
+    ("baddbmm", lambda a, b, c: torch.baddbmm(a, b, c, beta=0.5, alpha=3), (real(2, 3, 5), real(2, 3, 4), real(2, 4, 5))),
+    ("nll_loss_forward", lambda a, t: A.nll_loss_forward(a, t, None, 1, 2), (real(7, 4), ids(4, 7))),
+    ("nll_loss_forward", lambda a, t: A.nll_loss_forward(a, t, None, 2, -100), (real(7, 4), ids(4, 7))),
+    (
+        "nll_loss_backward",
+        lambda a, t, g: A.nll_loss_backward(g, a, t, None, 1, 2, A.nll_loss_forward(a, t, None, 1, 2)[1]),
+        (real(7, 4), ids(4, 7), real()),
+    ),
+    ("mse_loss", lambda a, b: F.mse_loss(a, b) + F.mse_loss(a, b, reduction="sum"), (x, y)),
+    ("mse_loss_backward", lambda a, b, g: A.mse_loss_backward(g, a, b, 2), (x, y, real())),
+    ("binary_cross_entropy_with_logits", lambda a, b: F.binary_cross_entropy_with_logits(a, b, reduction="sum"), (x, p)),
+    ("_softmax", lambda a: torch.softmax(a, 0), (x,)),
+    ("_log_softmax", lambda a: torch.log_softmax(a, 0), (x,)),
+    ("_softmax_backward_data", lambda g, a: A._softmax_backward_data(g, torch.softmax(a, 0), 0, torch.float64), (x, y)),
+    ("_log_softmax_backward_data", lambda g, a: A._log_softmax_backward_data(g, torch.log_softmax(a, 0), 0, torch.float64), (x, y)),
+    ("embedding", lambda w, i: F.embedding(i, w), (real(5, 3), ids(5, 2, 4))),
+    ("embedding_dense_backward", lambda g, i: A.embedding_dense_backward(g, i, 5, -1, False), (real(2, 4, 3), ids(5, 2, 4))),
+    ("native_layer_norm", lambda a, w, b: A.native_layer_norm(a, [3, 4], w, b, 0.1), (real(2, 3, 4), real(3, 4), real(3, 4))),
+    (
+        "native_layer_norm_backward",
+        lambda g, a, w, b: A.native_layer_norm_backward(g, a, [4], *A.native_layer_norm(a, [4], w, b, 0.1)[1:], w, b, [True] * 3),
+        (real(2, 3, 4), real(2, 3, 4) * 2, real(4), real(4)),
+    ),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.3),
+        (q4, k4, v4),
+    ),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        lambda g, q, k, v: attention_backward(g, q, k, v),
+        (real(2, 4, 5, 6), q4, k4, v4),
+    ),
+    ("gather", lambda a, i: a.gather(1, i), (x, ids(3, 2, 5))),
+    ("index_select", lambda a, i: a.index_select(1, i), (x, ids(3, 4))),
+    ("scatter_add", lambda a, i, s: a.scatter_add(1, i, s), (x, ids(3, 2, 5), real(2, 5))),
+    ("scatter", lambda a, s: a.scatter(1, torch.tensor([[2], [0]]), s), (x, real(2, 1))),
+    ("scatter", lambda a: a.scatter(1, torch.tensor([[2], [0]]), 0.5), (x,)),
+    ("index", lambda a, i: a[:, i], (x, ids(3, 4, 2))),
+    ("index_put", lambda a, m: a.clone().index_put_((m,), torch.tensor(0.5, dtype=torch.float64)), (x, mask(2, 3))),
+    ("index_put", lambda a, i, v: a.index_put((i,), v, accumulate=True), (x, ids(2, 5), real(5, 3))),
+    ("index_add", lambda a, i, v: a.index_add(0, i, v), (x, ids(2, 5), real(5, 3))),
+    ("topk", lambda a: a.topk(2, 0, largest=False), (real(5, 3),)),
+    ("_chunk_cat", lambda a, b: A._chunk_cat([a, b], 0, 2), (real(3, 2), real(4))),
+]
+
+
+@pytest.mark.parametrize(("name", "fn", "inputs"), [pytest.param(*c, id=f"{c[0]}-{i}") for i, c in enumerate(CASES)])
+def test_row(name: str, fn: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+    translator = agree(fn, *inputs)
+    called = {n.removeprefix("aten::").removesuffix("_") for n in translator.calls}
+    assert name in called or f"{name}_" in called or name in {n.removeprefix("aten::") for n in translator.calls}
+    SEEN.update(called)
+
+
+NOT_COMPARED = {  # without a value, or refused; called by DTensor only, and made as bitwise_and and bitwise_or are
+    *("__and__", "__or__"),
+    *RANDOM,
+    *("empty", "new_empty", "empty_like", "new_empty_strided", "empty_strided"),
+    *("max", "min", "argmax", "argmin", "_fused_adamw", "_fused_adam"),
+}
+
+
+def test_every_row_is_compared() -> None:
+    rows = {n.removeprefix("aten::") for n in MAPPINGS if n.startswith("aten::")}
+    assert rows - {c[0] for c in CASES} <= NOT_COMPARED
+
+
+@pytest.mark.parametrize(
+    ("name", "fn"),
+    [
+        ("_foreach_add", lambda a, b: torch._foreach_add([a, b], [b, a], alpha=3)),
+        ("_foreach_add", lambda a, b: torch._foreach_add([a, b], 0.3)),
+        ("_foreach_sub", lambda a, b: torch._foreach_sub([a, b], [0.3, 0.7])),
+        ("_foreach_mul", lambda a, b: torch._foreach_mul([a, b], [0.3, 0.7])),
+        ("_foreach_div", lambda a, b: torch._foreach_div([a, b], [b, a])),
+        ("_foreach_pow", lambda a, b: torch._foreach_pow([a, b], 3)),
+        ("_foreach_maximum", lambda a, b: torch._foreach_maximum([a], [b])),
+        ("_foreach_minimum", lambda a, b: torch._foreach_minimum([a], [b])),
+        ("_foreach_clamp_max", lambda a, b: torch._foreach_clamp_max([a, b], 0.3)),
+        ("_foreach_clamp_min", lambda a, b: torch._foreach_clamp_min([a, b], 0.3)),
+        ("_foreach_lerp", lambda a, b: torch._foreach_lerp([a, b], [b, a], 0.3)),
+        ("_foreach_addcmul", lambda a, b: torch._foreach_addcmul([a, b], [b, a], [a, a], [0.3, 0.7])),
+        ("_foreach_addcdiv", lambda a, b: torch._foreach_addcdiv([a, b], [b, a], [a, a], 0.3)),
+        ("_foreach_norm", lambda a, b: torch._foreach_norm([a, b], 3)),
+        ("_foreach_copy", lambda a, b: torch._foreach_copy_([a.clone()], [b])),
+        ("_foreach_zero", lambda a, b: [c := a.clone(), torch._foreach_zero_([c])][:1]),
+        *(
+            (n, lambda a, b, n=n: getattr(torch, n)([a, b]))
+            for n in FOREACH
+            if hasattr(torch, n)
+            and n.count("_") == 2
+            and n
+            not in (
+                "_foreach_add",
+                "_foreach_sub",
+                "_foreach_mul",
+                "_foreach_div",
+                "_foreach_pow",
+                "_foreach_maximum",
+                "_foreach_minimum",
+                "_foreach_lerp",
+                "_foreach_addcmul",
+                "_foreach_addcdiv",
+                "_foreach_norm",
+                "_foreach_copy",
+                "_foreach_zero",
+            )
+        ),
+    ],
+)
+def test_foreach(name: str, fn: Callable[..., Any]) -> None:
+    translator = agree(fn, positive(2, 3), positive(2, 3) + 0.2)
+    assert any(n.startswith(f"aten::{name}") for n in translator.calls)
+
+
+def refused(fn: Callable[..., Any], *inputs: Any) -> str:
+    translator, _ = traced(fn, inputs)
+    assert len(translator.missing) == 1
+    return next(iter(translator.missing.values())).reason
+
+
+def test_refused_arguments() -> None:
+    """UNKNOWN, with the argument: an argument that a row does not take is never dropped."""
+    weight, logits = positive(4), real(7, 4)
+    assert "weights of classes" in refused(lambda a, w, t: A.nll_loss_forward(a, t, w, 1, -100), logits, weight, ids(4, 7))
+    assert "rounding_mode" in refused(lambda a: A.div.Tensor_mode(a, 2, rounding_mode="trunc"), x)
+    assert "padding_idx=1" in refused(lambda g, i: A.embedding_dense_backward(g, i, 5, 1, False), real(4, 3), ids(5, 4))
+    assert refused(lambda a: torch.erfinv(a), x) == "no mapping"
+    assert refused(lambda a: A.argmax(a, 1), x).startswith("positions")
