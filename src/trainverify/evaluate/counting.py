@@ -20,6 +20,7 @@ from trainverify.primitives.node import ordered
 
 SIMPLE: Final = 10  # numerator and denominator of a weight, up to which it is one
 SMALL: Final = 64  # of a count up to this only the number itself is taken for it: others are multiples of it by chance
+ONE_LESS: Final = 8  # from which on one less than a count may be meant: an unbiased variance
 ULPS: Final = 4
 
 
@@ -59,9 +60,7 @@ def counts_as(value: Any, n: int) -> bool:
     if exact == 0 or abs(exact) == 1:
         return False
     plain = max(abs(exact.numerator), exact.denominator) <= SIMPLE
-    for m in (n, n - 1):
-        if m < 2:
-            continue
+    for m in (n, n - 1) if n >= ONE_LESS else (n,):
         if exact in (m, -m, Fraction(1, m), Fraction(-1, m)):
             return True
         if m <= SMALL:
