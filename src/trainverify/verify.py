@@ -121,10 +121,9 @@ def verify(
 class _AtFullSize(Exception):
     """What differs at reduced sizes, or on some ranks: both programs can be run as they are, so that decides."""
 
-    def __init__(self, small: Small, wrong: list[Suspect]):
+    def __init__(self, small: Small, wrong: list[Suspect], point: PointName):
         super().__init__("both programs are run as they are")
-        self.small = small
-        self.wrong = wrong
+        self.smaller = small, wrong, point
 
 
 class Disagreement(Exception):
@@ -246,7 +245,7 @@ class _Evaluation:
     locator: Locator
     alike: bool = False  # but for few ranks: one point after the other, and all ranks of a program together
     whole: bool = False  # at the original sizes, all ranks
-    smaller: tuple[Small, list[Suspect]] | None = None  # where the same differs and less has to be searched
+    smaller: tuple[Small, list[Suspect], PointName] | None = None  # where the same differs and less has to be searched
 
     @cached_property
     def kept(self) -> Sample:
@@ -260,7 +259,7 @@ class _Evaluation:
         except NotJoined:
             return replace(self, alike=False).report()
         except _AtFullSize as found:
-            return replace(self, alike=False, whole=True, smaller=(found.small, found.wrong)).report()
+            return replace(self, alike=False, whole=True, smaller=found.smaller).report()
 
     def by_size_alone(self) -> Report | None:
         """REFUTED at sizes at which axes that are read in two ways shrink too; None if that says nothing."""
@@ -518,18 +517,19 @@ class _Evaluation:
             values = f"{difference.got} instead of {difference.want}"
             raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
         self.progress("locating the first wrong tensor")
-        if self.smaller is not None and (elements(small) > CLOSE_LOOK or counting(self.system, self.smaller[0]) is None):
-            small, wrong = self.smaller
+        searched, seed = wrong, difference.seed
+        if self.smaller is not None and self._clearly(self.smaller, elements(small) > CLOSE_LOOK):
+            small, searched, seed = self.smaller
         watch = Watch.started()
         locator = partial(locate, watch=watch) if self.locator is locate else self.locator
         try:
-            place = self._odd(small, difference.seed, watch) if inputs is None and (self.kept or self.locator is locate) else None
+            place = self._odd(small, seed, watch) if inputs is None and (self.kept or self.locator is locate) else None
         except Stopped:
             place = unexplained(difference.obligation, difference.layout, difference.rank)
         if place is None and elements(small) > LOCATED and self.locator is locate:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
         if place is None:
-            seed, clear = self._clearer(small, wrong, difference.seed) if inputs is None else (difference.seed, wrong)
+            seed, clear = self._clearer(small, searched, seed) if inputs is None else (seed, searched)
             place = locator(small, self.plan, self.wanted, clear, seed, self.system.table, self._known(), inputs)
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
@@ -538,6 +538,12 @@ class _Evaluation:
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
         forms += tuple(f"violated: {difference.layout}; {self.proof.violated[o]}" for o in bad if o in self.proof.violated)[:1]
         return Report("REFUTED", reason, self.subject, self.findings, self._shown("agreed", bad), difference, place, notes=(note, *forms))
+
+    def _clearly(self, smaller: tuple[Small, list[Suspect], PointName], large: bool) -> bool:
+        """Whether the first wrong tensor is searched for at reduced sizes: something is clearly off there, beside numbers that are not 0,
+        and no literal makes other things differ, or full size is large."""
+        clear = any(DIFFERENT < s.distance < 1 / DIFFERENT for s in smaller[1])
+        return clear and (large or counting(self.system, smaller[0]) is None)
 
     def _less(self, small: Small) -> bool:
         """Whether it has fewer positions or ranks than the plan."""
@@ -566,7 +572,7 @@ class _Evaluation:
         What does not is left only if no literal can count what was reduced; else a proof stands, and without one there is no verdict.
         """
         if self._full_size(LOCATED) is not None:
-            raise _AtFullSize(small, wrong)
+            raise _AtFullSize(small, wrong, point)
         by, seen = self._by_classes, None
         several = list(dict.fromkeys(s.obligation for s in wrong))
         if by is not None:
