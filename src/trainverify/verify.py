@@ -507,7 +507,7 @@ class _Evaluation:
         if scope is None:
             scope = "at full size" if not self._less(small) else "at reduced sizes"
             if inputs is None and self._less(small):
-                if not self._at_other_sizes(difference):
+                if not self._at_other_sizes(difference.obligation, difference.seed):
                     reason = f"{difference.obligation} differs at reduced sizes, but not at all of several; no verdict"
                     return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
                 scope += "; no literal counts what was reduced, and the difference is there at several sizes"
@@ -582,8 +582,10 @@ class _Evaluation:
                 if seen.differs and (difference := by.decide(seen)[1]) is not None:
                     return self._refuted(small, wrong, difference, scope=CLASSES), []
         literal = counting(self.system, small)
-        if literal is None:
-            return None, wrong
+        if literal is None:  # a proof stands if it is an operator's own count that differs
+            proved = {o for o in several if self.proof.proved.get(o, ("", ""))[1] == FULL_SIZE}
+            stands = {o for o in proved if not self._at_other_sizes(o, point)}
+            return None, [s for s in wrong if s.obligation not in stands]
         left = [o for o in several if self.proof.proved.get(o, ("", ""))[1] != FULL_SIZE and (seen is None or seen.says(o) != "agrees")]
         if not left:
             return None, []
@@ -651,12 +653,12 @@ class _Evaluation:
             "PROVED", reason, self.subject, self.findings, self._shown("agreed"), assumptions=self.proof.preconditions, notes=notes
         )
 
-    def _at_other_sizes(self, difference: Difference) -> bool:
+    def _at_other_sizes(self, o: Obligation, point: PointName) -> bool:
         """Whether a difference at reduced sizes is there at others too, and if operators' own counts are those of the reduced sizes."""
         for base, own in ((2, True), (3, False), (3, True), (5, True)):
             try:
                 other = shrink_system(self.system, base=base, kept=self.kept, most=MAX_ELEMENTS, own_counts=own)
-                wrong, _ = compare_at(other, self.plan, [difference.obligation], difference.seed)
+                wrong, _ = compare_at(other, self.plan, [o], point)
             except (NotABoundary, TooMuch, NotComputed):
                 continue
             if not wrong:
