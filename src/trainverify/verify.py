@@ -32,7 +32,7 @@ from trainverify.evaluate.compare import (
     together,
     unsettled,
 )
-from trainverify.evaluate.counting import counting
+from trainverify.evaluate.counting import WHOLE, counting
 from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.looser import looser
 from trainverify.evaluate.moved import Change, Moved, PointName, described
@@ -655,7 +655,7 @@ class _Evaluation:
 
     def _at_other_sizes(self, o: Obligation, point: PointName) -> bool:
         """Whether a difference at reduced sizes is there at others too, and if operators' own counts are those of the reduced sizes."""
-        for base, own in ((2, True), (3, False), (3, True), (5, True)):
+        for base, own in ((2, True), (3, False), (3, True), (WHOLE, False), (WHOLE, True)):
             try:
                 other = shrink_system(self.system, base=base, kept=self.kept, most=MAX_ELEMENTS, own_counts=own)
                 wrong, _ = compare_at(other, self.plan, [o], point)

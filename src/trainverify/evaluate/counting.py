@@ -21,6 +21,7 @@ from trainverify.primitives.node import ordered
 SIMPLE: Final = 10  # numerator and denominator of a weight, up to which it is one
 SMALL: Final = 64  # of a count up to this only the number itself is taken for it: others are multiples of it by chance
 ONE_LESS: Final = 8  # from which on one less than a count may be meant: an unbiased variance
+WHOLE: Final = 5  # axes up to this keep their size in one of the evaluations behind a refutation at reduced sizes
 ULPS: Final = 4
 
 
@@ -94,7 +95,7 @@ def _reduced(system: System, small: Small) -> set[int]:
     if len(small.places) < system.plan.size:
         found.update([system.plan.size, *(n for _, n in system.plan.mesh.axes)])
         found.update(_products([n for _, n in system.plan.mesh.axes]))
-    return {n for n in found if n > 2}
+    return {n for n in found if n > WHOLE}
 
 
 def _products(sizes: Iterable[int]) -> set[int]:
