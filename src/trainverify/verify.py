@@ -35,7 +35,7 @@ from trainverify.evaluate.compare import (
 from trainverify.evaluate.counting import WHOLE, counting
 from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.looser import looser
-from trainverify.evaluate.moved import Change, Moved, PointName, described
+from trainverify.evaluate.moved import Change, Moved, PointName, described, seed_of
 from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
@@ -658,12 +658,17 @@ class _Evaluation:
         for base, own in ((2, True), (3, False), (3, True), (WHOLE, False), (WHOLE, True)):
             try:
                 other = shrink_system(self.system, base=base, kept=self.kept, most=MAX_ELEMENTS, own_counts=own)
-                wrong, _ = compare_at(other, self.plan, [o], point)
-            except (NotABoundary, TooMuch, NotComputed):
+            except (NotABoundary, TooMuch):
                 continue
-            if not wrong:
+            if not any(self._differs(other, o, name) for name in (point, *_larger(self.system.logical, point))):
                 return False
         return True
+
+    def _differs(self, small: Small, o: Obligation, point: PointName) -> bool:
+        try:
+            return bool(compare_at(small, self.plan, [o], point)[0])
+        except NotComputed:
+            return False
 
     def _full_size(self, most: int) -> Small | None:
         """Both programs at the original sizes, if they have at most so many elements."""
@@ -735,6 +740,15 @@ class _Evaluation:
             else:
                 result.append(Shown(str(o), o.output.tensor, holders, (special or {}).get(o, status), "evaluation", "random points"))
         return tuple(result)
+
+
+def _larger(logical: Program, point: PointName) -> Iterator[Moved]:
+    """The same point with larger and smaller numbers: at other sizes a condition falls otherwise there."""
+    known = dict(point.changes) if isinstance(point, Moved) else {}
+    for factor in (2.0, 4.0, 8.0, 64.0, 1 / 8):
+        changes = {n: known.get(n, Change()) for n in logical.sources}
+        moved = tuple((n, replace(c, factor=c.factor * factor)) for n, c in changes.items())
+        yield Moved(seed_of(point), f"all × {factor:g}", moved)
 
 
 def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: PointName) -> tuple[list[Suspect], int]:
