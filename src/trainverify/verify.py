@@ -745,7 +745,7 @@ class _Evaluation:
 def _larger(logical: Program, point: PointName) -> Iterator[Moved]:
     """The same point with larger and smaller numbers: at other sizes a condition falls otherwise there."""
     known = dict(point.changes) if isinstance(point, Moved) else {}
-    for factor in (2.0, 4.0, 8.0, 64.0, 1 / 8):
+    for factor in (1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0, 1 / 2, 1 / 8):
         changes = {n: known.get(n, Change()) for n in logical.sources}
         moved = tuple((n, replace(c, factor=c.factor * factor)) for n, c in changes.items())
         yield Moved(seed_of(point), f"all × {factor:g}", moved)

@@ -44,7 +44,10 @@ def counting(system: System, small: Small) -> Counting | None:
     if not counts:
         return None
     known: dict[str, int | None] = {}
+    marks = {d.ignore for d in system.logical.domains.values()}  # of labels that are ignored: no count
     for op, value in _literals(system):
+        if value in marks:
+            continue
         key = repr(value)
         if key not in known:
             known[key] = next((n for n in counts if counts_as(value, n)), None)
