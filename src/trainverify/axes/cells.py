@@ -38,8 +38,8 @@ class Cells:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether every position is a cell of its own."""
-        return len(self.count) == self.size
+        """Whether every position is a cell of its own, in order."""
+        return len(self.count) == self.size and bool((self.first == np.arange(self.size)).all())
 
     @cached_property
     def of(self) -> Array:

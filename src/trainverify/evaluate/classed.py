@@ -403,9 +403,12 @@ class ClassedDomain:
         for x, term in zip(reals, terms, strict=True):
             if x.tie is not None:
                 tie, lost = summed(x.tie, term, target, self._certainly_zero(x) | (_kind(x) != EXACT), tuple(np.shape(value)))
-        if all(x.kind is None for x in reals) and (lost is None or not lost.any()):
+        odd = ~self._test(np.isfinite, lambda v: v.is_finite(), value) if len(reals) > 1 else None  # ∞·0 + ∞·1, or ∞·(0 + 1)?
+        if all(x.kind is None for x in reals) and (lost is None or not lost.any()) and (odd is None or not odd.any()):
             return Real(value, None, tie)
         unknown, kind = self._summed_kind(terms, target, reals, values, same)
+        if odd is not None:
+            unknown, kind = unknown | odd, np.where(odd & ~unknown, ANY, kind)
         return self.made(value, np.where(unknown if lost is None else unknown | lost, kind, EXACT), tie)
 
     def _one_tied(self, terms: Sequence[Sequence[int]], target: Sequence[int], reals: Sequence[Real]) -> list[Real]:
