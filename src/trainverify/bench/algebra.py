@@ -35,8 +35,14 @@ def _case(degrees: dict[str, Any] | None = None, **sizes: int) -> Case:
     return Case("", "llama3-8b", how, sizes=tuple({**BASE, **sizes, "batch": how.dp * how.microbatches}.items()))
 
 
+def _gpt(layers: int) -> Case:
+    """GPT-2 XL: means and biases, so that sums over the residual stream and its gradient are taken in every layer."""
+    return Case("", "gpt2-xl", replace(HOW, tp=1), layers)
+
+
 SERIES: Final = (
     Series("layers", (2, 4, 8, 16, 32), (2, 4), lambda n: _case(layers=n), True),
+    Series("layers of GPT", (2, 12, 24, 48, 96), (2, 12), _gpt, True),
     Series("micro-batches", (2, 4, 8, 16), (2, 4), lambda n: _case({"microbatches": n}), True),
     Series("layers and micro-batches, n of each", (2, 4, 8, 32), (2, 4), lambda n: _case({"microbatches": n}, layers=n), True),
     Series("dp", (2, 8, 32, 128, 512), (2, 32), lambda n: _case({"dp": n}), False),

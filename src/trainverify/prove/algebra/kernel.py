@@ -778,10 +778,12 @@ class Kernel:
         it would have as many terms as there are layers."""
         uid, idx, power = factor
         a = self.atoms[uid]
-        if power != 1 or a.kind != "cut" or a.indicator:
+        if power != 1 or a.kind != "cut" or a.indicator or not any(i in over for i in idx):
             return False
-        heights = [h for h, i in zip(self.heights(uid), idx, strict=True) if i in over]
-        return bool(heights) and (min(heights) < self.limits.height or self.infinite(uid))
+        if self.trace is not None:
+            self.trace.measured.add(uid)
+        low = min(h for h, i in zip(self.heights(uid), idx, strict=True) if i in over)
+        return low < self.limits.height or self.infinite(uid)
 
     def heights(self, uid: int) -> tuple[int, ...]:
         """For every slot how many cuts within cuts a Σ over it would open, up to `Limits.height`; in the plan down to the logical

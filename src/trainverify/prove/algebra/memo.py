@@ -50,6 +50,7 @@ class _Entry:
     needs: list[Need]
     given: list[Need]  # that had been noted before
     exps: list[tuple[object, str, bool]]
+    measured: list[int]  # atoms whose heights decided what was opened
     renamed: dict[tuple[int, ...], _Renamed | None] = field(default_factory=dict)
 
 
@@ -235,7 +236,7 @@ class Memo:
             a = self.kernel.atoms[uid]
             k = self.kernel
             masks = (k.infinite(uid), k.masked(uid), k.infinite(uid) and k.from_below(uid))
-            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, a.covers, uid < k.named, masks, k.heights(uid))
+            flags = (a.sizes, a.indicator, a.positive, a.nonnegative, a.covers, uid < k.named, masks)
             if a.kind in _RIGID and _chosen(a) is None:
                 known = uid
             elif a.kind in _RIGID:
@@ -288,7 +289,8 @@ class Memo:
         given = set(atoms).union(*(self._skeleton(u)[1] for u in looked))
         wanted = [u for n in outputs for p in made[n].values() for m in p for u, _, _ in m]
         new = self._new([*wanted, *(u for _, u, _ in (*trace.needs, *trace.given))], given)
-        return _Entry(atoms, constants, variable, looked, new, made, trace.needs, trace.given, trace.exps)
+        measured = sorted(trace.measured)
+        return _Entry(atoms, constants, variable, looked, new, made, trace.needs, trace.given, trace.exps, measured)
 
     def _new(self, wanted: list[int], given: set[int]) -> list[int]:
         """Atoms and all that they are made of, down to what is given."""
@@ -320,12 +322,18 @@ class Memo:
             for a, b in zip(inside, instead, strict=True):
                 if names.setdefault(a, b) != b or self._signature(a) != self._signature(b):
                     return None
+        if any(u in names and self.kernel.heights(u) != self.kernel.heights(names[u]) for u in entry.measured):
+            return None
         for what, uid, idx in entry.given:  # before anything is made that rests on it
             renamed = self._renamed(uid, names)
             if renamed is None or not self.kernel.certain(named_need(what, renamed, idx), self.kernel.needs):
                 return None
         if not _ordered(names) or any(self._renamed(u, names) is None for u in entry.new):
             return None
+        for u in entry.measured:
+            renamed = self._renamed(u, names)
+            if renamed is None or self.kernel.heights(u) != self.kernel.heights(renamed):
+                return None
         made: list[Value | None] = [None] * len(entry.made)
         for n in outputs:
             made[n] = self.rename_value(entry.made[n], names)

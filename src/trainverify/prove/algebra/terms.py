@@ -72,6 +72,7 @@ class Trace:
     needs: list[Need] = field(default_factory=list)
     given: list[Need] = field(default_factory=list)  # conditions that had been noted before, and were used
     exps: list[tuple[object, str, bool]] = field(default_factory=list)
+    measured: set[int] = field(default_factory=set)  # atoms whose heights decided what was opened
     generic: bool = False  # some constants are variables
     spoiled: bool = False  # something was used that holds for these constants and atoms only
 
