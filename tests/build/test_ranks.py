@@ -9,6 +9,7 @@ import pytest
 import trainverify as tv
 from trainverify.build.plan import RankBuilder, boxes
 from trainverify.build.tape import BuildError
+from trainverify.ops import OPS
 
 MESH = tv.Mesh(dp=2, tp=3)
 
@@ -93,3 +94,11 @@ def test_ranks_that_are_not_there(numbers: tuple[int, ...], where: dict[str, int
     with pytest.raises(BuildError) as error, p.ranks(*numbers, **where):
         pass
     assert str(error.value) == reason
+
+
+def test_no_attribute_of_a_builder_hides_an_operator() -> None:
+    """`r.where(...)` is an op; what builders redefine on purpose takes more than an op does."""
+    p = tv.plan("plan", MESH)
+    with p.ranks() as r:
+        hidden = [d.name for b in (r, tv.program("model")) for d in OPS if d.name in vars(b) or hasattr(type(b), d.name)]
+    assert hidden == ["broadcast", "send", "recv"]
