@@ -52,6 +52,7 @@ from trainverify.terminal import (
     INTERRUPTED,
     USAGE,
     AsJson,
+    Output,
     Refused,
     Timeout,
     attempt,
@@ -430,7 +431,9 @@ def judged(
     here: bool = False,
 ) -> int:
     """Print the report that `work` makes within the limits; its exit code. `here`: in this process, if nothing else was asked for."""
-    own = sys.stdout is sys.__stdout__  # else a caller that replaced it would not get what a process of its own prints
+    own = (
+        isinstance(sys.stdout, Output) or sys.stdout is sys.__stdout__
+    )  # else a caller that replaced it would not get what a process of its own prints
     limit = memory if memory is not None else allowed_megabytes() if own else None
 
     def show(report: Report) -> int:

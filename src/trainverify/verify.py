@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from trainverify.axes.cells import NoCells
@@ -32,10 +32,11 @@ from trainverify.evaluate.compare import (
     together,
     unsettled,
 )
-from trainverify.evaluate.counting import WHOLE, counting
+from trainverify.evaluate.counting import counting
 from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.looser import looser
-from trainverify.evaluate.moved import Change, Moved, PointName, described, seed_of
+from trainverify.evaluate.moved import Change, Moved, PointName, described
+from trainverify.evaluate.other_sizes import OtherSizes
 from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
@@ -164,16 +165,18 @@ def _verify(
     progress("inferring axes")
     system = related(logical, plan, ops, parts, wanted)
     progress("proving")
+    shared: list[ByClasses | None] = []
     count, ops_walked = folded(system) if plan.size > RANKS else (0, 0)
     if count > RANKS:  # a rank unlike the others: what it is found by is cheap, a proof is not
         why = f"ranks fold to {count} programs only, {ops_walked} ops together"
         unproved = Attempt({}, dict.fromkeys(wanted, why))
-        found = _Evaluation(system, plan, wanted, unproved, points, seed, progress, subject, findings, locator, True).report()
+        evaluation = _Evaluation(system, plan, wanted, unproved, points, seed, progress, subject, findings, locator, True, shared=shared)
+        found = evaluation.report()
         if found.verdict != "UNKNOWN" or ops_walked > WALKED:
             return found
         progress("proving")
     proof = attempt(engine, prove, system, wanted, plan.lineage, workers, progress)
-    evaluation = _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings, locator)
+    evaluation = _Evaluation(system, plan, wanted, proof, points, seed, progress, subject, findings, locator, shared=shared)
     return evaluation.by_size_alone() or evaluation.report()
 
 
@@ -246,6 +249,7 @@ class _Evaluation:
     alike: bool = False  # but for few ranks: one point after the other, and all ranks of a program together
     whole: bool = False  # at the original sizes, all ranks
     smaller: tuple[Small, list[Suspect], PointName] | None = None  # where the same differs and less has to be searched
+    shared: list[ByClasses | None] = field(default_factory=list)  # with other evaluations of the system
 
     @cached_property
     def kept(self) -> Sample:
@@ -270,7 +274,7 @@ class _Evaluation:
         if loose is None:
             return None
         try:
-            found = replace(self, system=loose, proof=replace(self.proof, once=None)).report()
+            found = replace(self, system=loose, proof=replace(self.proof, once=None), shared=[]).report()
         except Disagreement:  # what is proved holds at the sizes of the plan, whatever these say
             return None
         how = "axes that are read in two ways are shrunk by size alone; the difference is there at three sizes"
@@ -428,6 +432,12 @@ class _Evaluation:
             wrong = [s for s in wrong if s in left or s not in noise]
             noise = [s for s in left if s.distance <= DIFFERENT]
         proved = [s for s in wrong if s.obligation in self.proof.proved]
+        compared = not self._less(small)  # with what both programs compute at full size
+        if proved and elements(small) > ENCLOSED and not compared:
+            found_at_full_size, wrong = self._beside_full_size(small, wrong, point)
+            if found_at_full_size is not None or not wrong:
+                return found_at_full_size
+            compared, proved = True, [s for s in wrong if s.obligation in self.proof.proved]
         if elements(small) > ENCLOSED and (found := self._stable(small, proved, point)) is not None:
             return self._refuted(small, wrong, found)
         if proved and elements(small) > ENCLOSED:  # enclosures of so many elements would take hours
@@ -440,7 +450,7 @@ class _Evaluation:
         if len(proved) > 1:  # all together first; what remains is looked at one by one
             left = unsettled(small, self.plan.lineage, proved, random_inputs(small, point))
             wrong = [s for s in wrong if s in left or s not in proved]
-        if wrong and self._less(small):
+        if wrong and not compared:
             found_at_full_size, wrong = self._beside_full_size(small, wrong, point)
             if found_at_full_size is not None or not wrong:
                 return found_at_full_size
@@ -507,10 +517,12 @@ class _Evaluation:
         if scope is None:
             scope = "at full size" if not self._less(small) else "at reduced sizes"
             if inputs is None and self._less(small):
-                if not self._at_other_sizes(difference.obligation, difference.seed):
+                if not self._sizes.differs(difference.obligation, difference.seed):
                     reason = f"{difference.obligation} differs at reduced sizes, but not at all of several; no verdict"
                     return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=self._attempts())
-                scope += "; no literal counts what was reduced, and the difference is there at several sizes"
+                counts = counting(self.system, small) is not None
+                literals = "however literals that may count are read" if counts else "no literal counts what was reduced"
+                scope += f"; {literals}, and the difference is there at several sizes"
         self._stop_if_contested([difference.obligation])
         engine, proved = self.proof.proved.get(difference.obligation, ("", ""))
         if proved == FULL_SIZE or (engine and self.proof.strict):
@@ -569,7 +581,8 @@ class _Evaluation:
         """What differs at reduced sizes, at full size: a report, or what is left to be decided at reduced sizes.
 
         A plan of up to four million elements is run as it is. A larger one is evaluated on classes: what differs there is refuted.
-        What does not is left only if no literal can count what was reduced; else a proof stands, and without one there is no verdict.
+        What does not is left only if no literal can count what was reduced, or if it differs however such literals are read; else a proof
+        stands, and without one there is no verdict.
         """
         if self._full_size(LOCATED) is not None:
             raise _AtFullSize(small, wrong, point)
@@ -584,25 +597,29 @@ class _Evaluation:
         literal = counting(self.system, small)
         if literal is None:  # a proof stands if it is an operator's own count that differs
             proved = {o for o in several if self.proof.proved.get(o, ("", ""))[1] == FULL_SIZE}
-            stands = {o for o in proved if not self._at_other_sizes(o, point)}
+            stands = proved - self._sizes.everywhere(proved, point) if proved else set()
             return None, [s for s in wrong if s.obligation not in stands]
         left = [o for o in several if self.proof.proved.get(o, ("", ""))[1] != FULL_SIZE and (seen is None or seen.says(o) != "agrees")]
-        if not left:
-            return None, []
+        everywhere = self._sizes.everywhere(left, point) if left else set()
+        if everywhere or not left:
+            return None, [s for s in wrong if s.obligation in everywhere]
         reason = f"{left[0]} differs at reduced sizes, where {literal}; at full size it is too large to evaluate"
         hint = (
             "write the count as the op that counts (mean, all_reduce with op='avg'), or verify it at sizes with at most 4 million elements"
         )
         return Report("UNKNOWN", reason, self.subject, self.findings, self._shown("agreed"), notes=(hint, *self._attempts())), []
 
-    @cached_property
+    @property
     def _by_classes(self) -> ByClasses | None:
-        try:
-            found = ByClasses(self.system, self.plan.lineage, self.wanted, self.seed)
-            _ = found.point
-        except (NoCells, NoValue):
-            return None
-        return found
+        """Made once for all evaluations of a system."""
+        if not self.shared:
+            try:
+                found = ByClasses(self.system, self.plan.lineage, self.wanted, self.seed)
+                _ = found.point
+                self.shared.append(found)
+            except (NoCells, NoValue):
+                self.shared.append(None)
+        return self.shared[0]
 
     def _beyond_sizes(self) -> Report | None:
         """A difference at full size that reduced sizes do not show, of a plan that is not proved."""
@@ -653,22 +670,9 @@ class _Evaluation:
             "PROVED", reason, self.subject, self.findings, self._shown("agreed"), assumptions=self.proof.preconditions, notes=notes
         )
 
-    def _at_other_sizes(self, o: Obligation, point: PointName) -> bool:
-        """Whether a difference at reduced sizes is there at others too, and if operators' own counts are those of the reduced sizes."""
-        for base, own in ((2, True), (3, False), (3, True), (WHOLE, False), (WHOLE, True)):
-            try:
-                other = shrink_system(self.system, base=base, kept=self.kept, most=MAX_ELEMENTS, own_counts=own)
-            except (NotABoundary, TooMuch):
-                continue
-            if not any(self._differs(other, o, name) for name in (point, *_larger(self.system.logical, point))):
-                return False
-        return True
-
-    def _differs(self, small: Small, o: Obligation, point: PointName) -> bool:
-        try:
-            return bool(compare_at(small, self.plan, [o], point)[0])
-        except NotComputed:
-            return False
+    @cached_property
+    def _sizes(self) -> OtherSizes:
+        return OtherSizes(self.system, self.plan.lineage, self.kept, self.seed, MAX_ELEMENTS, self.progress)
 
     def _full_size(self, most: int) -> Small | None:
         """Both programs at the original sizes, if they have at most so many elements."""
@@ -740,15 +744,6 @@ class _Evaluation:
             else:
                 result.append(Shown(str(o), o.output.tensor, holders, (special or {}).get(o, status), "evaluation", "random points"))
         return tuple(result)
-
-
-def _larger(logical: Program, point: PointName) -> Iterator[Moved]:
-    """The same point with larger and smaller numbers: at other sizes a condition falls otherwise there."""
-    known = dict(point.changes) if isinstance(point, Moved) else {}
-    for factor in (1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0, 1 / 2, 1 / 8):
-        changes = {n: known.get(n, Change()) for n in logical.sources}
-        moved = tuple((n, replace(c, factor=c.factor * factor)) for n, c in changes.items())
-        yield Moved(seed_of(point), f"all × {factor:g}", moved)
 
 
 def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: PointName) -> tuple[list[Suspect], int]:

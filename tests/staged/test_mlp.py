@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainverify.campaign.agree import staged
+from trainverify.evaluate import full_size
 from trainverify.prove.staged import scope
 from trainverify.prove.staged.engine import DIFFERS
 from trainverify.verify import verify
@@ -46,7 +47,7 @@ def test_what_is_too_large_for_stages_is_run(monkeypatch: pytest.MonkeyPatch) ->
     assert set(staged(logical(), plan()).failed.values()) == {"too large, even at reduced sizes"}
     _, change = MISTAKES["other micro-batch"]
     assert DIFFERS in staged(logical(), change(plan())).failed.values()
-    monkeypatch.setattr(scope, "RUN", 100)
+    monkeypatch.setattr(full_size, "ELEMENTS", 10)
     assert DIFFERS not in staged(logical(), change(plan())).failed.values()
 
 

@@ -40,14 +40,11 @@ class Counting:
 
 def counting(system: System, small: Small) -> Counting | None:
     """The first literal of either program that may count an axis, a product of axes or ranks of which only a part is evaluated."""
-    counts = sorted(_reduced(system, small))
+    counts = sorted(reduced(system, small))
     if not counts:
         return None
     known: dict[str, int | None] = {}
-    marks = {d.ignore for d in system.logical.domains.values()}  # of labels that are ignored: no count
-    for op, value in _literals(system):
-        if value in marks:
-            continue
+    for op, value in literals(system):
         key = repr(value)
         if key not in known:
             known[key] = next((n for n in counts if counts_as(value, n)), None)
@@ -58,33 +55,39 @@ def counting(system: System, small: Small) -> Counting | None:
 
 def counts_as(value: Any, n: int) -> bool:
     """Whether a literal is n, n − 1, or a simple multiple or fraction of one of them or of one over them."""
+    return bool(forms(value, n))
+
+
+def forms(value: Any, n: int) -> list[tuple[int, bool]]:
+    """The ways in which a literal counts n: how many less than n is meant, and whether it is over the count."""
     if isinstance(value, float) and not math.isfinite(value):
-        return False
-    exact = Fraction(value) if not isinstance(value, float) else _simplest(value)
+        return []
+    exact = simplest(value)
     if exact == 0 or abs(exact) == 1:
-        return False
+        return []
     plain = max(abs(exact.numerator), exact.denominator) <= SIMPLE
-    for m in (n, n - 1) if n >= ONE_LESS else (n,):
-        if exact in (m, -m, Fraction(1, m), Fraction(-1, m)):
-            return True
-        if m <= SMALL:
-            continue
-        if exact.denominator == 1 and exact % m == 0:
-            return True
-        if not plain and any(max(abs(x.numerator), x.denominator) <= SIMPLE for x in (exact / m, exact * m)):
-            return True
-    return False
+    found = []
+    for less, m in ((0, n), (1, n - 1)) if n >= ONE_LESS else ((0, n),):
+        for over, weight in ((False, exact / m), (True, exact * m)):
+            multiple = m > SMALL and not over and weight.denominator == 1
+            weighted = m > SMALL and not plain and max(abs(weight.numerator), weight.denominator) <= SIMPLE
+            if abs(weight) == 1 or multiple or weighted:
+                found.append((less, over))
+    return found
 
 
-def _simplest(value: float) -> Fraction:
-    """The simplest fraction that a float may have been written as."""
+def simplest(value: Any) -> Fraction:
+    """A literal as a number; of a float the simplest fraction that it may have been written as."""
+    if not isinstance(value, float):
+        return Fraction(value)
     near = Fraction(value).limit_denominator(1 << 40)
     return near if abs(float(near) - value) <= ULPS * abs(value) * 2**-53 else Fraction(value)
 
 
-def _reduced(system: System, small: Small) -> set[int]:
-    """Sizes that are smaller in the evaluation: of dimensions, their digits, several dimensions together, mesh axes, all ranks."""
-    found: set[int] = set()
+def reduced(system: System, small: Small) -> dict[int, set[int]]:
+    """Sizes that are smaller in the evaluation, and what they are there: of dimensions, several dimensions together, mesh axes, all
+    ranks."""
+    found: dict[int, set[int]] = {}
     shapes = [(system.logical.tensors[n].shape, s) for n, s in small.shapes.items() if n in system.logical.tensors]
     for k, local in zip(small.classes, small.local_shapes, strict=True):
         shapes += [(k.program.tensors[n].shape, s) for n, s in local.items() if n in k.program.tensors]
@@ -94,21 +97,25 @@ def _reduced(system: System, small: Small) -> set[int]:
             for x, y in zip(full[a:b], less[a:b], strict=True):
                 n, m = n * x, m * y
             if n != m:
-                found.add(n)
+                found.setdefault(n, set()).add(m)
     if len(small.places) < system.plan.size:
-        found.update([system.plan.size, *(n for _, n in system.plan.mesh.axes)])
-        found.update(_products([n for _, n in system.plan.mesh.axes]))
-    return {n for n in found if n > WHOLE}
+        at = [system.plan.mesh.coordinates(r) for r in small.places]
+        for n, m in _products([(n, len({c[a] for c in at})) for a, n in system.plan.mesh.axes]):
+            found.setdefault(n, set()).add(m)
+        found.setdefault(system.plan.size, set()).add(len(small.places))
+    return {n: ms for n, ms in found.items() if n > WHOLE}
 
 
-def _products(sizes: Iterable[int]) -> set[int]:
-    found = {1}
-    for n in sizes:
-        found |= {m * n for m in found}
+def _products(sizes: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    found = {(1, 1)}
+    for n, m in sizes:
+        found |= {(a * n, b * m) for a, b in found}
     return found
 
 
-def _literals(system: System) -> Iterator[tuple[Op, Any]]:
+def literals(system: System) -> Iterator[tuple[Op, Any]]:
+    """Numbers that are written in ops of either program; a mark of ignored labels is none."""
+    marks = {d.ignore for d in system.logical.domains.values()}
     programs = [(system.logical, system.logical_ops), *zip(system.unit_programs, system.unit_ops, strict=True)]
     seen: set[int] = set()
     for program, ops in programs:
@@ -119,5 +126,5 @@ def _literals(system: System) -> Iterator[tuple[Op, Any]]:
                 seen.add(id(x.lowered))
                 op = program.ops[n]
                 for node in ordered(tuple(x.lowered.outputs)):
-                    if node.prim == "const" and node.kind != "bool" and written(op, node.attrs[0]):
+                    if node.prim == "const" and node.kind != "bool" and node.attrs[0] not in marks and written(op, node.attrs[0]):
                         yield op, node.attrs[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -70,27 +70,32 @@ class ByClasses:
     @cached_property
     def point(self) -> Point:
         """Inputs at which most outputs of the logical program have a value, and float64 keeps its digits."""
-        best: tuple[tuple[int, int], Point] | None = None
         names = [o.output.tensor for o in self.wanted]
-        for magnitude in MAGNITUDES:
-            for digits in range(digits_of(self.classes) + 1):
-                point = Point(self.seed, magnitude, digits)
-                inputs = inputs_of(self.classes, self.seed, magnitude, digits)
-                found = Run(self.classes, inputs, ClassedDomain()).logical(names)
-                known = sum(_some(found.get(n)) for n in names)
-                if not known or (best is not None and known < best[0][0]):
-                    continue
-                exact = Run(self.classes, inputs, ClassedDomain(EXTENDED)).logical(names)
-                score = (known, sum(_quiet(found.get(n), exact.get(n)) for n in names))
-                if best is None or score > best[0]:
-                    best = score, point
-                if known == len(names):
-                    break
-            if best is not None and best[0] == (len(names), len(names)):
+
+        def run(point: Point, domain: ClassedDomain) -> Mapping[str, Classed]:
+            return Run(self.classes, inputs_of(self.classes, point.seed, point.magnitude, point.digits), domain).logical(names)
+
+        best, most = Point(self.seed, MAGNITUDES[0], 0), 0
+        for digits in range(digits_of(self.classes) + 1):
+            point = replace(best, digits=digits)
+            found = run(point, ClassedDomain())
+            known = sum(_some(found.get(n)) for n in names)
+            if known > most:
+                best, most = point, known
+            if known == len(names):
                 break
-        if best is None:
+        if not most:
             raise NoCells("no output of the logical program has a value on classes")
-        return best[1]
+        quietest = -1
+        for magnitude in MAGNITUDES:
+            point = replace(best, magnitude=magnitude)
+            found, exact = run(point, ClassedDomain()), run(point, ClassedDomain(EXTENDED))
+            quiet = sum(_some(found.get(n)) and _quiet(found.get(n), exact.get(n)) for n in names)
+            if quiet > quietest:
+                best, quietest = point, quiet
+            if quiet >= most:
+                break
+        return best
 
     def seen(self, wanted: Sequence[Obligation], everywhere: bool = False, name: PointName = 0) -> Seen:
         """What is said of some obligations; `everywhere`: if nothing differs, also at other magnitudes, and as `name` moves inputs."""

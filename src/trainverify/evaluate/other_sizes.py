@@ -1,0 +1,128 @@
+"""Whether a difference at reduced sizes is there at all of several, however literals that may count are read.
+
+Then it is the plan's own: no size and no literal that was left as it is can have made it. Behind every REFUTED that was not seen at
+full size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from trainverify.axes.reduction import NotABoundary
+from trainverify.axes.system import System
+from trainverify.evaluate import branches
+from trainverify.evaluate.compare import compare
+from trainverify.evaluate.counting import WHOLE
+from trainverify.evaluate.moved import Change, Moved, PointName, seed_of
+from trainverify.evaluate.readings import Place, Readings
+from trainverify.evaluate.run import NotComputed
+from trainverify.evaluate.sample import Sample
+from trainverify.evaluate.small import Small, TooMuch, shrink_system
+from trainverify.graph.lineage import Layout
+from trainverify.graph.obligations import Obligation
+from trainverify.graph.program import Program
+
+SIZES: Final = ((3, True), (3, False), (WHOLE, False), (WHOLE, True))  # base, whether operators' own counts shrink
+TRIED: Final = 3  # sorts of obligations, by the literals that go into them
+MAGNITUDES: Final = (1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0, 1 / 2, 1 / 8)
+
+
+class OtherSizes:
+    """Both programs at several sizes. `most`: elements up to which a size is looked at."""
+
+    def __init__(self, system: System, lineage: Sequence[Layout], kept: Sample, seed: int, most: int, progress: Callable[[str], None]):
+        self.system, self.lineage, self.kept, self.seed, self.most = system, tuple(lineage), kept, seed, most
+        self.progress = progress
+        self._known: dict[tuple[Obligation, PointName], bool] = {}
+
+    def differs(self, o: Obligation, point: PointName) -> bool:
+        """Whether one obligation fails at all sizes and in all readings."""
+        if (o, point) not in self._known:
+            self.everywhere([o], point)
+        return self._known[o, point]
+
+    def everywhere(self, several: Iterable[Obligation], point: PointName) -> set[Obligation]:
+        """Obligations that fail at all sizes and in all readings: of those with the fewest readings, else of others."""
+        asked = list(dict.fromkeys(several))
+        self.progress("evaluating at other sizes")
+        first = self._small(*SIZES[0])
+        alike: dict[frozenset[Place], list[Obligation]] = {}
+        for o in asked:
+            alike.setdefault(frozenset() if first is None else first.of(o), []).append(o)
+        found: set[Obligation] = set()
+        for some in [alike[places] for places in sorted(alike, key=len)[:TRIED]]:
+            left = set(some)
+            for base, own in SIZES:
+                if left:
+                    left = self._at(base, own, [o for o in some if o in left], point)
+            if left:
+                found = left
+                break
+        self._known.update({(o, point): o in found for o in asked})
+        return found
+
+    def _small(self, base: int, own: bool) -> Readings | None:
+        try:
+            return Readings(self.system, shrink_system(self.system, base=base, kept=self.kept, most=self.most, own_counts=own))
+        except (NotABoundary, TooMuch):
+            return None
+
+    def _at(self, base: int, own: bool, several: list[Obligation], point: PointName) -> set[Obligation]:
+        readings = self._small(base, own)
+        if readings is None:
+            return set(several)
+        every = readings.every(frozenset().union(*(readings.of(o) for o in several)))
+        if every is None:
+            return set()
+        left = set(several)
+        beyond: list[PointName] | None = None
+        for reading in every if own else every[:1]:  # operators' counts stay only where literals do
+            read = readings.read(reading)
+            wrong = _failing(read, self.lineage, [o for o in several if o in left], [point, *_larger(self.system.logical, point)])
+            if wrong != left:
+                if beyond is None:
+                    beyond = list(self._beyond(readings.small))
+                wrong |= _failing(read, self.lineage, [o for o in several if o in left - wrong], beyond)
+            left = wrong
+            if not left:
+                break
+        return left
+
+    def _beyond(self, small: Small) -> Iterator[PointName]:
+        """Points on the other sides of conditions that fall one way at a random point."""
+        watch = branches.watch(small)
+        if watch is None:
+            return
+        try:
+            compare(small, self.lineage, [], [self.seed], watch)
+            for logical in (True, False):
+                for point in branches.search(small, self.lineage, watch, self.seed, logical):
+                    if not branches.tied(small, self.lineage, watch, point):
+                        yield point
+        except NotComputed:
+            return
+
+
+def _failing(small: Small, lineage: tuple[Layout, ...], several: list[Obligation], points: Iterable[PointName]) -> set[Obligation]:
+    """Of some obligations those that fail at one of the points."""
+    found: set[Obligation] = set()
+    for point in points:
+        left = [o for o in several if o not in found]
+        if not left:
+            break
+        try:
+            found |= {s.obligation for s in compare(small, lineage, left, [point])[0][0]}
+        except NotComputed:
+            continue
+    return found
+
+
+def _larger(logical: Program, point: PointName) -> Iterator[Moved]:
+    """The same point with larger and smaller numbers: at other sizes a condition falls otherwise there."""
+    known = dict(point.changes) if isinstance(point, Moved) else {}
+    for factor in MAGNITUDES:
+        changes = {n: known.get(n, Change()) for n in logical.sources}
+        moved = tuple((n, replace(c, factor=c.factor * factor)) for n, c in changes.items())
+        yield Moved(seed_of(point), f"all × {factor:g}", moved)

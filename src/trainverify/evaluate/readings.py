@@ -1,0 +1,162 @@
+"""Literals that may count what is smaller at reduced sizes, in every way that they can be read.
+
+`1/4096` is a weight that stays, or one over the positions of a sequence and then another number where there are fewer of them. Which
+of both is meant nobody says: so a difference counts only if it is there in every reading.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Final, TypeVar
+
+from trainverify.axes.system import System
+from trainverify.evaluate.counting import forms, literals, reduced, simplest
+from trainverify.evaluate.flow import Task, Tensor, logical_tasks, tasks_of
+from trainverify.evaluate.own_counts import written
+from trainverify.evaluate.small import Meeting, Small, Step
+from trainverify.graph.obligations import Obligation
+from trainverify.graph.program import Op
+from trainverify.primitives.node import Node, ordered, rebuild
+
+LOGICAL: Final = -1
+MOST: Final = 48  # readings of one evaluation: with more there is no verdict
+
+Place = tuple[str, str, str]  # a literal, the op it is in, and where that is written: read alike wherever it stands
+Reading = Mapping[Place, Fraction]  # factors
+_Run = TypeVar("_Run", Step, Meeting)
+
+
+def written_at(op: Op) -> tuple[str, str]:
+    """Which literals of one value are read alike: those of one line; of a setting of an operator (`scale=`), those of all its uses."""
+    name = op.name.removesuffix(".grad")
+    if all(attr != "value" for attr, _ in op.attrs):
+        return name, ""
+    return name, str(op.source or re.sub(r"\d+", "#", op.outputs[0] if op.outputs else ""))
+
+
+class Readings:
+    """Readings of an evaluation at reduced sizes."""
+
+    def __init__(self, system: System, small: Small):
+        self.small = small
+        counts = reduced(system, small)
+        known: dict[str, set[Fraction]] = {}
+        self.ways: dict[Place, set[Fraction]] = {}
+        self._numbers: dict[Place, Any] = {}
+        for op, value in literals(system):
+            key = repr(value)
+            if key not in known:
+                known[key] = _factors(value, counts)
+            if known[key]:
+                place = (key, *written_at(op))
+                self.ways[place], self._numbers[place] = known[key], value
+
+    def of(self, o: Obligation) -> frozenset[Place]:
+        """Literals that what an obligation compares is made of."""
+        held = {(c, h.layout.local) for c in range(len(self.small.classes)) for h in o.holdings}
+        return frozenset(
+            p for p, (logical, local) in self._reached.items() if (LOGICAL, o.output.tensor) in logical or not held.isdisjoint(local)
+        )
+
+    def every(self, places: Collection[Place]) -> list[Reading] | None:
+        """All readings of some literals, the first of which leaves them as they are; None where they are too many."""
+        if any(isinstance(n := self._numbers[p], int) and any((n * f).denominator != 1 for f in self.ways[p]) for p in places):
+            return None  # a position that has no counterpart
+        if math.prod(len(self.ways[p]) + 1 for p in places) > MOST:
+            return None
+        each = [[(p, f) for f in (Fraction(1), *sorted(self.ways[p]))] for p in sorted(places)]
+        return [dict(some) for some in itertools.product(*each)]
+
+    @cached_property
+    def _reached(self) -> dict[Place, tuple[set[Tensor], set[Tensor]]]:
+        """Tensors of the logical program and of the plan that literals go into."""
+        logical = [Task(t.what, LOGICAL, _of(LOGICAL, t.reads), _of(LOGICAL, t.makes)) for t in logical_tasks(self.small)]
+        both = logical, list(tasks_of(self.small))
+        return {p: (_reached(both[0], p), _reached(both[1], p)) for p in self.ways}
+
+    def read(self, reading: Reading) -> Small:
+        """The same evaluation with other literals."""
+        if all(f == 1 for f in reading.values()):
+            return self.small
+        known: dict[object, tuple[Node, ...]] = {}
+
+        def changed(run: _Run) -> _Run:
+            if run.nodes is None:
+                return run
+            here = written_at(run.op)
+            factors = {literal: f for (literal, *where), f in reading.items() if f != 1 and tuple(where) == here}
+            if not factors:
+                return run
+            key = (id(run.nodes), tuple(factors.items()), run.op.attrs)
+            if key not in known:
+                known[key] = tuple(_scaled(run.nodes, run.op, factors))
+            return replace(run, nodes=known[key])
+
+        small = self.small
+        classes = [replace(k, order=[changed(s) for s in k.order]) for k in small.classes]
+        steps, meetings = [changed(s) for s in small.logical_steps], [changed(m) for m in small.meetings]
+        return replace(small, logical_steps=steps, classes=classes, meetings=meetings)
+
+
+def _of(c: int, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple((c, n) for _, n in tensors)
+
+
+def _reached(tasks: Sequence[Task], place: Place) -> set[Tensor]:
+    """Tensors that are made of what tasks make in which a literal is."""
+    users: dict[Tensor, list[Task]] = {}
+    for t in tasks:
+        for x in t.reads:
+            users.setdefault(x, []).append(t)
+    literal, *where = place
+    ahead = [x for t in tasks if list(written_at(t.what.op)) == where and _has(t.what, literal) for x in t.makes]
+    found = set(ahead)
+    while ahead:
+        new = {x for t in users.get(ahead.pop(), ()) for x in t.makes} - found
+        found |= new
+        ahead += new
+    return found
+
+
+def _has(what: Step | Meeting, literal: str) -> bool:
+    return what.nodes is not None and any(n.prim == "const" and repr(n.attrs[0]) == literal for n in ordered(what.nodes))
+
+
+def _scaled(nodes: Sequence[Node], op: Op, factors: Mapping[str, Fraction]) -> list[Node]:
+    def change(node: Node, args: tuple[Node, ...]) -> Node:
+        attrs = node.attrs
+        if node.prim == "const" and node.kind != "bool" and (factor := factors.get(repr(attrs[0]))) and written(op, attrs[0]):
+            attrs = (_times(attrs[0], factor),)
+        return Node(node.prim, args, attrs, node.shape, node.kind)
+
+    return rebuild(nodes, change)
+
+
+def _times(value: Any, factor: Fraction) -> Any:
+    exact = simplest(value) * factor
+    if isinstance(value, float):
+        return float(exact)
+    return int(exact) if isinstance(value, int) and exact.denominator == 1 else exact
+
+
+def _factors(value: Any, counts: Mapping[int, set[int]]) -> set[Fraction]:
+    """What a literal is multiplied by if it counts one of these, or exactly two of them together."""
+    found: set[Fraction] = set()
+    for n, ms in counts.items():
+        for less, over in forms(value, n):
+            for m in ms:
+                one = Fraction(max(m - less, 1), n - less)
+                found.add(1 / one if over else one)
+    exact = abs(simplest(value)) if found else Fraction(0)
+    both = exact.numerator if exact.denominator == 1 else exact.denominator if exact.numerator == 1 else 0
+    for a, b in itertools.combinations_with_replacement(sorted(counts), 2):
+        if a * b == both:
+            fewer = {Fraction(m * k, both) for m in counts[a] for k in counts[b]}
+            found |= fewer if exact > 1 else {1 / f for f in fewer}
+    return found - {Fraction(1)}
