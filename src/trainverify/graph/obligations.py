@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from trainverify.graph.lineage import Layout, Partial, Parts, Pattern, Placements
 from trainverify.graph.plan import Plan, Template
@@ -31,6 +32,18 @@ class Obligation:
     def stays(self) -> bool:
         """Whether the next step starts with it: then its padding must be zero, as it is assumed to be before a step."""
         return self.output.role in ("parameter", "state")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Over thousands of ranks, again and again: made once."""
+        return hash((self.output, self.holdings))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Another process hashes text otherwise."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     def __str__(self) -> str:
         return str(self.output)

@@ -1,0 +1,78 @@
+"""Literals that may count what is reduced: a right plan is never refuted because of one, a wrong one is, whatever it counts."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import trainverify as tv
+from trainverify.evaluate.readings import _factors
+
+ROWS, WIDTH = 4096, 2048
+
+
+def steps(count: Any, wrong: bool = False) -> tuple[tv.Program, tv.Plan]:
+    """A mean over 4096 rows, on each of two ranks the sum over its own divided by a number. A running sum along the width has no value on
+    classes, the maximum no law in the algebra, and there are more than four million elements."""
+
+    def body(b: Any, x: Any, w: Any, plan: bool) -> Any:
+        run = b.cumsum(b.mul(x, w), dim=1)
+        if not plan:
+            return b.relu(run)
+        return b.maximum(run, b.mul(run, value=0.25 if wrong else 0))
+
+    b = tv.program("step")
+    x, w = b.input("x", (ROWS, WIDTH)), b.parameter("w", (WIDTH,))
+    b.loss(b.mean(b.sum(body(b, x, w, False), dim=1), name="loss"))
+    p = tv.plan("step", tv.Mesh(dp=2))
+    with p.ranks() as r:
+        x, w = r.input("x", (ROWS // 2, WIDTH), "(dp b) k"), r.parameter("w", (WIDTH,), "k")
+        own = r.mul(r.sum(r.sum(body(r, x, w, True), dim=1)), value=count)
+        r.backward(own)
+        r.phase = "optimizer"
+        r.loss(r.all_reduce(own, group="dp"))
+        grad = r.all_reduce(r.gradient(w), group="dp")
+        r.output(grad, "gradient", "w")
+        r.update(w, r.sgd(w, grad, lr=0.5))
+    return tv.complete(b.build(), tv.SGD(lr=0.5)), p.build()
+
+
+@pytest.mark.parametrize("count", [Fraction(1, ROWS), 1 / ROWS])
+def test_a_right_count_is_not_refuted(count: Any) -> None:
+    """Expected: UNKNOWN, since no law covers the maximum; not REFUTED, although the numbers differ at reduced sizes."""
+    report = tv.verify(*steps(count))
+    assert report.verdict == "UNKNOWN", report.reason
+
+
+@pytest.mark.parametrize("count", [Fraction(1, ROWS // 2), 1 / (ROWS + 1), Fraction(1, 3)])
+def test_a_wrong_count_is_not_proved(count: Any) -> None:
+    """Expected: REFUTED, or no verdict where the literal is what is wrong and may be a count."""
+    report = tv.verify(*steps(count))
+    assert report.verdict in ("REFUTED", "UNKNOWN")
+    if report.verdict == "UNKNOWN":
+        assert "may count" in report.reason, report.reason
+
+
+def test_another_mistake_is_refuted_whatever_a_literal_counts() -> None:
+    """Expected: REFUTED: a slope of 1/4 where there should be none, in every reading of 1/4096."""
+    report = tv.verify(*steps(Fraction(1, ROWS), wrong=True))
+    assert report.verdict == "REFUTED", report.reason
+    assert any("however literals that may count are read" in n for n in report.notes), report.notes
+
+
+def test_ways_to_read_a_literal() -> None:
+    counts = {4096: {3}, 512: {2, 5}, 8: {4}}
+    assert _factors(Fraction(1, 4096), counts) == {
+        Fraction(4096, 3),
+        Fraction(512, 2),
+        Fraction(512, 5),
+        Fraction(8 * 512, 4 * 2),
+        Fraction(8 * 512, 4 * 5),
+    }
+    assert _factors(8, counts) == {Fraction(4, 8)}
+    assert _factors(7.0, counts) == {Fraction(3, 7)}  # one less than 8
+    assert _factors(0.3, counts) == set()
+    assert _factors(0.3 / 4096, counts) == {Fraction(4096, 3)}
+    assert _factors(1, counts) == set()
