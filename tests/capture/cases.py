@@ -18,6 +18,7 @@ import context  # noqa: E402
 import data  # noqa: E402
 import dtensor  # noqa: E402
 import gpt  # noqa: E402
+import grid  # noqa: E402
 import handwritten  # noqa: E402
 import llama  # noqa: E402
 import pipeline  # noqa: E402
@@ -36,6 +37,7 @@ class Case:
     ignore: bool = False
     bugs: tuple[str, ...] = ()
     cut: str = "(dp b) s"
+    config: Config = SMALL
 
     def batch(self, c: Config) -> dict[str, tvt.Ids]:
         shape = (c.batch, c.sequence)
@@ -49,13 +51,15 @@ class Case:
     def targets(self, c: Config, bug: str | None = None) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return (lambda: self.reference(c)), (lambda rank, world: self.distributed(c, rank, world, bug))
 
-    def verify(self, c: Config = SMALL, bug: str | None = None, points: int = 1) -> Any:
+    def verify(self, c: Config | None = None, bug: str | None = None, points: int = 1) -> Any:
+        c = c or self.config
         one, ranks = self.targets(c, bug)
         return tvt.verify(one, ranks, self.world, self.batch(c), self.mesh, cuts=self.cuts, loss=self.loss, points=points)
 
-    def replay(self, c: Config = SMALL) -> Any:
+    def replay(self, c: Config | None = None) -> Any:
         from trainverify.torch.replay import replay
 
+        c = c or self.config
         one, ranks = self.targets(c)
         mesh = Mesh(self.mesh)
         captured = tvt.captures(one, ranks, self.world, self.batch(c), mesh)
@@ -99,6 +103,9 @@ CASES: dict[str, Case] = {
         {"replicas": 2, "dp": 2},
         {"replicas": "avg", "dp": "avg"},
         cut="(replicas dp b) s",
+    ),
+    "grid by hand": Case(
+        grid.reference, lambda c, r, w, bug: grid.distributed(c), {"dp": 2, "tp": 2}, cuts=grid.CUTS, config=Config(batch=12)
     ),
     "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c), {"dp": 2}, AVERAGED),
     "pipeline by hand": Case(

@@ -22,6 +22,9 @@ from trainverify.graph.plan import Plan
 from trainverify.graph.program import has_ref
 from trainverify.ops.table import OpTable
 
+SHARES = ("a share only", "a partial sum")  # how causes begin that name a missing sum over ranks
+ADDING = frozenset({"identity", "to", "add", "reshape", "permute", "transpose", "concat", "slice", "stack"})
+
 
 def locate(
     small: Small,
@@ -35,6 +38,20 @@ def locate(
     watch: Watch | None = None,
 ) -> Place:
     """The first wrong tensor behind the outputs that differ, as far as there is time."""
+    return used(small, _locate(small, plan, wanted, wrong, seed, table, known, inputs, watch))
+
+
+def _locate(
+    small: Small,
+    plan: Plan,
+    wanted: Sequence[Obligation],
+    wrong: Sequence[Suspect],
+    seed: PointName,
+    table: OpTable,
+    known: Known,
+    inputs: Mapping[str, Array] | None,
+    watch: Watch | None,
+) -> Place:
     watch = watch or Watch.started()
     points = [at(small, plan, random_inputs(small, seed) if inputs is None else inputs)]
     try:
@@ -55,6 +72,23 @@ def locate(
     except (ArithmeticError, LookupError, ValueError):  # a change that cannot be run: the verdict stands without it
         found = None
     return compared(place) if found is None else repaired(small, found, place)
+
+
+def used(small: Small, place: Place) -> Place:
+    """Of a gradient that lacks a sum over ranks, also where the code after the backward pass uses it: there the sum is missing."""
+    lacks = place.cause.startswith(SHARES) and place.op is not None and place.op.phase == "backward" and place.rank in small.places
+    if not lacks:
+        return place
+    program = small.classes[small.places[place.rank][0]].program
+    reached = {place.tensor}
+    for op in program.ops:
+        if not reached.isdisjoint(op.inputs):
+            if op.phase != "backward":
+                return replace(place, used=op.source)
+            if op.name not in ADDING:
+                return place  # it is no gradient of a parameter: backward goes on with it
+            reached.update(op.outputs)
+    return place
 
 
 def unexplained(obligation: Obligation, layout: Layout, rank: int) -> Place:

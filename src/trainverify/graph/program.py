@@ -20,10 +20,11 @@ EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the user wrote an op."""
+    """Where the user wrote an op; `caller` is the line of the step that led there, if it is another one."""
 
     file: str
     line: int
+    caller: Source | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

@@ -156,7 +156,7 @@ class Session:
         sources = {*self.inputs, *(n.name for n in self.named)}
         metrics: dict[str, Value] = {}
         for key, value in _losses(returned, self.loss).items():
-            read = t.read(local(value))
+            read = t.read_written(local(value))
             place = described(value)
             if place is not None and any(p != "replicate" for _, p in place["axes"]):
                 raise NotSupported(f"{key} is a DTensor that no rank has whole ({place['axes']}): return loss.full_tensor()")
@@ -180,12 +180,12 @@ class Session:
                     captured_placed[f"gradient of {n.name}"] = place
         for key, metric in metrics.items():
             report(metric, "metric", key, key)
-        stepped = bool(self.trained)
+        stepped = bool(self.trained) or any(t.read(local(n.tensor)) != n.name for n in parameters)  # an optimizer, or by hand
         for n in parameters:
             if stepped:
-                report(t.read(local(n.tensor)), "parameter", n.name, f"updated parameter {n.name}")
+                report(t.read_written(local(n.tensor)), "parameter", n.name, f"updated parameter {n.name}")
         for n in states:
-            report(t.read(local(n.tensor)), "state", n.name, f"updated state {n.name}")
+            report(t.read_written(local(n.tensor)), "state", n.name, f"updated state {n.name}")
         self.talk.lost()
         domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
         domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
@@ -252,6 +252,7 @@ def capture(
     torch.autograd.set_multithreading_enabled(False)
     session = Session(batch, mesh, rank, world, table, meanings)
     patch(session.talk, session.assumed)
+    session.lines.wrappers.install()
     if rank is not None:
         start_group(session.talk, rank, world)
     handles = session.lines.hooks()

@@ -109,13 +109,14 @@ def _with_loss(program: Program, mesh: Mesh, rank: int, over: Mapping[str, Reduc
     if local is None:
         return program
     tensors, ops, last = dict(program.tensors), list(program.ops), local
+    source = next((op.source for op in ops if local in op.outputs), None)
     for axis, op in over.items():
         members = mesh.group(rank, (axis,))
         group = next((n for n, m in groups.items() if m == members), f"{axis} of {members[0]}")
         groups[group] = members
         name = f"loss.{op}.{axis}"
         tensors[name] = tensors[local]
-        ops.append(Op("all_reduce", (last,), (name,), attributes({"group": group, "op": op}), "metric"))
+        ops.append(Op("all_reduce", (last,), (name,), attributes({"group": group, "op": op}), "metric", None, source))
         last = name
     outputs = tuple(replace(o, tensor=last) if o.role == "loss" else o for o in program.outputs)
     return replace(program, tensors=tensors, ops=tuple(ops), outputs=outputs)

@@ -17,7 +17,9 @@ from typing import Any, Final
 import torch
 
 from trainverify.graph.program import Source
+from trainverify.torch.discover import clean
 from trainverify.torch.emit import Place
+from trainverify.torch.wrappers import Wrappers
 
 _TORCH: Final = str(Path(torch.__file__).resolve().parent) + os.sep
 _OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -30,6 +32,8 @@ def is_users(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = str(Path(file).resolve())
+    if path.endswith("/typing_extensions.py"):  # the wrapper of deprecated functions
+        return False
     inside = path.startswith((_TORCH, _OURS)) or (path.startswith(_PYTHON) and "site-packages" not in path)
     return not inside
 
@@ -40,21 +44,30 @@ def shown(file: str, folder: str) -> str:
     return (path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)).as_posix()
 
 
-def source_of(frame: FrameType) -> Source:
-    return Source(shown(frame.f_code.co_filename, os.getcwd()), frame.f_lineno)
+@cache
+def source(file: str, line: int, caller: tuple[str, int] | None) -> Source:
+    outer = None if caller is None or caller == (file, line) else Source(shown(caller[0], os.getcwd()), caller[1])
+    return Source(shown(file, os.getcwd()), line, outer)
 
 
-def user_frame(frame: FrameType | None) -> tuple[Source | None, bool]:
-    """The innermost user's line, and whether it only called `backward`: then it says nothing about the op."""
-    passed_engine = False
+def user_frame(frame: FrameType | None, passed: list[FrameType] | None = None) -> tuple[Source | None, bool]:
+    """The innermost user's line with the outermost one that led there, and whether it only called `backward`: then it says nothing.
+
+    Frames of PyTorch's on the way are added to `passed`."""
+    passed_engine, inner, outer = False, None, None
     while frame is not None:
         code = frame.f_code
-        if code.co_name == _ENGINE:
-            passed_engine = True
-        elif is_users(code.co_filename):
-            return source_of(frame), passed_engine
+        if is_users(code.co_filename):
+            outer = code.co_filename, frame.f_lineno
+            inner = inner or outer
+        elif inner is None:
+            passed_engine = passed_engine or code.co_name == _ENGINE
+            if passed is not None and not code.co_filename.startswith(_OURS):
+                passed.append(frame)
+        elif code.co_filename.startswith(_OURS) and code.co_name == "capture":
+            break
         frame = frame.f_back
-    return None, passed_engine
+    return None if inner is None else source(*inner, outer), passed_engine
 
 
 class Lines:
@@ -65,10 +78,11 @@ class Lines:
         self.stack: list[str] = []
         self.noted: dict[int, Place] = {}  # sequence number of an autograd node → place of the forward op
         self.optimizing = False
+        self.wrappers = Wrappers(lambda: user_frame(sys._getframe(1))[0])
 
     def name_modules(self, root: torch.nn.Module, prefix: str = "") -> None:
         for name, module in root.named_modules(prefix=prefix):
-            self.names.setdefault(id(module), name)
+            self.names.setdefault(id(module), clean(name))
 
     def hooks(self) -> list[Any]:
         """Global hooks that keep track of the module that runs; call `remove` on each at the end."""
@@ -84,7 +98,11 @@ class Lines:
         return [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
 
     def here(self) -> Place:
-        source, backward = user_frame(sys._getframe(1))
+        passed: list[FrameType] = []
+        source, backward = user_frame(sys._getframe(1), passed)
+        asked = self.wrappers.of(passed)
+        if asked is not None:
+            source, backward = (asked if source is None else Source(asked.file, asked.line, source)), False
         node = torch._C._current_autograd_node()
         if node is not None:
             number = int(node._sequence_nr())

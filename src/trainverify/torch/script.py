@@ -129,6 +129,7 @@ def capture_script(
     torch.autograd.set_multithreading_enabled(False)
     session = Session({}, Mesh(one=1), None if reference else rank, world, table)
     patch(session.talk, session.assumed)
+    session.lines.wrappers.install()
     environment = {
         "RANK": rank,
         "LOCAL_RANK": rank,

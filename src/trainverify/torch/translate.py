@@ -105,6 +105,7 @@ class Translator:
         self._place = place
         self._alive: dict[int, Any] = {}  # storages are kept, so that their addresses stay theirs
         self._known: dict[int, torch.Tensor] = {}  # storage → its values, where these follow from constants
+        self._shadowed: dict[int, Place] = {}  # storage → where its known values were computed
 
     # -- reading and writing ------------------------------------------------------------------------------------------
 
@@ -119,7 +120,7 @@ class Translator:
         if str(t.dtype) not in DTYPES:
             return Unknown(f"a tensor of dtype {t.dtype}")
         if (found := self.known(t)) is not None:
-            return self._literal(found, type_of(t))
+            return self._literal(found, type_of(t), self._shadowed.get(key))
         return self.memory.read(key, view_of(t), DTYPES[str(t.dtype)])
 
     def known(self, t: torch.Tensor) -> torch.Tensor | None:
@@ -134,14 +135,19 @@ class Translator:
         with unset_fake_temporarily():
             return found.as_strided(t.shape, t.stride(), t.storage_offset())
 
-    def _literal(self, values: torch.Tensor | None, kind: TensorType) -> str:
+    def read_written(self, t: torch.Tensor) -> Value:
+        """A tensor after the step, as the user's line that wrote it would read it."""
+        self.emitter.place = self.memory.written(self.keep(t), view_of(t)) or Place()
+        return self.read(t)
+
+    def _literal(self, values: torch.Tensor | None, kind: TensorType, made: Place | None = None) -> str:
         assert values is not None
         with unset_fake_temporarily():
             numbers = [self.literals(v) for v in values.reshape(-1).tolist()]
         e = self.emitter
         if len(set(numbers)) <= 1:
-            return e.full(kind.shape, numbers[0] if numbers else 0, kind.dtype)
-        return e.reshape(e.op("stack", [e.full((), n, kind.dtype) for n in numbers], {"dim": 0}), kind.shape)
+            return e.full(kind.shape, numbers[0] if numbers else 0, kind.dtype, made)
+        return e.reshape(e.op("stack", [e.full((), n, kind.dtype, made) for n in numbers], {"dim": 0}), kind.shape)
 
     def write(self, t: torch.Tensor, value: Value) -> None:
         key = self.keep(t)
@@ -150,7 +156,8 @@ class Translator:
             shape = (whole.numel(),)
             if str(whole.dtype) in DTYPES:
                 dtype = DTYPES[str(whole.dtype)]
-                self.memory.write(key, View(0, shape, (1,)), dtype, self._literal(whole, TensorType(shape, dtype)))
+                made = self._literal(whole, TensorType(shape, dtype), self._shadowed.get(key))
+                self.memory.write(key, View(0, shape, (1,)), dtype, made)
         if self.step is not None and key in self.step.before and key not in self.step.sources:
             self.step.strays.setdefault(key, self.emitter.place.source)
         self.memory.write(key, view_of(t), DTYPES.get(str(t.dtype), str(t.dtype)), value)
@@ -233,7 +240,10 @@ class Translator:
         """A view is read where it is used. One with memory of its own is data that becomes a fake tensor."""
         inputs = [t for v in given.values() for t in flat(v) if isinstance(t, torch.Tensor)]
         keys = {self.keep(t) for t in inputs}
+        place = self._place() if self.step is not None else Place()
         for t in flat(out):
+            if place.source is not None and isinstance(t, torch.Tensor):
+                self.memory.viewed[self.keep(t), view_of(t)] = place
             if isinstance(t, torch.Tensor) and self.keep(t) not in keys:
                 found = self.known(inputs[0]) if len(inputs) == 1 else None
                 if found is None and name in _COPIES and inputs[0].numel() == t.numel():
@@ -320,6 +330,8 @@ class Translator:
             for t, r in zip(flat(out), flat(made), strict=True):
                 if isinstance(t, torch.Tensor):
                     key = self.keep(t)
+                    if tensors and self.step is not None:  # not a literal of the user's, but computed from one
+                        self._shadowed[key] = self._place()
                     if key not in self._known:
                         self._known[key] = torch.empty(0, dtype=r.dtype).set_(r.untyped_storage())
         return True

@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trainverify.graph.types import TensorType
 from trainverify.torch.emit import Emitter
@@ -93,7 +94,7 @@ class Arguments:
         value = self.raw(name)
         if isinstance(value, torch.Tensor):
             if value.ndim == 0 and (found := self._known(value)) is not None:
-                return self.literal(found.item())
+                return self.literal(_item(found))
             return self.read(value)
         return self.number(name)
 
@@ -102,7 +103,7 @@ class Arguments:
     def number(self, name: str) -> Number:
         value = self.raw(name)
         if isinstance(value, torch.Tensor) and (found := self._known(value)) is not None and value.ndim == 0:
-            value = found.item()
+            value = _item(found)
         if not isinstance(value, bool | int | float):
             raise Unmapped(f"argument {name} is {value!r}")
         return self.literal(value)
@@ -111,7 +112,7 @@ class Arguments:
         """A number as it is, without recovery."""
         value = self.raw(name)
         if isinstance(value, torch.Tensor) and (found := self._known(value)) is not None and value.ndim == 0:
-            value = found.item()
+            value = _item(found)
         if not isinstance(value, int | float):
             raise Unmapped(f"argument {name} is {value!r}")
         return value
@@ -161,6 +162,11 @@ class Arguments:
         if isinstance(factor, float) and (square := root(factor)) is not None:
             return self.e.op("mul", (x, self.e.op("sqrt", (self.e.full((), square, "f32"),))))
         return self.e.op("mul", (x,), {"value": factor})
+
+
+def _item(value: torch.Tensor) -> Any:
+    with unset_fake_temporarily():
+        return value.item()
 
 
 def _same(a: Any, b: Any) -> bool:
