@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from trainverify.check.findings import Finding
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Domain, Output, Program
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
+from trainverify.torch.agreement import Ledger
 from trainverify.torch.collectives import Talk
-from trainverify.torch.discover import Found, Named, NotSupported, preset, search, tensors_of
+from trainverify.torch.discover import Found, Named, NotSupported, counted, preset, search, tensors_of
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.functional import Functional
 from trainverify.torch.inputs import Batch, local_shape
@@ -43,6 +44,7 @@ class Captured:
     calls: dict[str, int] = field(default_factory=dict)
     merged: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
 
 
 class Session:
@@ -53,14 +55,16 @@ class Session:
         self.lines = Lines()
         self.translator = Translator(self.lines.here, table, meanings)
         self.talk = Talk(self.translator, rank or 0)
+        self.assumed = self.talk.assumed
         self.recorder = Recorder(self.translator, Functional(self.talk))
-        self.assumed: list[str] = []
         self.gradients: dict[str, tuple[Value, torch.Tensor]] = {}
         self.named: list[Named] = []
         self.by_tensor: dict[int, str] = {}
         self.loss: torch.Tensor | None = None
         self.inputs: dict[str, torch.Tensor] = {}
         self.trained: set[str] = set()
+        self.counts: dict[str, torch.Tensor] = {}  # steps that optimizers count, by parameter
+        self.numbers: dict[str, tuple[torch.Tensor, tuple[float, ...]]] = {}  # small known tensors, and their values before the step
 
     # -- before the step ------------------------------------------------------------------------------------------------
 
@@ -74,6 +78,7 @@ class Session:
             self.named += list(preset(optimizer, lambda p: names.get(id(p))))
             for group in optimizer.param_groups:
                 self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
+            self.counts |= dict(counted(optimizer, names))
         self.by_tensor = names
         made = {n: self._input(n) for n in self.batch} if inputs is None else inputs
         t = self.translator
@@ -93,6 +98,10 @@ class Session:
             t.emitter.declare(name, type_of(tensor))
             t.define(tensor, name)
             self.inputs[name] = tensor
+        for name, tensor in self.counts.items():
+            value = t.known(tensor)
+            if value is not None:
+                self._number(name, tensor, value)
         seen: dict[Any, str] = {}
         kept = []
         for n in self.named:
@@ -103,8 +112,9 @@ class Session:
             if key in seen and here.numel():
                 self.by_tensor[id(n.tensor)] = seen[key]
                 continue
-            if n.of is None and n.kind == "state" and not n.trained and t.known(here) is not None:
-                continue  # a small buffer whose value is known
+            if n.buffer is not None and not here.is_floating_point() and (value := t.known(here)) is not None:
+                self._number(n.name, here, value)  # a count, say
+                continue
             if n.buffer == "made" and isinstance(t.read(here), str):
                 continue  # computed from constants when the model is built: ranks may compute it differently, so nothing is assumed of it
             if n.buffer is not None:
@@ -114,6 +124,12 @@ class Session:
             t.define(here, n.name)
             kept.append(n)
         self.named = kept
+
+    def _number(self, name: str, t: torch.Tensor, value: torch.Tensor) -> None:
+        """A small tensor that lives from step to step and is followed as a number: compared by name."""
+        assert self.translator.step is not None
+        self.translator.step.numbered[self.translator.keep(t)] = name
+        self.numbers[name] = (t, _values(value))
 
     # -- during the step --------------------------------------------------------------------------------------------------
 
@@ -187,6 +203,17 @@ class Session:
         for n in states:
             report(t.read_written(local(n.tensor)), "state", n.name, f"updated state {n.name}")
         self.talk.lost()
+        for name, (tensor, before) in self.numbers.items():
+            value = t.known(tensor)
+            if value is None:
+                why = f"{name}, which is an integer, is computed from data"
+                problems.append(Finding("TV504", why, self.rank, name, t.emitter.place.source, None, "unsupported"))
+            else:
+                self.talk.ledger.numbers[name] = before, _values(value)
+        if any(n.tensor.grad is not None for n in parameters):
+            self.assumed.append(
+                "no gradients are left from the step before: this one leaves some behind, and zero_grad is called in between"
+            )
         domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
         domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
         program = t.emitter.program(
@@ -203,6 +230,7 @@ class Session:
             dict(t.missing),
             dict(t.calls),
             t.literals.merged(),
+            ledger=self.talk.ledger,
         )
 
     def _early(self) -> list[Finding]:
@@ -221,10 +249,18 @@ class Session:
         assert step is not None
         for key, source in step.strays.items():
             storage = self.translator._alive[key]
-            if torch._C._storage_Use_Count(key) > 1 + (storage is None):
+            if step.carried(key, self.translator.memory.old_reads.get(key, ())):
+                text = f"memory of {storage.nbytes()} bytes, no tensor of a model or an optimizer, carries values from step to step"
+                found.append(Finding("TV505", text, self.rank, None, source, None, "unsupported"))
+            elif torch._C._storage_Use_Count(key) > 1 + (storage is None):
                 text = f"memory of {storage.nbytes()} bytes that is older than the step is written by it and is compared with nothing"
                 found.append(Finding("TV505", text, self.rank, None, source, None, "warning"))
         return list(dict.fromkeys(found))
+
+
+def _values(value: torch.Tensor) -> tuple[float, ...]:
+    with unset_fake_temporarily():
+        return tuple(float(v) for v in value.reshape(-1).tolist())
 
 
 def _losses(returned: Any, differentiated: torch.Tensor | None) -> dict[str, torch.Tensor]:

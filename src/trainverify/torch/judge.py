@@ -16,6 +16,7 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
+from trainverify.torch.agreement import disagreements, numbers
 from trainverify.torch.capture import Captured, capture
 from trainverify.torch.inputs import Batch
 from trainverify.torch.launch import CaptureError, Failed, Target, Traced, resolve, run
@@ -190,6 +191,8 @@ def judge(
 ) -> Report:
     subject = f"the captured step on {mesh} against the reference"
     early = _summarised([f for c in (reference, *ranks) for f in c.findings])
+    early += disagreements([c.groups for c in ranks], [c.ledger for c in ranks])
+    early += numbers(reference.ledger, [c.ledger for c in ranks])
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
         return stopped
@@ -200,7 +203,7 @@ def judge(
     report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
     return replace(
         report,
-        findings=(*report.findings, *made.findings),
+        findings=(*report.findings, *made.findings, *(f for f in early if f not in made.findings)),
         assumptions=(*_shorter(report.assumptions), *made.assumed),
         notes=(*report.notes, *made.notes),
     )

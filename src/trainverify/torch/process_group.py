@@ -6,8 +6,10 @@ call. Its work objects tell when they are waited for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -15,8 +17,50 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work as _Work
 
 from trainverify.torch.collectives import Flight, Group, Talk
+from trainverify.torch.discover import NotSupported
 
 BACKEND: Final = "trainverify"
+
+
+class LandingFuture(torch.futures.Future[Any]):
+    """The result of communication: it is there from `wait` or `value` on; callbacks run then."""
+
+    def __init__(self, land: Callable[[], None], result: Callable[[], Any]):
+        super().__init__()
+        self._land, self._result = land, result
+        self._there = False
+
+    def _complete(self) -> None:
+        if not self._there:
+            self._there = True
+            self._land()
+            self.set_result(self._result())
+
+    def wait(self) -> Any:
+        self._complete()
+        return super().wait()
+
+    def value(self) -> Any:
+        self._complete()
+        return super().value()
+
+    def done(self) -> bool:
+        return self._there
+
+    def then(self, callback: Any) -> Any:
+        return LandingFuture(self._complete, lambda: callback(self))
+
+    def add_done_callback(self, callback: Any) -> None:
+        raise NotSupported("add_done_callback on a future of communication: use then, and wait for what it returns")
+
+
+def _in_backward() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class CapturedWork(_Work):
@@ -42,9 +86,12 @@ class CapturedWork(_Work):
         self.land()
 
     def get_future(self) -> Any:
-        """Futures are waited for in C++, where DDP does: asking for one counts as waiting."""
-        self.land()
-        return self.future
+        """A future that lands when it is waited for. DDP waits for it in C++, unseen: what hooks of the backward pass ask for is there."""
+        if torch._C._current_autograd_node() is not None or _in_backward():
+            self.talk.assume("futures of communication that starts in the backward pass (DDP, its hooks) are waited for before it ends")
+            self.land()
+            return self.future
+        return LandingFuture(self.land, self.future.value)
 
     def is_completed(self) -> bool:
         return all(f.landed for f in self.flights)
@@ -209,6 +256,7 @@ class CapturedGroup(dist.ProcessGroup):
         return self._work([self.talk.recv(self.group(), t, origin, tag) for t in tensors], tensors)
 
     def barrier(self, opts: Any = None) -> CapturedWork:
+        self.talk.barrier(self.group())
         return self._work([], [])
 
 

@@ -25,6 +25,7 @@ class Piece:
     block: View
     dtype: str
     place: Place = field(default_factory=Place, compare=False)  # where it was written
+    old: bool = False  # before the step
 
 
 @dataclass
@@ -38,10 +39,16 @@ class Memory:
     def __init__(self, emitter: Emitter):
         self.emitter = emitter
         self.storages: dict[int, Storage] = {}
+        self.old_reads: dict[int, list[tuple[int, int]]] = {}  # ranges that the step reads as they were before it
         self.viewed: dict[tuple[int, View], Place] = {}  # views that the user made, and where
 
     def storage(self, key: int) -> Storage:
         return self.storages.setdefault(key, Storage())
+
+    def begin(self) -> None:
+        """The step starts: what is there is older than it."""
+        for storage in self.storages.values():
+            storage.pieces = [replace(p, old=True) for p in storage.pieces]
 
     def forget(self, key: int) -> None:
         """The memory of a storage was given back."""
@@ -59,6 +66,9 @@ class Memory:
             if self.emitter.tensors[name].dtype == dtype:
                 return name
         touched = [p for p in storage.pieces if p.start < view.stop and view.offset < p.stop]
+        old = [(max(p.start, view.offset), min(p.stop, view.stop)) for p in touched if p.old]
+        if old:
+            self.old_reads.setdefault(key, []).extend(old)
         for p in touched:
             if isinstance(p.value, Unknown):
                 return p.value
@@ -144,7 +154,7 @@ class Memory:
         how = writing(found, piece.block)
         e = self.emitter
         made = _replace_box(e, e.steps(piece.value, how.to_digits), e.steps(value, how.of_value), how.digits, 0)
-        return replace(piece, value=e.steps(made, how.back))
+        return replace(piece, value=e.steps(made, how.back), old=False)
 
     def _place(self, storage: Storage, piece: Piece) -> None:
         kept = []

@@ -63,6 +63,12 @@ class Step:
     sources: dict[int, str] = field(default_factory=dict)  # storage → source that it is the memory of
     before: set[int] = field(default_factory=set)  # storages that are older than the step
     strays: dict[int, Source | None] = field(default_factory=dict)  # older storages, no sources, that the step writes
+    written: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of these, which elements
+    numbered: dict[int, str] = field(default_factory=dict)  # storage of a small known tensor that has a name → its name
+
+    def carried(self, key: int, reads: Sequence[tuple[int, int]]) -> bool:
+        """Whether a step reads what the step before it wrote."""
+        return any(a < d and c < b for a, b in reads for c, d in self.written.get(key, ()))
 
 
 def view_of(t: torch.Tensor) -> View:
@@ -120,6 +126,9 @@ class Translator:
         if str(t.dtype) not in DTYPES:
             return Unknown(f"a tensor of dtype {t.dtype}")
         if (found := self.known(t)) is not None:
+            if self.step is not None and self._is_old(key) and not self.step.written.get(key):
+                view = view_of(t)
+                self.memory.old_reads.setdefault(key, []).append((view.offset, view.stop))
             return self._literal(found, type_of(t), self._shadowed.get(key))
         return self.memory.read(key, view_of(t), DTYPES[str(t.dtype)])
 
@@ -159,8 +168,15 @@ class Translator:
                 made = self._literal(whole, TensorType(shape, dtype), self._shadowed.get(key))
                 self.memory.write(key, View(0, shape, (1,)), dtype, made)
         if self.step is not None and key in self.step.before and key not in self.step.sources:
-            self.step.strays.setdefault(key, self.emitter.place.source)
+            self._stray(t)
         self.memory.write(key, view_of(t), DTYPES.get(str(t.dtype), str(t.dtype)), value)
+
+    def _stray(self, t: torch.Tensor) -> None:
+        """The step writes memory that is older than it and is no source."""
+        assert self.step is not None
+        key, view = key_of(t), view_of(t)
+        self.step.strays.setdefault(key, self._place().source)
+        self.step.written.setdefault(key, []).append((view.offset, view.stop))
 
     def define(self, t: torch.Tensor, name: str) -> None:
         """From now on a tensor is a source of the program."""
@@ -178,6 +194,7 @@ class Translator:
     def begin(self) -> None:
         """The step starts here: what ran before only made what it starts from."""
         self.step = Step(before=set(self._alive))
+        self.memory.begin()
         self.emitter.prefix = ""
         self.missing.clear()
         self.calls.clear()
@@ -216,6 +233,10 @@ class Translator:
         self.emitter.label = name.rpartition("::")[2].strip("_")
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         plain = {k: v for k, v in given.items() if not (k in written and _is_out(schema, k))}
+        if len(targets) > 1 and written and _overlapping(targets, given):
+            for t in targets:
+                self.write(t, self._unmapped(name, "tensors of a list that overlap in memory", 1)[0] or Unknown(name))
+            return
         for t, value in zip(targets, self._results(name, bool(written), plain, defaults, targets), strict=True):
             if t is not None and value is not None:
                 self.write(t, value)
@@ -317,6 +338,7 @@ class Translator:
             return False
         if any(self.known(t) is None for t in tensors):
             return False
+        self._old_numbers(func, short, tensors, targets)
 
         def real(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -335,6 +357,25 @@ class Translator:
                     if key not in self._known:
                         self._known[key] = torch.empty(0, dtype=r.dtype).set_(r.untyped_storage())
         return True
+
+    def _old_numbers(self, func: Any, short: str, tensors: Sequence[torch.Tensor], targets: Sequence[Any]) -> None:
+        """Note which known tensors that are older than the step are read and written."""
+        step = self.step
+        if step is None:
+            return
+        in_place = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+        for t in tensors:
+            overwritten = short in ("zero", "fill", "copy") and in_place and t is tensors[0]
+            if self._is_old(key_of(t)) and not overwritten and not step.written.get(key_of(t)):
+                view = view_of(t)
+                self.memory.old_reads.setdefault(key_of(t), []).append((view.offset, view.stop))
+        for t in targets if in_place else ():
+            if isinstance(t, torch.Tensor) and self._is_old(key_of(t)):
+                self._stray(t)
+
+    def _is_old(self, key: int) -> bool:
+        """Whether memory is older than the step, without being a source or a number that is compared by name."""
+        return self.step is not None and key in self.step.before and key not in self.step.sources and key not in self.step.numbered
 
     # -- what communication and the step's end need ---------------------------------------------------------------------
 
@@ -355,6 +396,17 @@ def _filled(one: str, default: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults of the op of one tensor, where the foreach op has no such argument."""
     more: dict[str, Any] = {"alpha": 1} if one in ("add", "sub") else {"value": 1} if one in ("addcmul", "addcdiv") else {}
     return {**more, **{k: v for k, v in default.items() if k != "self"}}
+
+
+def _overlapping(targets: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    """Whether an op over lists writes memory of one entry that another entry reads or writes: then their order counts."""
+    spans = [(key_of(t), view_of(t)) for t in targets if isinstance(t, torch.Tensor)]
+    lists = [[(key_of(t), view_of(t)) for t in v if isinstance(t, torch.Tensor)] for v in given.values() if isinstance(v, list | tuple)]
+    others = [(i, key, view) for entries in lists for i, (key, view) in enumerate(entries)]
+    by_key: dict[int, list[tuple[int, View]]] = {}
+    for i, (key, view) in enumerate(spans):
+        by_key.setdefault(key, []).append((i, view))
+    return any(i != j and v.offset < w.stop and w.offset < v.stop for i, key, v in others for j, w in by_key.get(key, ()))
 
 
 def _is_out(schema: Any, name: str) -> bool:
