@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from trainverify.check.findings import Finding
 from trainverify.graph.mesh import Mesh
-from trainverify.graph.program import Domain, Output, Program
+from trainverify.graph.program import Domain, Output, Program, Source
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
 from trainverify.torch.agreement import Ledger
@@ -24,8 +24,9 @@ from trainverify.torch.inputs import Batch, local_shape
 from trainverify.torch.lines import Lines
 from trainverify.torch.mappings import Row
 from trainverify.torch.placed import Described, described, local
+from trainverify.torch.reading import Branch, Reader, ReadsData
 from trainverify.torch.record import Recorder
-from trainverify.torch.translate import Missing, ReadsData, Translator, type_of
+from trainverify.torch.translate import Missing, Translator, type_of
 from trainverify.torch.values import Unknown, Value
 
 
@@ -45,19 +46,43 @@ class Captured:
     merged: list[str] = field(default_factory=list)
     seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
+    branches: list[Branch] = field(default_factory=list)  # conditions on data, and the ways that were taken
+    used: dict[str, Source | None] = field(default_factory=dict)  # parameter → where its gradient is used
+
+
+def condition_name(i: int) -> str:
+    """Of the output that a condition on data is compared as."""
+    return f"condition {i + 1}"
+
+
+def compared_name(i: int) -> str:
+    """Of the output that the number is compared as that a condition is a function of."""
+    return f"number of condition {i + 1}"
 
 
 class Session:
     """The capture of one rank (or of the reference, whose rank is None)."""
 
-    def __init__(self, batch: Batch, mesh: Mesh, rank: int | None, world: int, table: OpTable, meanings: Mapping[str, Row] | None = None):
+    def __init__(
+        self,
+        batch: Batch,
+        mesh: Mesh,
+        rank: int | None,
+        world: int,
+        table: OpTable,
+        meanings: Mapping[str, Row] | None = None,
+        choices: Sequence[bool] = (),
+        accept: bool = False,
+    ):
         self.batch, self.mesh, self.rank, self.world = batch, mesh, rank, world
         self.lines = Lines()
         self.translator = Translator(self.lines.here, table, meanings)
         self.talk = Talk(self.translator, rank or 0)
         self.assumed = self.talk.assumed
+        self.reader = Reader(self.translator, choices, accept)
         self.recorder = Recorder(self.translator, Functional(self.talk))
         self.gradients: dict[str, tuple[Value, torch.Tensor]] = {}
+        self.used: dict[str, Source | None] = {}
         self.named: list[Named] = []
         self.by_tensor: dict[int, str] = {}
         self.loss: torch.Tensor | None = None
@@ -144,6 +169,7 @@ class Session:
 
     def note_gradient(self, name: str, grad: torch.Tensor) -> None:
         self.translator.emitter.place = self.lines.here()
+        self.used.setdefault(name, self.translator.emitter.place.source)
         self.gradients.setdefault(name, (self.translator.read(local(grad)), grad))
 
     # -- after the step ---------------------------------------------------------------------------------------------------
@@ -180,6 +206,11 @@ class Session:
                 report(read, "loss", None, key)
             else:
                 metrics[key] = read
+        for i, branch in enumerate(self.reader.branches):
+            metrics[condition_name(i)] = t.emitter.cast(branch.condition, "f32")
+            if branch.of is not None:
+                metrics[compared_name(i)] = branch.of
+        self.assumed += [f"{b.name} is {b.taken} (accepted, not captured the other way)" for b in self.reader.accepted]
         for n in parameters:
             if n.name not in self.gradients and n.tensor.grad is not None:
                 self.note_gradient(n.name, n.tensor.grad)
@@ -231,6 +262,8 @@ class Session:
             dict(t.calls),
             t.literals.merged(),
             ledger=self.talk.ledger,
+            branches=list(self.reader.branches),
+            used=self.used,
         )
 
     def _early(self) -> list[Finding]:
@@ -281,12 +314,15 @@ def capture(
     table: OpTable,
     meanings: Mapping[str, Row] | None = None,
     name: str = "step",
+    choices: Sequence[bool] = (),
+    accept: bool = False,
 ) -> Captured:
     """The program of one rank; `build` returns its step."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
-    session = Session(batch, mesh, rank, world, table, meanings)
+    session = Session(batch, mesh, rank, world, table, meanings, choices, accept)
+    session.reader.install()
     patch(session.talk, session.assumed)
     session.lines.wrappers.install()
     if rank is not None:

@@ -17,11 +17,12 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.torch.agreement import disagreements, numbers
-from trainverify.torch.capture import Captured, capture
+from trainverify.torch.capture import Captured, capture, compared_name, condition_name
 from trainverify.torch.inputs import Batch
-from trainverify.torch.launch import CaptureError, Failed, Target, Traced, resolve, run
+from trainverify.torch.launch import CaptureError, Failed, Reads, Target, Traced, resolve, run
 from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
 from trainverify.torch.mappings import Row
+from trainverify.torch.ways import Choices, Way, happens, joined, ways
 from trainverify.verify import verify as verify_programs
 
 ALL_RANKS: Final = 64  # up to so many, every rank is captured
@@ -55,11 +56,13 @@ def captures(
     meanings: Mapping[str, Row] | None = None,
     tell: Progress = _silent,
     seconds: float = 600.0,
+    choices: Choices = (),
+    accept: bool = False,
 ) -> tuple[Captured, list[Captured]]:
     """The reference and all ranks, each in a process of its own."""
 
     def one(target: Target, rank: int | None) -> Callable[[], Captured]:
-        return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings)
+        return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings, "step", choices, accept)
 
     works = [one(reference, None), *(one(distributed, r) for r in range(world_size))]
     tell(f"capturing 1 + {world_size} processes")
@@ -69,7 +72,8 @@ def captures(
         who = "the reference" if i == 0 else f"rank {i - 1}"
         if isinstance(result, Failed):
             where = f" ({result.where})" if result.where else ""
-            raise CaptureError(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
+            kind = Reads if result.kind == "ReadsData" else CaptureError
+            raise kind(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
         good.append(result)
     return good[0], good[1:]
 
@@ -128,6 +132,22 @@ def _without_gradients(program: Program, names: set[str]) -> Program:
     return replace(program, outputs=kept)
 
 
+def _without_conditions(reference: Captured, ranks: Sequence[Captured]) -> tuple[Captured, list[Captured]] | None:
+    """Conditions that are one function of one number everywhere follow from that number: without themselves, or without it."""
+    if not reference.branches:
+        return None
+    unwanted = set()
+    for i, branch in enumerate(reference.branches):
+        alike = branch.of is not None and all(c.branches[i].of and c.branches[i].function == branch.function for c in ranks)
+        unwanted.add(condition_name(i) if alike else compared_name(i))
+
+    def less(c: Captured) -> Captured:
+        kept = tuple(o for o in c.program.outputs if not (o.role == "metric" and o.of in unwanted))
+        return replace(c, program=replace(c.program, outputs=kept))
+
+    return less(reference), [less(c) for c in ranks]
+
+
 def _summarised(findings: Sequence[Finding]) -> list[Finding]:
     """Findings about the same op at the same line once, with how often and what they reach."""
     kinds: dict[Any, list[Finding]] = {}
@@ -161,19 +181,30 @@ def verify(
     engine: Engine = "algebra",
     progress: Progress = _silent,
     seconds: float = 600.0,
+    accept_choices: bool = False,
 ) -> Report:
     """Is the training step that ranks run the reference's? Both functions build a model and return its step.
 
     `mesh` names the axes of the ranks, the last one varying fastest. `cuts` says how plain tensors are cut that are smaller on a rank
     than in the reference; DTensors say it themselves. `loss` says over which axes the ranks' losses have to be combined.
+    Up to three conditions on data are captured both ways; with `accept_choices` more of them are taken to be true, and assumed to be.
     """
     named = mesh if isinstance(mesh, Mesh) else Mesh(mesh or {"dp": world_size})
     if named.size != world_size:
         raise ValueError(f"{named} has {named.size} ranks, not {world_size}")
     if world_size > ALL_RANKS:  # a rank that was not captured may differ: no verdict for all would be one
         raise CaptureError(f"{world_size} ranks: at most {ALL_RANKS} are captured, and there is no verdict about ranks that are not")
-    one, all_ranks = captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds)
-    return judge(one, all_ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
+
+    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+        return captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds, choices, accept_choices)
+
+    def judge_way(way: Way) -> Report:
+        return judge(way.reference, way.ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
+
+    try:
+        return joined([(way, judge_way(way)) for way in ways(run_way)])
+    except Reads as error:
+        return Report("UNKNOWN", str(error), f"the captured step on {named} against the reference")
 
 
 def judge(
@@ -190,6 +221,9 @@ def judge(
     progress: Progress = _silent,
 ) -> Report:
     subject = f"the captured step on {mesh} against the reference"
+    way = Way(reference, tuple(ranks))
+    if (unlike := way.disagreement()) is not None:
+        return Report("UNKNOWN", unlike, subject)
     early = _summarised([f for c in (reference, *ranks) for f in c.findings])
     early += disagreements([c.groups for c in ranks], [c.ledger for c in ranks])
     early += numbers(reference.ledger, [c.ledger for c in ranks])
@@ -200,7 +234,13 @@ def judge(
         made = pair(reference, ranks, mesh, batch, cuts, loss)
     except NoLineage as error:
         return Report("UNKNOWN", f"lineage: {error}", subject, tuple(early))
-    report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
+    told = _without_conditions(reference, ranks)
+    less = made if told is None else pair(*told, mesh, batch, cuts, loss)
+    report = verify_programs(less.logical, less.plan, ops, points, seed, progress, engine)
+    if report.verdict == "REFUTED" and way.choices and not happens(made.logical, made.plan, ops, way.choices):
+        report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; no data was found that leads there")
+    lines = reference.used  # of a gradient that a rank does not have, where the reference uses its own
+    report = replace(report, findings=tuple(replace(f, source=f.source or lines.get(str(f.tensor))) for f in report.findings))
     return replace(
         report,
         findings=(*report.findings, *made.findings, *(f for f in early if f not in made.findings)),

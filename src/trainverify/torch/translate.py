@@ -21,6 +21,7 @@ from trainverify.torch.mappings.creation import RANDOM
 from trainverify.torch.mappings.foreach import each, single
 from trainverify.torch.mappings.table import Arguments, NoValue
 from trainverify.torch.meanings import MEANINGS
+from trainverify.torch.reading import ReadsData
 from trainverify.torch.storage import Memory, checked
 from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
 from trainverify.torch.views import View
@@ -41,10 +42,6 @@ _NOTHING: Final = frozenset(
 
 _COPIES: Final = frozenset(("aten::to", "aten::contiguous", "aten::reshape"))  # a view, or a copy with memory of its own
 _VIEWS: Final = frozenset(("aten::_unsafe_view",))  # views without a note in their schema
-
-
-class ReadsData(Exception):
-    """The step reads a computed value in Python: what it does next may depend on data."""
 
 
 @dataclass
