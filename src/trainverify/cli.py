@@ -372,6 +372,9 @@ def torch_command(
     replayed: Annotated[
         bool, typer.Option("--replay", help="Also run the code for real (gloo) and compare the translation with it.")
     ] = False,
+    accept_choices: Annotated[
+        bool, typer.Option("--accept-choices", help="Of more than three conditions on data, assume that the others hold.")
+    ] = False,
     list_ops: Annotated[bool, typer.Option("--list-ops", help="Only list the ops of the step, those without a meaning first.")] = False,
     folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")] = None,
     as_json: AsJson = False,
@@ -385,7 +388,7 @@ def torch_command(
     """Is the training step of PyTorch code on N ranks equal to the one on a single device? Python runs the code, on fake tensors."""
     try:
         from trainverify.torch import command
-        from trainverify.torch.launch import CaptureError
+        from trainverify.torch.launch import CaptureError, Reads
     except ImportError as error:
         raise Refused(str(error)) from error
     if targets[0] != "run" and len(targets) != 2:
@@ -397,12 +400,14 @@ def torch_command(
         table = table_with(ops)
         if targets[0] == "run":
             alone = None if reference_args is None else shlex.split(reference_args)
-            return command.script(targets[1], targets[2:], alone, world_size, table, tell)
-        return command.functions(targets[0], targets[1], world_size, table, tell)
+            return command.script(targets[1], targets[2:], alone, world_size, table, tell, accept_choices)
+        return command.functions(targets[0], targets[1], world_size, table, tell, accept_choices)
 
     def work(tell: Callable[[str], None]) -> Report:
         try:
             return command.verdict(subject(tell), table_with(ops), points, seed, engine, replayed, folder, tell)
+        except Reads as error:
+            return Report("UNKNOWN", str(error), f"the ranks of {targets[-1]}")
         except CaptureError as error:
             raise Refused(str(error)) from error
 

@@ -129,15 +129,15 @@ def _print_obligations(console: Console, obligations: tuple[Shown, ...]) -> None
 def _op_line(op: Op | None) -> str:
     if op is None or op.source is None:
         return "-" if op is None else f"{op}"
-    called = f", called at {op.source.caller}" if op.source.caller else ""
+    called = f", called at {', '.join(map(str, op.source.callers))}" if op.source.callers else ""
     return f"{op}  ({op.source}{called})"
 
 
 def _op_json(op: Op | None) -> dict[str, Any] | None:
     if op is None:
         return None
-    caller = op.source.caller if op.source else None
-    return {"op": op.name, "text": str(op), "source": str(op.source) if op.source else None} | ({"caller": str(caller)} if caller else {})
+    callers = [str(c) for c in op.source.callers] if op.source else []
+    return {"op": op.name, "text": str(op), "source": str(op.source) if op.source else None} | ({"callers": callers} if callers else {})
 
 
 def finding_json(f: Finding) -> dict[str, Any]:

@@ -83,11 +83,10 @@ def located(report: Any) -> Line | None:
     return None if source is None else (Path(source.file).name, source.line)
 
 
-def called(report: Any) -> Line | None:
-    """The line of the step that led to the blamed one."""
+def called(report: Any) -> list[Line]:
+    """The lines that led to the blamed one, as the report lists them."""
     source = named(report)
-    outer = None if source is None else source.caller
-    return None if outer is None else (Path(outer.file).name, outer.line)
+    return [] if source is None else [(Path(c.file).name, c.line) for c in source.callers]
 
 
 def unequal(case: Case) -> Case:

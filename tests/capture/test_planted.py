@@ -43,12 +43,12 @@ def test_all_planted() -> None:
     for bug in BUGS:
         report = bug.verify()
         at, outer = located(report), called(report)
-        right_file = any(place is not None and place[0] in {f for f, _ in bug.lines} for place in (at, outer))
+        right_file = any(place is not None and place[0] in {f for f, _ in bug.lines} for place in (at, *outer))
         verdicts.append((bug.id, report.verdict))
         files.append((bug.id, right_file))
         lines.append(at in bug.lines)
-        shown = "line" if lines[-1] else "called at" if outer in bug.lines else "file" if right_file else "-"
-        rows.append(f"{bug.id:50} {report.verdict:8} {shown:10} {_text(at)} (called at {_text(outer)})")
+        shown = "line" if lines[-1] else "called at" if bug.lines & set(outer) else "file" if right_file else "-"
+        rows.append(f"{bug.id:50} {report.verdict:8} {shown:10} {_text(at)} (called at {', '.join(map(_text, outer))})")
         print(rows[-1], flush=True)
     print(f"{len(BUGS)} bugs: right file {sum(r for _, r in files)}, right line {sum(lines)}")
     assert [v for v in verdicts if v[1] not in ("REFUTED", "INVALID")] == []

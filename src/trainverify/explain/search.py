@@ -148,11 +148,11 @@ class Search:
             (Kind(r.dropped, suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, False), suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, True), suspicious=False), behind),
-            (Kind(lambda site: r.scaled(site, self._literals), suspicious=False), self._scalars(others)),
+            (Kind(r.dropped), others),
             (Kind(talk.missing_sum, last=True, share=True), others),
             (Kind(a.as_logical, suspicious=False), others),
             (Kind(r.other_slice, suspicious=False), others),
-            (Kind(r.dropped), others),
+            (Kind(lambda site: r.scaled(site, self._literals), suspicious=False), self._scalars(others)),
             (Kind(lambda site: r.scaled(site, self.factors), last=True), others),
         ]
         found = None
@@ -170,8 +170,8 @@ class Search:
         return found
 
     def _scalars(self, sites: Sequence[Site]) -> list[Site]:
-        """Those of single numbers: a loss, and the gradient that backward starts with."""
-        return [s for s in sites if all(self.small.local_shapes[c][t] == () for c, t in s)]
+        """Those of single constants: the gradient that backward starts with, say."""
+        return [s for s in sites if all(self.graph.ops[n].name == "full" and self.small.local_shapes[n[0]][n[1]] == () for n in s)]
 
     @cached_property
     def _literals(self) -> list[Fraction]:

@@ -16,10 +16,11 @@ from trainverify.report import Report
 from trainverify.torch.capture import Captured
 from trainverify.torch.inputs import Batch
 from trainverify.torch.judge import captures, judge, pair
-from trainverify.torch.launch import CaptureError, Failed, resolve, run
+from trainverify.torch.launch import CaptureError, Failed, Reads, resolve, run
 from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
 from trainverify.torch.script import capture_script
+from trainverify.torch.ways import Choices, Way, joined, ways
 
 Progress = Callable[[str], None]
 
@@ -35,6 +36,7 @@ class Subject:
     cuts: Mapping[str, Any]
     loss: Any
     targets: tuple[str, str] | None = None
+    ways: tuple[Way, ...] = ()  # all combinations of branches on data; the first one is above
 
 
 def settings_of(target: str) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def settings_of(target: str) -> dict[str, Any]:
     return found
 
 
-def functions(reference: str, distributed: str, world: int, table: OpTable, tell: Progress) -> Subject:
+def functions(reference: str, distributed: str, world: int, table: OpTable, tell: Progress, accept: bool = False) -> Subject:
     """Two functions of files; the file of the second says what the batch is."""
     said = settings_of(distributed)
     if not isinstance(said["batch"], Mapping):
@@ -58,28 +60,58 @@ def functions(reference: str, distributed: str, world: int, table: OpTable, tell
     mesh = Mesh(said["mesh"] or {"dp": world})
     if mesh.size != world:
         raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
-    one, ranks = captures(reference, distributed, world, said["batch"], mesh, table, None, tell)
-    return Subject(one, tuple(ranks), mesh, said["batch"], said["cuts"] or {}, said["loss"] or "whole", (reference, distributed))
+
+    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+        return captures(reference, distributed, world, said["batch"], mesh, table, None, tell, choices=choices, accept=accept)
+
+    found = tuple(ways(run_way))
+    one, ranks, targets = found[0].reference, found[0].ranks, (reference, distributed)
+    return Subject(one, ranks, mesh, said["batch"], said["cuts"] or {}, said["loss"] or "whole", targets, found)
 
 
-def script(path: str, arguments: Sequence[str], reference: Sequence[str] | None, world: int, table: OpTable, tell: Progress) -> Subject:
-    """A script as it is: once as the only rank, then as every rank of the world."""
+def script(
+    path: str, arguments: Sequence[str], reference: Sequence[str] | None, world: int, table: OpTable, tell: Progress, accept: bool = False
+) -> Subject:
+    """A script as it is: once as the only rank, then as every rank of the world; again for every combination of branches on data."""
+    told: list[tuple[Any, Any]] = []
+
+    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+        one, ranks, specs, said = _script(path, arguments, reference, world, table, tell, choices, accept)
+        told.append((specs, said))
+        return one, ranks
+
+    found = tuple(ways(run_way))
+    specs, said = told[0]
+    mesh = Mesh(said["mesh"] or {"dp": world})
+    if mesh.size != world:
+        raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
+    return Subject(found[0].reference, found[0].ranks, mesh, specs, said["cuts"], said["loss"], None, found)
+
+
+def _script(
+    path: str,
+    arguments: Sequence[str],
+    reference: Sequence[str] | None,
+    world: int,
+    table: OpTable,
+    tell: Progress,
+    choices: Choices,
+    accept: bool,
+) -> tuple[Captured, list[Captured], Any, Any]:
+    """One capture of the script by every process: programs, what the batch holds, and what the script says about the mesh."""
     alone = arguments if reference is None else reference
-    works = [lambda: capture_script(path, alone, 0, 1, True, table)]
-    works += [lambda r=r: capture_script(path, arguments, r, world, False, table) for r in range(world)]  # type: ignore[misc]
+    works = [lambda: capture_script(path, alone, 0, 1, True, table, choices, accept)]
+    works += [lambda r=r: capture_script(path, arguments, r, world, False, table, choices, accept) for r in range(world)]  # type: ignore[misc]
     tell(f"capturing 1 + {world} processes")
     good: list[tuple[Captured, Any, Any]] = []
     for i, result in enumerate(run(works, tell=lambda n: tell(f"captured {n} of {len(works)} processes"))):
         if isinstance(result, Failed):
             who = "the only rank" if i == 0 else f"rank {i - 1}"
-            raise CaptureError(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
+            kind = Reads if result.kind == "ReadsData" else CaptureError
+            raise kind(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
         good.append(result)
     (one, specs, _), rest = good[0], good[1:]
-    said = rest[0][2]
-    mesh = Mesh(said["mesh"] or {"dp": world})
-    if mesh.size != world:
-        raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
-    return Subject(one, tuple(c for c, _, _ in rest), mesh, specs, said["cuts"], said["loss"])
+    return one, [c for c, _, _ in rest], specs, rest[0][2]
 
 
 def verdict(
@@ -92,7 +124,9 @@ def verdict(
         folder.mkdir(parents=True, exist_ok=True)
         files.write(folder / "reference.logical.json.gz", made.logical)
         files.write(folder / "ranks.plan.json.gz", made.plan)
-    report = judge(s.reference, s.ranks, s.mesh, s.batch, s.cuts, s.loss, table, points, seed, engine, tell)
+    found_ways = s.ways or (Way(s.reference, s.ranks),)
+    judged = [(w, judge(w.reference, w.ranks, s.mesh, s.batch, s.cuts, s.loss, table, points, seed, engine, tell)) for w in found_ways]
+    report = joined(judged)
     if not replayed or report.verdict in ("UNKNOWN", "INVALID"):
         return report
     if s.targets is None:

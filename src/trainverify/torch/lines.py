@@ -45,29 +45,32 @@ def shown(file: str, folder: str) -> str:
 
 
 @cache
-def source(file: str, line: int, caller: tuple[str, int] | None) -> Source:
-    outer = None if caller is None or caller == (file, line) else Source(shown(caller[0], os.getcwd()), caller[1])
-    return Source(shown(file, os.getcwd()), line, outer)
+def source(lines: tuple[tuple[str, int], ...]) -> Source | None:
+    """The innermost of some lines, with those that led there: where another file calls, and the outermost."""
+    found = None
+    for i in reversed(range(len(lines))):
+        if i in (0, len(lines) - 1) or lines[i][0] != lines[i - 1][0]:
+            found = Source(shown(lines[i][0], os.getcwd()), lines[i][1], found)
+    return found
 
 
 def user_frame(frame: FrameType | None, passed: list[FrameType] | None = None) -> tuple[Source | None, bool]:
-    """The innermost user's line with the outermost one that led there, and whether it only called `backward`: then it says nothing.
+    """The innermost user's line with those that led there, and whether it only called `backward`: then it says nothing.
 
     Frames of PyTorch's on the way are added to `passed`."""
-    passed_engine, inner, outer = False, None, None
+    passed_engine, lines = False, []
     while frame is not None:
         code = frame.f_code
         if is_users(code.co_filename):
-            outer = code.co_filename, frame.f_lineno
-            inner = inner or outer
-        elif inner is None:
+            lines.append((code.co_filename, frame.f_lineno))
+        elif not lines:
             passed_engine = passed_engine or code.co_name == _ENGINE
             if passed is not None and not code.co_filename.startswith(_OURS):
                 passed.append(frame)
         elif code.co_filename.startswith(_OURS) and code.co_name == "capture":
             break
         frame = frame.f_back
-    return None if inner is None else source(*inner, outer), passed_engine
+    return source(tuple(lines)), passed_engine
 
 
 class Lines:
