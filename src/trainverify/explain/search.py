@@ -148,6 +148,7 @@ class Search:
             (Kind(r.dropped, suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, False), suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, True), suspicious=False), behind),
+            (Kind(r.dropped, suspicious=False), [s for s in others if self.graph.ops[s[0]].name in SCALING]),
             (Kind(r.dropped), others),
             (Kind(talk.missing_sum, last=True, share=True), others),
             (Kind(a.as_logical, suspicious=False), others),

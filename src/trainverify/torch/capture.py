@@ -257,7 +257,7 @@ class Session:
             captured_placed,
             {n.name: list(n.tensor.shape) for n in self.named},
             [*self._early(), *self.talk.findings, *problems, *self._poisoned(), *self._strays()],
-            [*self.assumed, *(f"{n} means what the given function computes ({count} calls)" for n, count in t.meant.items())],
+            [*self.assumed, *(f"{n} means what the given function computes ({checked})" for n, checked in t.meant.ops.items())],
             dict(t.missing),
             dict(t.calls),
             t.literals.merged(),

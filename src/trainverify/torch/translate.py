@@ -20,7 +20,7 @@ from trainverify.torch.mappings import MAPPINGS, Row
 from trainverify.torch.mappings.creation import RANDOM
 from trainverify.torch.mappings.foreach import each, single
 from trainverify.torch.mappings.table import Arguments, NoValue
-from trainverify.torch.meanings import MEANINGS
+from trainverify.torch.meanings import MEANINGS, Meanings
 from trainverify.torch.reading import ReadsData
 from trainverify.torch.storage import Memory, checked
 from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
@@ -100,7 +100,7 @@ class Translator:
         self.literals = Literals()
         self.missing: dict[str, Missing] = {}
         self.calls: Counter[str] = Counter()
-        self.meant: Counter[str] = Counter()  # ops whose meaning the user gave
+        self.meant = Meanings()  # ops whose meaning the user gave
         self.again: Any = None  # the recorder, for functions that are captured in an op's place
         self.poisoned: list[Unknown] = []  # values that communication needs and that are not there
         self.early: list[tuple[Unknown, Source | None]] = []  # results of communication that are read before `wait`, and where
@@ -224,6 +224,7 @@ class Translator:
         if self._shadow(func, name, args, kwargs, targets, out):
             return
         if name in MEANINGS:
+            self.meant.check(func, name, args, kwargs)
             self._meant(name, args, kwargs, targets)
             return
         self.emitter.place = self._place()
@@ -244,7 +245,6 @@ class Translator:
         with self.again:
             made = [t for t in flat(MEANINGS[name](*args, **kwargs)) if t is not None]
         self.emitter.place = self._place()
-        self.meant[name] += 1
         wanted = [t for t in targets if isinstance(t, torch.Tensor)]
         if [tuple(t.shape) for t in made] != [tuple(t.shape) for t in wanted]:
             values: Sequence[Value | None] = self._unmapped(name, "its meaning has results of other shapes", len(wanted))
