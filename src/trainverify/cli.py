@@ -375,6 +375,10 @@ def torch_command(
     accept_choices: Annotated[
         bool, typer.Option("--accept-choices", help="Of more than three conditions on data, assume that the others hold.")
     ] = False,
+    real: Annotated[
+        bool,
+        typer.Option("--real", help="Capture on real random tensors, through gloo: for code that reads data. Its choices are assumed."),
+    ] = False,
     list_ops: Annotated[bool, typer.Option("--list-ops", help="Only list the ops of the step, those without a meaning first.")] = False,
     folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")] = None,
     as_json: AsJson = False,
@@ -399,9 +403,11 @@ def torch_command(
     def subject(tell: Callable[[str], None]) -> command.Subject:
         table = table_with(ops)
         if targets[0] == "run":
+            if real:
+                raise Refused("--real goes with functions, not with a script")
             alone = None if reference_args is None else shlex.split(reference_args)
             return command.script(targets[1], targets[2:], alone, world_size, table, tell, accept_choices)
-        return command.functions(targets[0], targets[1], world_size, table, tell, accept_choices)
+        return command.functions(targets[0], targets[1], world_size, table, tell, accept_choices, real)
 
     def work(tell: Callable[[str], None]) -> Report:
         try:

@@ -144,6 +144,55 @@ def test_the_value_itself() -> None:
     assert "float()" in report.reason
 
 
+def chosen_by_data(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    for _ in range(int(norm * 0 + 2)):
+        model.bias.grad.mul_(0.5)
+    optimizer.step()
+
+
+def chosen_wrongly(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    for _ in range(int(norm * 0 + 2 + rank)):
+        model.bias.grad.mul_(0.5)
+    optimizer.step()
+
+
+def test_a_real_run() -> None:
+    """PROVED, and what was read is an assumption; UNKNOWN on fake tensors."""
+    assert verify(chosen_by_data).verdict == "UNKNOWN"
+    report = verify(chosen_by_data, real=True)
+    assert report.verdict == "PROVED", report.reason
+    assert any("chosen by the data of this run" in a and "2.0 is read" in a for a in report.assumptions)
+
+
+def test_a_wrong_real_run() -> None:
+    """Not PROVED: rank 1 halves once more, because of a number that it reads; whether other data leads there too is not known."""
+    report = verify(chosen_wrongly, chosen_by_data, real=True)
+    assert report.verdict == "UNKNOWN"
+    assert "read other values" in report.reason
+
+
+def halved_once_more(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    chosen_by_data(model, optimizer, norm, rank)
+    with torch.no_grad():
+        model.bias.mul_(0.5)
+
+
+def test_a_bug_in_a_real_run() -> None:
+    """REFUTED: all read the same, and the bias is halved afterwards."""
+    assert verify(halved_once_more, chosen_by_data, real=True).verdict == "REFUTED"
+
+
+def numpy_in_between(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    scale = float(norm.detach().numpy() * 0 + 0.5)
+    model.bias.grad.mul_(scale)
+    optimizer.step()
+
+
+def test_values_that_leave_pytorch() -> None:
+    """UNKNOWN: NumPy is not followed, also where values are real."""
+    assert verify(numpy_in_between, real=True).verdict == "UNKNOWN"
+
+
 def test_too_many() -> None:
     """UNKNOWN with four conditions; with the fourth accepted it is an assumption."""
     assert verify(many).verdict == "UNKNOWN"

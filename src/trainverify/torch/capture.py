@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.check.findings import Finding
+from trainverify.evaluate.run import sample
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Domain, Output, Program, Source
 from trainverify.graph.types import TensorType
@@ -20,7 +25,7 @@ from trainverify.torch.collectives import Talk
 from trainverify.torch.discover import Found, Named, NotSupported, counted, preset, search, tensors_of
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.functional import Functional
-from trainverify.torch.inputs import Batch, local_shape
+from trainverify.torch.inputs import Batch, Ids, Input, lies, local_shape
 from trainverify.torch.lines import Lines
 from trainverify.torch.mappings import Row
 from trainverify.torch.placed import Described, described, local
@@ -47,6 +52,7 @@ class Captured:
     seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     branches: list[Branch] = field(default_factory=list)  # conditions on data, and the ways that were taken
+    chosen: list[str] = field(default_factory=list)  # what a run on real tensors read
     used: dict[str, Source | None] = field(default_factory=dict)  # parameter → where its gradient is used
 
 
@@ -115,6 +121,8 @@ class Session:
     def _input(self, name: str) -> torch.Tensor:
         spec = self.batch[name]
         shape = spec.shape if self.rank is None else local_shape(name, spec, self.mesh, self.rank)
+        if self.translator.real:
+            return drawn(name, spec, self.mesh, self.rank)
         return torch.empty(shape, dtype=getattr(torch, spec.dtype))
 
     def _sources(self, made: Mapping[str, torch.Tensor]) -> None:
@@ -210,6 +218,7 @@ class Session:
             metrics[condition_name(i)] = t.emitter.cast(branch.condition, "f32")
             if branch.of is not None:
                 metrics[compared_name(i)] = branch.of
+        self.assumed += t.read_values
         self.assumed += [f"{b.name} is {b.taken} (accepted, not captured the other way)" for b in self.reader.accepted]
         for n in parameters:
             if n.name not in self.gradients and n.tensor.grad is not None:
@@ -263,6 +272,7 @@ class Session:
             t.literals.merged(),
             ledger=self.talk.ledger,
             branches=list(self.reader.branches),
+            chosen=list(t.read_values),
             used=self.used,
         )
 
@@ -291,6 +301,18 @@ class Session:
         return list(dict.fromkeys(found))
 
 
+def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:
+    """Random values of a batch tensor: the rank's part of those that the reference gets."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    kind = "bool" if spec.dtype == "bool" else "int" if isinstance(spec, Ids) else "real"
+    whole = sample(rng, kind, spec.shape, spec.domain)
+    if rank is not None:
+        (part,) = lies(name, spec).parts(mesh, rank, spec.shape)
+        whole = whole[np.ix_(*(run.positions() for run in part.logical))]
+    with _disable_current_modes():
+        return torch.from_numpy(np.ascontiguousarray(whole)).to(getattr(torch, spec.dtype))
+
+
 def _values(value: torch.Tensor) -> tuple[float, ...]:
     with unset_fake_temporarily():
         return tuple(float(v) for v in value.reshape(-1).tolist())
@@ -316,19 +338,26 @@ def capture(
     name: str = "step",
     choices: Sequence[bool] = (),
     accept: bool = False,
+    store: str | None = None,
 ) -> Captured:
-    """The program of one rank; `build` returns its step."""
+    """The program of one rank; `build` returns its step. With a `store` tensors are real, and ranks talk by gloo through that file."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
     session = Session(batch, mesh, rank, world, table, meanings, choices, accept)
-    session.reader.install()
+    if store is None:
+        session.reader.install()
+    else:
+        session.translator.real = True
+        session.reader.install_real()
+        torch.manual_seed(0)
     patch(session.talk, session.assumed)
     session.lines.wrappers.install()
     if rank is not None:
-        start_group(session.talk, rank, world)
+        start_group(session.talk, rank, world, store=store)
     handles = session.lines.hooks()
-    with FakeTensorMode(allow_non_fake_inputs=True), session.recorder:
+    fake = FakeTensorMode(allow_non_fake_inputs=True) if store is None else contextlib.nullcontext()
+    with fake, session.recorder:
         step = build() if rank is None else build(rank, world)
         session.begin(search(step))
         with optimizer_hooks(session):

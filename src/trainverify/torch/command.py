@@ -52,7 +52,9 @@ def settings_of(target: str) -> dict[str, Any]:
     return found
 
 
-def functions(reference: str, distributed: str, world: int, table: OpTable, tell: Progress, accept: bool = False) -> Subject:
+def functions(
+    reference: str, distributed: str, world: int, table: OpTable, tell: Progress, accept: bool = False, real: bool = False
+) -> Subject:
     """Two functions of files; the file of the second says what the batch is."""
     said = settings_of(distributed)
     if not isinstance(said["batch"], Mapping):
@@ -62,7 +64,7 @@ def functions(reference: str, distributed: str, world: int, table: OpTable, tell
         raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
 
     def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
-        return captures(reference, distributed, world, said["batch"], mesh, table, None, tell, choices=choices, accept=accept)
+        return captures(reference, distributed, world, said["batch"], mesh, table, None, tell, choices=choices, accept=accept, real=real)
 
     found = tuple(ways(run_way))
     one, ranks, targets = found[0].reference, found[0].ranks, (reference, distributed)

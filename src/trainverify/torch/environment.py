@@ -39,13 +39,14 @@ def patched(owner: Any, **changes: Any) -> Iterator[None]:
             setattr(owner, n, v)
 
 
-def start_group(talk: Talk, rank: int, world: int, init: Callable[..., None] = dist.init_process_group) -> None:
-    """`dist` as this rank sees it."""
+def start_group(talk: Talk, rank: int, world: int, init: Callable[..., None] = dist.init_process_group, store: str | None = None) -> None:
+    """`dist` as this rank sees it; with a file as `store`, ranks really talk."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    register(talk)
-    c10d._store_based_barrier = lambda *args, **kwargs: None
-    init(BACKEND, store=FakeStore(), rank=rank, world_size=world)
+    register(talk, store is not None)
+    if store is None:
+        c10d._store_based_barrier = lambda *args, **kwargs: None
+    init(BACKEND, store=FakeStore() if store is None else dist.FileStore(store, world), rank=rank, world_size=world)
 
 
 def patch(talk: Talk, assumed: list[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from trainverify.check.findings import Finding, names
@@ -58,15 +60,19 @@ def captures(
     seconds: float = 600.0,
     choices: Choices = (),
     accept: bool = False,
+    real: bool = False,
 ) -> tuple[Captured, list[Captured]]:
     """The reference and all ranks, each in a process of its own."""
 
-    def one(target: Target, rank: int | None) -> Callable[[], Captured]:
-        return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings, "step", choices, accept)
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store") if real else None
 
-    works = [one(reference, None), *(one(distributed, r) for r in range(world_size))]
-    tell(f"capturing 1 + {world_size} processes")
-    found = run(works, seconds=seconds, tell=lambda n: tell(f"captured {n} of {len(works)} processes"))
+        def one(target: Target, rank: int | None) -> Callable[[], Captured]:
+            return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings, "step", choices, accept, store)
+
+        works = [one(reference, None), *(one(distributed, r) for r in range(world_size))]
+        tell(f"capturing 1 + {world_size} processes")
+        found = run(works, real, seconds, lambda n: tell(f"captured {n} of {len(works)} processes"))
     good: list[Captured] = []
     for i, result in enumerate(found):
         who = "the reference" if i == 0 else f"rank {i - 1}"
@@ -182,12 +188,15 @@ def verify(
     progress: Progress = _silent,
     seconds: float = 600.0,
     accept_choices: bool = False,
+    real: bool = False,
 ) -> Report:
     """Is the training step that ranks run the reference's? Both functions build a model and return its step.
 
     `mesh` names the axes of the ranks, the last one varying fastest. `cuts` says how plain tensors are cut that are smaller on a rank
     than in the reference; DTensors say it themselves. `loss` says over which axes the ranks' losses have to be combined.
     Up to three conditions on data are captured both ways; with `accept_choices` more of them are taken to be true, and assumed to be.
+    With `real` the code runs on real random tensors, ranks at once through gloo: for code that reads data. The verdict then is about the
+    choices that this run made, which are listed as assumptions.
     """
     named = mesh if isinstance(mesh, Mesh) else Mesh(mesh or {"dp": world_size})
     if named.size != world_size:
@@ -196,7 +205,7 @@ def verify(
         raise CaptureError(f"{world_size} ranks: at most {ALL_RANKS} are captured, and there is no verdict about ranks that are not")
 
     def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
-        return captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds, choices, accept_choices)
+        return captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds, choices, accept_choices, real)
 
     def judge_way(way: Way) -> Report:
         return judge(way.reference, way.ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
@@ -239,6 +248,8 @@ def judge(
     report = verify_programs(less.logical, less.plan, ops, points, seed, progress, engine)
     if report.verdict == "REFUTED" and way.choices and not happens(made.logical, made.plan, ops, way.choices):
         report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; no data was found that leads there")
+    if report.verdict == "REFUTED" and any(c.chosen != reference.chosen for c in ranks):  # other values were read: rounding, or other data
+        report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; ranks and the reference read other values in this run")
     lines = reference.used  # of a gradient that a rank does not have, where the reference uses its own
     report = replace(report, findings=tuple(replace(f, source=f.source or lines.get(str(f.tensor))) for f in report.findings))
     return replace(

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work as _Work
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.collectives import Flight, Group, Talk
 from trainverify.torch.discover import NotSupported
@@ -70,8 +71,11 @@ class CapturedWork(_Work):
         self.flights = flights
         self.future: torch.futures.Future[Any] = torch.futures.Future()
         self.future.set_result(tensors)
+        self.real: list[Any] = []  # the work of a backend that really talks
 
     def land(self) -> None:
+        while self.real:
+            self.real.pop().wait()
         for flight in self.flights:
             self.talk.land(flight)
 
@@ -260,10 +264,74 @@ class CapturedGroup(dist.ProcessGroup):
         return self._work([], [])
 
 
-def register(talk: Talk) -> None:
+_REAL: Final = {  # methods, and those of gloo that do it
+    "allreduce": "allreduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "allgather",
+    "all_gather_single": "_allgather_base",
+    "_allgather_base": "_allgather_base",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "_reduce_scatter_base": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "alltoall_base": "alltoall_base",
+    "scatter": "scatter",
+    "gather": "gather",
+    "send": "send",
+    "recv": "recv",
+    "barrier": "barrier",
+}
+_NOT_REAL: Final = (
+    "allreduce_coalesced",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall",
+    "_start_coalescing",
+)
+
+
+class RealGroup(CapturedGroup):
+    """The same, and gloo moves real tensors."""
+
+    def __init__(self, rank: int, size: int, talk: Talk, inner: Any):
+        super().__init__(rank, size, talk)
+        self.inner = inner
+
+
+def _really(name: str, gloo: str) -> Callable[..., CapturedWork]:
+    def call(self: RealGroup, *args: Any, **kwargs: Any) -> CapturedWork:
+        work: CapturedWork = getattr(CapturedGroup, name)(self, *args, **kwargs)
+        one = args and isinstance(args[0], torch.Tensor) and gloo in ("allreduce", "broadcast")
+        given = ([args[0]], *args[1:]) if one else args
+        with _disable_current_modes(), torch.no_grad():
+            work.real.append(getattr(self.inner, gloo)(*(a for a in given if a is not None), **kwargs))
+        return work
+
+    return call
+
+
+def _not_really(name: str) -> Callable[..., Any]:
+    def call(self: RealGroup, *args: Any, **kwargs: Any) -> Any:
+        raise NotSupported(f"{name} on real tensors")
+
+    return call
+
+
+for _name, _gloo in _REAL.items():
+    setattr(RealGroup, _name, _really(_name, _gloo))
+for _name in _NOT_REAL:
+    setattr(RealGroup, _name, _not_really(_name))
+
+
+def register(talk: Talk, real: bool = False) -> None:
     """Make the backend known to this process; its groups report to `talk`."""
 
     def create(store: Any, rank: int, size: int, timeout: Any) -> CapturedGroup:
+        if real:
+            return RealGroup(rank, size, talk, dist.ProcessGroupGloo(store, rank, size, timeout))
         return CapturedGroup(rank, size, talk)
 
     dist.Backend.register_backend(BACKEND, create, devices=["cpu", "cuda"])

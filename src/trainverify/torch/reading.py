@@ -164,6 +164,30 @@ class Reader:
 
         torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__float__ = read, decide, real
 
+    def install_real(self) -> None:
+        """For a run on real tensors, where values are there: what is read without PyTorch's dispatcher is noted, or refused."""
+        to_list = torch.Tensor.tolist
+
+        def listed(t: torch.Tensor) -> Any:
+            value = to_list(t)
+            if self.translator.step is not None and self.translator.known(t) is None:
+                self.translator.noted(f"{value!r:.80} is read")
+            return value
+
+        def refused(name: str) -> Any:
+            original = getattr(torch.Tensor, name)
+
+            def call(t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                if self.translator.step is not None:
+                    raise ReadsData(f"{self._where()}: {name} takes values out of PyTorch")
+                return original(t, *args, **kwargs)
+
+            return call
+
+        torch.Tensor.tolist = listed
+        for name in ("numpy", "__array__", "__dlpack__", "data_ptr"):
+            setattr(torch.Tensor, name, refused(name))
+
     def _plain(self, t: torch.Tensor) -> bool:
         """Whether reading is PyTorch's own affair: outside the step, a value that is known, a subclass, or no single number."""
         from torch._subclasses.fake_tensor import FakeTensor

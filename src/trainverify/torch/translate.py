@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
@@ -40,6 +41,7 @@ _NOTHING: Final = frozenset(
 )
 
 
+CHOOSING: Final = frozenset(("aten::nonzero", "aten::_unique2", "aten::unique_dim"))  # results whose size depends on data
 _COPIES: Final = frozenset(("aten::to", "aten::contiguous", "aten::reshape"))  # a view, or a copy with memory of its own
 _VIEWS: Final = frozenset(("aten::_unsafe_view",))  # views without a note in their schema
 
@@ -105,6 +107,8 @@ class Translator:
         self.poisoned: list[Unknown] = []  # values that communication needs and that are not there
         self.early: list[tuple[Unknown, Source | None]] = []  # results of communication that are read before `wait`, and where
         self.step: Step | None = None
+        self.real = False  # tensors have values: what Python reads of them is noted
+        self.read_values: list[str] = []
         self._place = place
         self._alive: dict[int, Any] = {}  # storages are kept, so that their addresses stay theirs
         self._known: dict[int, torch.Tensor] = {}  # storage → its values, where these follow from constants
@@ -200,11 +204,23 @@ class Translator:
 
     def item(self, t: torch.Tensor) -> Any:
         found = self.known(t)
+        if found is None and self.real:
+            with _disable_current_modes():
+                value = t.item()
+            self.noted(f"{value!r} is read")
+            return value
         if found is None:
             place = self._place()
             raise ReadsData(f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)")
         with unset_fake_temporarily():
             return found.item()
+
+    def noted(self, what: str) -> None:
+        """A choice that a run on real tensors made."""
+        if self.step is not None:
+            text = f"chosen by the data of this run at {self._place().source}: {what}"
+            if text not in self.read_values:
+                self.read_values.append(text)
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """One call that has run, with its result."""
@@ -220,6 +236,11 @@ class Translator:
         self.calls[name] += 1
         targets = [t for n in written for t in flat(given.get(n))] if written else list(flat(out))
         if not any(isinstance(t, torch.Tensor) for t in targets):
+            if self.real and targets:
+                self.noted(f"{name} gives {out!r}")
+            return
+        if self.real and name in CHOOSING and self.step is not None:
+            self._chosen(name, targets)
             return
         if self._shadow(func, name, args, kwargs, targets, out):
             return
@@ -238,6 +259,14 @@ class Translator:
         for t, value in zip(targets, self._results(name, bool(written), plain, defaults, targets), strict=True):
             if t is not None and value is not None:
                 self.write(t, value)
+
+    def _chosen(self, name: str, targets: Sequence[Any]) -> None:
+        """Positions that depend on data are as in this run."""
+        for t in targets:
+            if isinstance(t, torch.Tensor):
+                self.noted(f"{name} gives {t.numel()} numbers")
+                with _disable_current_modes():
+                    self._known[self.keep(t)] = t.detach().clone().reshape(-1)
 
     def _meant(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any]) -> None:
         """An op of another library, by the function that the user gave for it."""
