@@ -25,8 +25,10 @@ class ByLine:
         found: dict[tuple[object, ...], list[Node]] = {}
         for node in self._nodes:
             op = self.graph.ops[node]
-            what = (op.source, op.name, op.phase)
-            for more in ((), (op.attrs, self.graph.small.local_shapes[node[0]][node[1]])):
+            what = (op.source, op.name)
+            callers = () if op.source is None else op.source.callers
+            shape = self.graph.small.local_shapes[node[0]][node[1]]
+            for more in ((), (op.phase,), (op.phase, op.attrs, shape), (op.phase, op.attrs, shape, callers)):
                 found.setdefault((*what, *more), []).append(node)
                 found.setdefault((*what, *more, node[0]), []).append(node)
         return self._several(found)
@@ -39,6 +41,7 @@ class ByLine:
             op = self.graph.ops[node]
             if op.name in COLLECTIVES:
                 found.setdefault((0, op.source, op.name), []).append(node)
+                found.setdefault((0, op.source, op.name, op.source.callers if op.source else ()), []).append(node)
         for node in self._nodes:
             op = self.graph.ops[node]
             if op.name in COLLECTIVES:

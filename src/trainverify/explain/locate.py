@@ -19,7 +19,7 @@ from trainverify.explain.watch import STOPPED, Stopped, Watch
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import has_ref
+from trainverify.graph.program import Source, has_ref
 from trainverify.ops.table import OpTable
 
 SHARES = ("a share only", "a partial sum")  # how causes begin that name a missing sum over ranks
@@ -80,15 +80,23 @@ def used(small: Small, place: Place) -> Place:
     if not lacks:
         return place
     program = small.classes[small.places[place.rank][0]].program
+    forward = {(op.source, op.source.callers) for op in program.ops if op.phase == "forward" and op.source is not None}
     reached = {place.tensor}
     for op in program.ops:
-        if not reached.isdisjoint(op.inputs):
+        if not reached.isdisjoint(op.inputs) and op.source is not None:
             if op.phase != "backward":
-                return replace(place, used=op.source)
+                return replace(place, used=op.source.callers[-1] if op.source.callers else op.source)  # the line of the step itself
+            if (op.source, op.source.callers) not in forward:
+                return replace(place, used=_in_backward(op.source))  # the user's own backward function
             if op.name not in ADDING:
                 return place  # it is no gradient of a parameter: backward goes on with it
             reached.update(op.outputs)
     return place
+
+
+def _in_backward(source: Source) -> Source:
+    """Of a function that backward calls, the line of backward: the last one before that of the step."""
+    return source.callers[-2] if len(source.callers) > 1 else source
 
 
 def unexplained(obligation: Obligation, layout: Layout, rank: int) -> Place:

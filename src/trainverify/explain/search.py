@@ -144,11 +144,13 @@ class Search:
         start, talk, r, a = self.runs, self.communication, self.repairs, self.attributes
         behind = [s for s in self.lines.collectives if self._bits(s, reached) == every]
         others = [s for s in self.lines.sites if self._bits(s, reached) == every]
+        scaling = [s for s in others if self.graph.ops[s[0]].name in SCALING and len(self.graph.ops[s[0]].inputs) == 1]
         tried: list[tuple[Kind, list[Site]]] = [
             (Kind(r.dropped, suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, False), suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, True), suspicious=False), behind),
-            (Kind(r.dropped, suspicious=False), [s for s in others if self.graph.ops[s[0]].name in SCALING]),
+            (Kind(r.dropped, suspicious=False), scaling),
+            (Kind(lambda site: r.scaled(site, self.factors), suspicious=False), scaling),
             (Kind(r.dropped), others),
             (Kind(talk.missing_sum, last=True, share=True), others),
             (Kind(a.as_logical, suspicious=False), others),

@@ -25,6 +25,7 @@ _TORCH: Final = str(Path(torch.__file__).resolve().parent) + os.sep
 _OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep
 _PYTHON: Final = str(Path(sysconfig.get_paths()["stdlib"]).resolve()) + os.sep
 _ENGINE: Final = "_engine_run_backward"
+MOST_LINES: Final = 8  # of a stack of the user's
 
 
 @cache
@@ -46,11 +47,10 @@ def shown(file: str, folder: str) -> str:
 
 @cache
 def source(lines: tuple[tuple[str, int], ...]) -> Source | None:
-    """The innermost of some lines, with those that led there: where another file calls, and the outermost."""
+    """The innermost of some lines, with those that led there; of very many, those next to both ends."""
     found = None
-    for i in reversed(range(len(lines))):
-        if i in (0, len(lines) - 1) or lines[i][0] != lines[i - 1][0]:
-            found = Source(shown(lines[i][0], os.getcwd()), lines[i][1], found)
+    for file, line in reversed(lines if len(lines) <= MOST_LINES else (*lines[: MOST_LINES // 2], *lines[-MOST_LINES // 2 :])):
+        found = Source(shown(file, os.getcwd()), line, found)
     return found
 
 
