@@ -101,7 +101,7 @@ class Forms:
                 self.aligned(other, dims)
         match node.prim:
             case "const":
-                return {(): self._literal(node)}
+                return {(): self._literal(node) if id(node) not in offsets else self._integer(offsets[id(node)])}
             case "iota":
                 return {(): self._iota(node, dims, axes.lines[id(node)], offsets.get(id(node), Offset(node.attrs[0])))}
             case "map":
@@ -167,6 +167,11 @@ class Forms:
             if math.isnan(value):
                 raise Unsupported("a literal that is not a number")
         return constant(Fraction(value) if isinstance(value, float) else int(value) if isinstance(value, bool) else value)
+
+    def _integer(self, offset: Offset) -> Poly:
+        """A literal that is another one on every rank."""
+        k = self.kernel
+        return k.add(constant(offset.base), *(scale(k.iota(self.mesh_sizes[v], v), step) for v, step in offset.strides))
 
     def _infinite(self, p: Poly) -> int:
         """+1 or −1 for the literal infinities, else 0."""
@@ -256,6 +261,9 @@ class Forms:
         return k.fn(fn, joined, len(args))
 
     def _positive(self, node: Node, difference: Poly) -> Poly:
+        """Of positions as numbers, not as the tensors that they were put into: how they were added does not matter."""
+        if node.args[0].kind == "int" and self.kernel.integral(flat := self.kernel.flat(difference)):
+            return self.kernel.indicator_of("gt0", flat)
         return self.kernel.indicator_of("gt0", difference)
 
     def _extremum(self, a: Poly, b: Poly, sign: int) -> Poly:
