@@ -21,6 +21,7 @@ from trainverify.torch.inputs import Batch
 from trainverify.torch.launch import CaptureError, Failed, Target, Traced, resolve, run
 from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
 from trainverify.torch.mappings import Row
+from trainverify.torch.positions import aligned
 from trainverify.verify import verify as verify_programs
 
 ALL_RANKS: Final = 64  # up to so many, every rank is captured
@@ -77,7 +78,7 @@ def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batc
     """The logical program and the plan."""
     logical = replace(reference.program, name="the reference")
     groups = {n: members for c in ranks for n, members in c.groups.items()}
-    programs = [c.program for c in ranks]
+    programs = aligned(logical, [c.program for c in ranks])
     if not isinstance(loss, str):
         programs = [_with_loss(p, mesh, i, loss, groups) for i, p in enumerate(programs)]
     held = [Held(i, p, c.placed) for i, (p, c) in enumerate(zip(programs, ranks, strict=True))]
