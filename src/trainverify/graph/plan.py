@@ -162,7 +162,7 @@ def fold(
         raise PlanError(f"{len(programs)} programs for {mesh}")
     kinds: dict[Any, list[int]] = {}
     for rank, program in enumerate(programs):
-        kinds.setdefault(_skeleton(program, groups), []).append(rank)
+        kinds.setdefault(skeleton(program, groups), []).append(rank)
     templates = [_template([programs[r] for r in ranks], ranks, groups) for ranks in kinds.values()]
     return Plan(name, mesh, tuple(templates), dict(groups), lineage)
 
@@ -178,7 +178,9 @@ def _shape_of(value: Value, groups: Groups) -> Any:
     return "*" if _loose(value, groups) else (type(value).__name__, repr(value))
 
 
-def _skeleton(program: Program, groups: Groups) -> Any:
+def skeleton(program: Program, groups: Groups) -> Any:
+    """What programs that share a template have in common."""
+
     def ops(items: tuple[Op, ...]) -> Any:
         return tuple((replace(o, attrs=()), tuple((k, _shape_of(v, groups)) for k, v in o.attrs)) for o in items)
 
