@@ -178,11 +178,15 @@ def _shape_of(value: Value, groups: Groups) -> Any:
     return "*" if _loose(value, groups) else (type(value).__name__, repr(value))
 
 
+def _beside_attrs(op: Op) -> tuple[Any, ...]:
+    return op.name, op.inputs, op.outputs, op.phase, op.forward, op.source
+
+
 def skeleton(program: Program, groups: Groups) -> Any:
     """What programs that share a template have in common."""
 
     def ops(items: tuple[Op, ...]) -> Any:
-        return tuple((replace(o, attrs=()), tuple((k, _shape_of(v, groups)) for k, v in o.attrs)) for o in items)
+        return tuple((*_beside_attrs(o), tuple((k, _shape_of(v, groups)) for k, v in o.attrs)) for o in items)
 
     bodies = tuple((n, tuple(f.tensors.items()), f.inputs, f.outputs, ops(f.ops)) for n, f in sorted(program.functions.items()))
     heads = (program.name, program.inputs, program.parameters, program.state, program.outputs)
@@ -204,6 +208,9 @@ def _template(programs: list[Program], ranks: list[int], groups: Groups) -> Temp
     def joined(lists: list[tuple[Op, ...]]) -> tuple[Op, ...]:
         result = []
         for same in zip(*lists, strict=True):
+            if all(o.attrs == same[0].attrs for o in same):
+                result.append(same[0])
+                continue
             attrs = tuple((k, join(tuple(o.attrs[i][1] for o in same))) for i, (k, _) in enumerate(same[0].attrs))
             result.append(replace(same[0], attrs=attrs))
         return tuple(result)
