@@ -81,12 +81,8 @@ def data(rank: int, world: int, forgets: int | None = None):
 def grid(rank: int, world: int, bug: str | None = None):
     """Data and tensor parallel."""
     dp, tp = DEEP["dp"], DEEP["tp"]
-    for i in range(dp):
-        made = dist.new_group(list(range(i * tp, (i + 1) * tp)))
-        across = made if i == rank // tp else (across if i else None)
-    for j in range(tp):
-        made = dist.new_group(list(range(j, world, tp)))
-        along = made if j == rank % tp else (along if j else None)
+    across = [dist.new_group(list(range(i * tp, (i + 1) * tp))) for i in range(dp)][rank // tp]
+    along = [dist.new_group(list(range(j, world, tp))) for j in range(tp)][rank % tp]
     model = Model(tp, across)
     return trained(list(model.parameters()), model, across if bug == "wrong group" else along)
 
@@ -128,7 +124,7 @@ def test_a_rank_that_was_not_captured() -> None:
     assert report.verdict == "PROVED(sampled)"
     assert report.exit_code == 3
     assert report.reason.startswith(f"{captured} of 128 ranks captured, nothing is shown of the others")
-    assert report.assumptions[0].startswith("declared") or any(f"{128 - captured} of 128 ranks were not captured" in a for a in report.assumptions)
+    assert any(a.startswith(f"{128 - captured} of 128 ranks were not captured") for a in report.assumptions)
 
 
 def test_a_rank_that_was_captured() -> None:

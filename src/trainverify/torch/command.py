@@ -77,7 +77,10 @@ def script(
     alone = arguments if reference is None else reference
 
     def captured(ranks: Sequence[int | None]) -> list[tuple[Captured, Any, Any]]:
-        works = [partial(capture_script, path, alone if r is None else arguments, r or 0, 1 if r is None else world, r is None, table) for r in ranks]
+        works = [
+            partial(capture_script, path, alone if r is None else arguments, r or 0, 1 if r is None else world, r is None, table)
+            for r in ranks
+        ]
         found = []
         for r, result in zip(ranks, run(works, tell=lambda n: tell(f"captured {n} of {len(works)} processes")), strict=True):
             if isinstance(result, Failed):

@@ -222,7 +222,9 @@ def _of_a_sample(report: Report, captured: set[int], world: int) -> Report:
         return replace(report, verdict="PROVED(sampled)", reason=f"{counted}, nothing is shown of the others; {report.reason}")
     places = [report.place.rank] if report.place is not None else [f.rank for f in report.findings if f.severity == "error"]
     if report.verdict in ("REFUTED", "INVALID") and (not places or any(r is None or r not in captured for r in places)):
-        return replace(report, verdict="UNKNOWN", reason=f"{counted}, and what differs may be due to what is assumed of others; {report.reason}")
+        return replace(
+            report, verdict="UNKNOWN", reason=f"{counted}, and what differs may be due to what is assumed of others; {report.reason}"
+        )
     return replace(report, reason=f"{counted}; {report.reason}")
 
 

@@ -47,8 +47,7 @@ def _sliced(program: Program, whole: Mapping[Key, int]) -> Program:
     ops: list[Op] = []
     for op in program.ops:
         where = next(_range(op), None)
-        key = None if where is None else _key(op, where)
-        if where is None or key not in whole:
+        if where is None or (key := _key(op, where)) not in whole:
             ops.append(op)
             continue
         name, attrs = _unused(f"{op.outputs[0]}.whole", tensors), {"start": 0, "stop": whole[key], "dtype": key[2]}

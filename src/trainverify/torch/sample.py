@@ -123,11 +123,14 @@ class _Sample:
         first = kind.ranks[0]
         slots = self._slots.get(id(kind))
         if slots is None:
-            slots = self._slots[id(kind)] = [self._op_slots([c.program.ops[i] for c in kind.ranks], kind) for i in range(len(first.program.ops))]
+            slots = self._slots[id(kind)] = [
+                self._op_slots([c.program.ops[i] for c in kind.ranks], kind) for i in range(len(first.program.ops))
+            ]
         groups: dict[str, tuple[int, ...]] = {}
         ops = []
         for op, of in zip(first.program.ops, slots, strict=True):
-            ops.append(replace(op, attrs=tuple((k, self._value(s, rank, groups)) for (k, _), s in zip(op.attrs, of, strict=True))) if of else op)
+            pairs = zip(op.attrs, of, strict=True) if of else ()
+            ops.append(replace(op, attrs=tuple((k, self._value(s, rank, groups)) for (k, _), s in pairs)) if of else op)
         program = replace(first.program, ops=tuple(ops))
         placed = {n: self._placed(n, kind, rank) for n in first.placed}
         return Captured(program, rank, groups, placed, first.shapes)
@@ -208,12 +211,13 @@ class _Sample:
                 return tag_of(name, slot.tag)
             groups[name] = members
             return name
-        return slot
+        same: Value = slot
+        return same
 
     def _placed(self, name: str, kind: _Kind, rank: int) -> dict[str, Any]:
         """How a tensor lies on a rank: as on the captured ones, along its own groups."""
         said = [c.placed.get(name) for c in kind.ranks]
-        shown = {tuple((self._axes_of(tuple(ranks)) if len(ranks) > 1 else (), text) for ranks, text in s["axes"]) for s in said if s is not None}
+        shown = {tuple((self._axes_of(tuple(ranks)), text) for ranks, text in s["axes"]) for s in said if s is not None}
         if len(shown) != 1 or None in said or any(a is None for a, _ in next(iter(shown))):
             raise NoSample(f"{name} does not lie on all captured ranks in the same way")
         (only,) = shown

@@ -1,4 +1,4 @@
-"""The mean over tokens that are not ignored, when ranks have different numbers of them: FSDP2 with sums divided by the count of all ranks."""
+"""FSDP2 and the mean over tokens that are not ignored, of which ranks have different numbers: sums divided by the count of all ranks."""
 
 from __future__ import annotations
 
