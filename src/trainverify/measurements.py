@@ -147,7 +147,7 @@ def bench_torch_command(
 ) -> int:
     """Llama-3-8B as PyTorch code on 8 ranks (DTensor tp + sp, FSDP2): what capturing and proving its training step costs."""
     try:
-        from trainverify.torch import bench as captured
+        from trainverify.bench import captured
     except ImportError as error:
         raise Refused(str(error)) from error
     names = only.split(",")

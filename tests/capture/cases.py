@@ -22,8 +22,10 @@ import handwritten  # noqa: E402
 import llama  # noqa: E402
 import pipeline  # noqa: E402
 import tokens  # noqa: E402
-from llama import SMALL, Config, Llama, trained  # noqa: E402
+import written  # noqa: E402
+from llama import IGNORE, REAL, SMALL, Config, Llama, trained  # noqa: E402
 
+__all__ = ["CASES", "IGNORE", "REAL", "SMALL", "Case", "Config", "written"]
 AVERAGED = {"dp": "avg"}
 
 

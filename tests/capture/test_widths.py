@@ -9,9 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
 
-from llama import REAL  # noqa: E402
 
-from capture.cases import CASES  # noqa: E402
+from capture.cases import CASES, REAL  # noqa: E402
 
 SECONDS = 40.0  # of processor time of the proof; far below what anything linear in a size of a tensor takes
 

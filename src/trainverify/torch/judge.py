@@ -56,9 +56,11 @@ def captures(
     tell: Progress = _silent,
     seconds: float = 600.0,
     all_ranks: bool = False,
+    ranks: Sequence[int] | None = None,
 ) -> tuple[Captured, list[Captured]]:
-    """The reference and all ranks (of many, a sample), each in a process of its own."""
-    ranks = range(world_size) if all_ranks else chosen(mesh)
+    """The reference and all ranks (of many, a sample; or those that are given), each in a process of its own."""
+    if ranks is None:
+        ranks = range(world_size) if all_ranks else chosen(mesh)
 
     def one(target: Target, rank: int | None) -> Callable[[], Captured]:
         return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings)

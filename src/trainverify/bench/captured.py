@@ -14,8 +14,8 @@ from rich.table import Table
 
 from trainverify.bench.clock import walks
 from trainverify.bench.phases import Phases
+from trainverify.bench.torch_llama import IGNORE, Sizes, alone, sharded, tensor_parallel
 from trainverify.graph.mesh import Mesh
-from trainverify.torch.bench_llama import IGNORE, Sizes, alone, sharded, tensor_parallel
 from trainverify.torch.inputs import Ids
 from trainverify.torch.judge import captures, judge
 
@@ -105,7 +105,7 @@ def bench(only: Sequence[str], layers: int | None, timeout: float | None, tell: 
     sizes = Sizes() if layers is None else Sizes(layers=layers)
     for name in only:
         tell(f"{name}: {ROWS[name].text}")
-        command = [sys.executable, "-m", "trainverify.torch.bench", name, json.dumps(asdict(sizes))]
+        command = [sys.executable, "-m", "trainverify.bench.captured", name, json.dumps(asdict(sizes))]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
