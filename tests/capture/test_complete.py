@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,7 @@ GPT = {"tokens.weight": "wte", "positions.weight": "wpe", "norm.weight": "ln_f.w
 GPT |= {f"norm{i}.{w}": f"ln_{i}.{w}" for i in (1, 2) for w in ("weight", "bias")}
 layers = {"qkv": "attn.c_attn", "out": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
 GPT |= {f"{n}.{w}": f"{m}.{w}" for n, m in layers.items() for w in ("weight", "bias")}
+EPS: Any = Fraction(1, 100000)  # the number that 1e-05 is captured as
 SLOTS = {".exp_avg_sq": ".v", ".exp_avg": ".m"}
 
 
@@ -80,13 +83,13 @@ def compared(ours: Program, theirs: Program, clipped: bool) -> Report:
 
 
 def llama(c: Config, clip: float | None = None, bug: str | None = None) -> Report:
-    sizes = zoo_llama.Config(c.layers, c.dim, c.heads, c.kv_heads, c.hidden, c.vocab, c.sequence, c.batch)
+    sizes = zoo_llama.Config(c.layers, c.dim, c.heads, c.kv_heads, c.hidden, c.vocab, c.sequence, c.batch, eps=EPS)
     ours = complete(zoo_llama.forward(sizes), ADAMW, clip=clip)
     return compared(ours, renamed(captured(lambda *_: written.llama(c, clip, bug), c), LLAMA, "layers"), clip is not None)
 
 
 def gpt(c: Config, clip: float | None = None) -> Report:
-    sizes = zoo_gpt.Config(c.layers, c.dim, c.heads, c.vocab, c.sequence, c.batch, ffn=c.hidden)
+    sizes = zoo_gpt.Config(c.layers, c.dim, c.heads, c.vocab, c.sequence, c.batch, ffn=c.hidden, eps=EPS)
     ours = complete(zoo_gpt.forward(sizes), ADAMW, clip=clip)
     return compared(ours, renamed(captured(lambda *_: written.gpt(c, clip), c), GPT, "h"), clip is not None)
 

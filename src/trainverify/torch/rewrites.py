@@ -2,6 +2,7 @@
 
 - scalars that are stacked: functions, slices and sums over ranks of a stack are stacks of these, and its norm is √(Σ x²);
   the norm of norms of tensors is the norm of all their elements
+- a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
 - integers that count on from 0, plus a literal, count on from there
 - an embedding that masks ids outside its rows is an embedding of the rows from there on
 """
@@ -41,6 +42,8 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return op.inputs[0]  # there and back
     if name in ("pow", "square") and attrs.get("exponent", 2) == 2 and (x := _normed(e, first)) is not None:
         return e.op("sum", (e.op("square", (x,)),))  # ‖x‖² is Σ x²
+    if name == "clamp" and set(attrs) == {"max"} and first is not None and e.shape(first) == () and e.kind(first) == "real":
+        return e.op("minimum", (first, e.full((), attrs["max"], e.tensors[first].dtype)))
     if name in ("add", "sub") and len(inputs) == 1:
         return _counted(e, name, first, attrs)
     if name == "where" and len(inputs) == 3:
