@@ -94,7 +94,7 @@ def gpt(c: Config, clip: float | None = None) -> Report:
     return compared(ours, renamed(captured(lambda *_: written.gpt(c, clip), c), GPT, "h"), clip is not None)
 
 
-@pytest.mark.parametrize("sizes", [SMALL, REAL], ids=["small", "real"])
+@pytest.mark.parametrize("sizes", [pytest.param(SMALL, id="small"), pytest.param(REAL, id="real", marks=pytest.mark.capture)])
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("model", [llama, gpt])
 def test_proved(model, clip: float | None, sizes: Config) -> None:

@@ -220,6 +220,7 @@ def judge(
 def _of_a_sample(report: Report, captured: set[int], world: int) -> Report:
     """A verdict that says of how many ranks it is one. What goes wrong on a rank that is only assumed shows nothing."""
     counted = f"{len(captured)} of {world} ranks captured"
+    report = replace(report, findings=(*report.findings, Finding("TV506", counted, severity="warning")))
     if report.verdict == "PROVED":
         return replace(report, verdict="PROVED(sampled)", reason=f"{counted}, nothing is shown of the others; {report.reason}")
     places = [report.place.rank] if report.place is not None else [f.rank for f in report.findings if f.severity == "error"]
