@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,11 @@ import gpt  # noqa: E402
 import handwritten  # noqa: E402
 import llama  # noqa: E402
 import pipeline  # noqa: E402
-from llama import SMALL, Config, Llama, trained  # noqa: E402
+import tokens  # noqa: E402
+import written  # noqa: E402
+from llama import IGNORE, REAL, SMALL, Config, Llama, trained  # noqa: E402
 
+__all__ = ["CASES", "IGNORE", "REAL", "SMALL", "Case", "Config", "written"]
 AVERAGED = {"dp": "avg"}
 
 
@@ -36,6 +39,7 @@ class Case:
     ignore: bool = False
     bugs: tuple[str, ...] = ()
     cut: str = "(dp b) s"
+    small: Config = SMALL  # sizes at which ranks can cut it
 
     def batch(self, c: Config) -> dict[str, tvt.Ids]:
         shape = (c.batch, c.sequence)
@@ -49,13 +53,15 @@ class Case:
     def targets(self, c: Config, bug: str | None = None) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return (lambda: self.reference(c)), (lambda rank, world: self.distributed(c, rank, world, bug))
 
-    def verify(self, c: Config = SMALL, bug: str | None = None, points: int = 1) -> Any:
+    def verify(self, c: Config | None = None, bug: str | None = None, points: int = 1) -> Any:
+        c = c or self.small
         one, ranks = self.targets(c, bug)
         return tvt.verify(one, ranks, self.world, self.batch(c), self.mesh, cuts=self.cuts, loss=self.loss, points=points)
 
-    def replay(self, c: Config = SMALL) -> Any:
+    def replay(self, c: Config | None = None) -> Any:
         from trainverify.torch.replay import replay
 
+        c = c or self.small
         one, ranks = self.targets(c)
         mesh = Mesh(self.mesh)
         captured = tvt.captures(one, ranks, self.world, self.batch(c), mesh)
@@ -85,11 +91,26 @@ CASES: dict[str, Case] = {
     "dp by hand": Case(data.sgd, lambda c, r, w, bug: data.by_hand(c, bug), {"dp": 2}, AVERAGED, bugs=("sum for mean", "no wait")),
     "zero redundancy": Case(whole, lambda c, r, w, bug: data.zero(c), {"dp": 2}, AVERAGED),
     "tp by hand": Case(whole, lambda c, r, w, bug: handwritten.distributed(c, w, bug), TP, cuts=handwritten.CUTS, ignore=True, bugs=HAND),
+    "tp by hand 4": Case(
+        whole,
+        lambda c, r, w, bug: handwritten.distributed(c, w, bug),
+        {"dp": 1, "tp": 4},
+        cuts=handwritten.CUTS,
+        ignore=True,
+        small=replace(SMALL, dim=48, heads=8, kv_heads=4),
+    ),
     "dtensor tp": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w), TP, ignore=True),
     "dtensor vocabulary": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w, vocabulary=True), TP, ignore=True),
     "dtensor tp sp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 1, 2, shard=False), TP, ignore=True),
     "fsdp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, bug=bug), {"dp": 2, "tp": 1}, AVERAGED, bugs=("sum for mean",)),
     "fsdp 4": Case(whole, lambda c, r, w, bug: dtensor.both(c, 4, 1), {"dp": 4, "tp": 1}, AVERAGED),
+    "fsdp per token": Case(
+        whole,
+        lambda c, r, w, bug: tokens.sharded(c, w, bug),
+        {"dp": 4},
+        ignore=True,
+        bugs=("ranks' means", "divided twice"),
+    ),
     "fsdp bf16": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, bf16=True), {"dp": 2, "tp": 1}, AVERAGED),
     "fsdp checkpoint": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, recompute=True), {"dp": 2, "tp": 1}, AVERAGED),
     "fsdp tp sp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 2), {"dp": 2, "tp": 2}, AVERAGED),

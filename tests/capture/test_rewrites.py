@@ -87,3 +87,16 @@ def test_literals_that_become_one_are_listed() -> None:
     assert literals.merged() == ["0.09999999999999998, 0.1 count as 1/10"]
     literals(3)
     assert 3 not in literals.known
+
+
+def test_positions_from_a_literal_on() -> None:
+    found = agree(lambda x: x * (torch.arange(5) + 7) + (torch.arange(5).double() - 2.0), real(5))
+    assert [(op.get("start"), op.get("stop")) for op in found.emitter.ops if op.name == "arange"][-1] == (-2, 3)
+    assert (7, 12) in [(op.get("start"), op.get("stop")) for op in found.emitter.ops if op.name == "arange"]
+
+
+def test_positions_in_steps_are_moved_too() -> None:
+    """2 · i + 3 counts in steps of 2; a fraction and a tensor that is no range are left alone."""
+    found = agree(lambda x: x * (torch.arange(0, 10, 2) + 3) + (torch.arange(5).double() + 0.5) + (x + 1), real(5))
+    assert [(op.get("start"), op.get("stop")) for op in found.emitter.ops if op.name == "arange"][:2] == [(0, 10), (3, 13)]
+    assert ops(found).count("arange") == 3

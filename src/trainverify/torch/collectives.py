@@ -30,6 +30,25 @@ class Group:
     members: tuple[int, ...]
 
 
+def group_name(members: tuple[int, ...], number: int) -> str:
+    """The name of the group of these members that was made as the `number`-th on a rank."""
+    few = len(members) <= 16
+    text = ",".join(map(str, members)) if few else f"{members[0]}..{members[-1]}x{len(members)}.{zlib.crc32(repr(members).encode()):08x}"
+    return f"ranks {text}" + (f" #{number}" if number else "")
+
+
+def group_number(name: str) -> int:
+    return int(name.rpartition("#")[2]) if "#" in name else 0
+
+
+TAGS: Final = 1000  # of one group
+
+
+def tag_of(name: str, tag: int) -> int:
+    """A tag that messages of other groups do not have."""
+    return (1 + zlib.crc32(name.encode()) % 100_000) * TAGS + tag
+
+
 @dataclass
 class Flight:
     """Communication that is under way: what it will write, and what must not change meanwhile."""
@@ -58,8 +77,7 @@ class Talk:
         """A new group."""
         key = tuple(members)
         number = self._seen[key] = self._seen.get(key, -1) + 1
-        text = ",".join(map(str, key)) if len(key) <= 16 else f"{key[0]}..{key[-1]}x{len(key)}.{zlib.crc32(repr(key).encode()):08x}"
-        name = f"ranks {text}" + (f" #{number}" if number else "")
+        name = group_name(key, number)
         made = self.groups[name] = Group(name, key)
         return made
 
@@ -306,7 +324,7 @@ class Talk:
     def tag(self, group: Group, tag: int) -> int:
         """Messages of different groups never meet."""
         whole = group.members == tuple(range(len(group.members))) and group.name.count("#") == 0
-        return tag if whole else (1 + zlib.crc32(group.name.encode()) % 100_000) * 1000 + tag
+        return tag if whole else tag_of(group.name, tag)
 
     def send(self, group: Group, x: torch.Tensor, to: int, tag: int) -> Flight:
         def make() -> list[Value]:

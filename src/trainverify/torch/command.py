@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainverify.torch.judge import captures, judge, pair
 from trainverify.torch.launch import CaptureError, Failed, resolve, run
 from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
+from trainverify.torch.sample import chosen
 from trainverify.torch.script import capture_script
 
 Progress = Callable[[str], None]
@@ -50,7 +52,7 @@ def settings_of(target: str) -> dict[str, Any]:
     return found
 
 
-def functions(reference: str, distributed: str, world: int, table: OpTable, tell: Progress) -> Subject:
+def functions(reference: str, distributed: str, world: int, table: OpTable, tell: Progress, all_ranks: bool = False) -> Subject:
     """Two functions of files; the file of the second says what the batch is."""
     said = settings_of(distributed)
     if not isinstance(said["batch"], Mapping):
@@ -58,27 +60,42 @@ def functions(reference: str, distributed: str, world: int, table: OpTable, tell
     mesh = Mesh(said["mesh"] or {"dp": world})
     if mesh.size != world:
         raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
-    one, ranks = captures(reference, distributed, world, said["batch"], mesh, table, None, tell)
+    one, ranks = captures(reference, distributed, world, said["batch"], mesh, table, None, tell, all_ranks=all_ranks)
     return Subject(one, tuple(ranks), mesh, said["batch"], said["cuts"] or {}, said["loss"] or "whole", (reference, distributed))
 
 
-def script(path: str, arguments: Sequence[str], reference: Sequence[str] | None, world: int, table: OpTable, tell: Progress) -> Subject:
-    """A script as it is: once as the only rank, then as every rank of the world."""
+def script(
+    path: str,
+    arguments: Sequence[str],
+    reference: Sequence[str] | None,
+    world: int,
+    table: OpTable,
+    tell: Progress,
+    all_ranks: bool = False,
+) -> Subject:
+    """A script as it is: once as the only rank, then as the ranks of the world. The first of them says what the mesh is."""
     alone = arguments if reference is None else reference
-    works = [lambda: capture_script(path, alone, 0, 1, True, table)]
-    works += [lambda r=r: capture_script(path, arguments, r, world, False, table) for r in range(world)]  # type: ignore[misc]
-    tell(f"capturing 1 + {world} processes")
-    good: list[tuple[Captured, Any, Any]] = []
-    for i, result in enumerate(run(works, tell=lambda n: tell(f"captured {n} of {len(works)} processes"))):
-        if isinstance(result, Failed):
-            who = "the only rank" if i == 0 else f"rank {i - 1}"
-            raise CaptureError(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
-        good.append(result)
-    (one, specs, _), rest = good[0], good[1:]
-    said = rest[0][2]
+
+    def captured(ranks: Sequence[int | None]) -> list[tuple[Captured, Any, Any]]:
+        works = [
+            partial(capture_script, path, alone if r is None else arguments, r or 0, 1 if r is None else world, r is None, table)
+            for r in ranks
+        ]
+        found = []
+        for r, result in zip(ranks, run(works, tell=lambda n: tell(f"captured {n} of {len(works)} processes")), strict=True):
+            if isinstance(result, Failed):
+                who = "the only rank" if r is None else f"rank {r}"
+                raise CaptureError(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
+            found.append(result)
+        return found
+
+    (one, specs, _), first = captured([None, 0])
+    said = first[2]
     mesh = Mesh(said["mesh"] or {"dp": world})
     if mesh.size != world:
         raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
+    ranks = range(world) if all_ranks else chosen(mesh)
+    rest = [first, *captured(ranks[1:])]
     return Subject(one, tuple(c for c, _, _ in rest), mesh, specs, said["cuts"], said["loss"])
 
 
@@ -97,6 +114,8 @@ def verdict(
         return report
     if s.targets is None:
         raise CaptureError("--replay goes with functions, not with a script")
+    if len(s.ranks) < s.mesh.size:
+        raise CaptureError("--replay runs every rank for real: use it with a small --world-size")
     tell("running for real")
     made = pair(s.reference, s.ranks, s.mesh, s.batch, s.cuts, s.loss)
     found = replay(*s.targets, s.mesh.size, s.batch, made, table, seed)

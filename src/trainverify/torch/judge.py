@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from trainverify.check.findings import Finding, names
 from trainverify.graph.lineage import Layout, Reduction
@@ -21,9 +21,10 @@ from trainverify.torch.inputs import Batch
 from trainverify.torch.launch import CaptureError, Failed, Target, Traced, resolve, run
 from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
 from trainverify.torch.mappings import Row
+from trainverify.torch.positions import aligned
+from trainverify.torch.sample import NoSample, assumption, chosen, everyone
 from trainverify.verify import verify as verify_programs
 
-ALL_RANKS: Final = 64  # up to so many, every rank is captured
 Loss = str | Mapping[str, Reduction]  # "whole", or over which mesh axes the local losses are summed or averaged
 Progress = Callable[[str], None]
 
@@ -54,18 +55,22 @@ def captures(
     meanings: Mapping[str, Row] | None = None,
     tell: Progress = _silent,
     seconds: float = 600.0,
+    all_ranks: bool = False,
+    ranks: Sequence[int] | None = None,
 ) -> tuple[Captured, list[Captured]]:
-    """The reference and all ranks, each in a process of its own."""
+    """The reference and all ranks (of many, a sample; or those that are given), each in a process of its own."""
+    if ranks is None:
+        ranks = range(world_size) if all_ranks else chosen(mesh)
 
     def one(target: Target, rank: int | None) -> Callable[[], Captured]:
         return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings)
 
-    works = [one(reference, None), *(one(distributed, r) for r in range(world_size))]
-    tell(f"capturing 1 + {world_size} processes")
+    works = [one(reference, None), *(one(distributed, r) for r in ranks)]
+    tell(f"capturing 1 + {len(ranks)} processes")
     found = run(works, seconds=seconds, tell=lambda n: tell(f"captured {n} of {len(works)} processes"))
     good: list[Captured] = []
     for i, result in enumerate(found):
-        who = "the reference" if i == 0 else f"rank {i - 1}"
+        who = "the reference" if i == 0 else f"rank {ranks[i - 1]}"
         if isinstance(result, Failed):
             where = f" ({result.where})" if result.where else ""
             raise CaptureError(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
@@ -74,10 +79,11 @@ def captures(
 
 
 def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batch, cuts: Cuts | None = None, loss: Loss = "whole") -> Pair:
-    """The logical program and the plan."""
+    """The logical program and the plan; ranks that were not captured run what is assumed of them."""
+    captured, ranks = ranks, everyone(ranks, mesh)
     logical = replace(reference.program, name="the reference")
     groups = {n: members for c in ranks for n, members in c.groups.items()}
-    programs = [c.program for c in ranks]
+    programs = aligned(logical, [c.program for c in ranks])
     if not isinstance(loss, str):
         programs = [_with_loss(p, mesh, i, loss, groups) for i, p in enumerate(programs)]
     held = [Held(i, p, c.placed) for i, (p, c) in enumerate(zip(programs, ranks, strict=True))]
@@ -91,16 +97,18 @@ def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batc
         which = names(sorted(partial))
         notes.append(f"gradients of {which} are summands until the optimizer adds them up: their updates are compared instead")
     plan = fold("the captured ranks", mesh, programs, groups, (*lineage, *gradients))
-    everyone = [reference, *ranks]
-    findings = _summarised([f for c in everyone for f in c.findings])
-    assumed = [a for c in everyone for a in c.assumed]
+    processes = [reference, *captured]
+    findings = _summarised([f for c in processes for f in c.findings])
+    assumed = [a for c in processes for a in c.assumed]
+    if len(captured) < len(ranks):
+        assumed.insert(0, assumption(len(captured), len(ranks)))
     if not isinstance(loss, str):
         assumed.append(
             "declared: the loss of the step is the " + ", ".join(f"{op} over {a}" for a, op in loss.items()) + " of what ranks report"
         )
-    merged = [m for c in everyone for m in c.merged]
+    merged = [m for c in processes for m in c.merged]
     notes += [f"literals that count as one: {m}" for m in dict.fromkeys(merged)]
-    return Pair(logical, plan, tuple(findings), tuple(dict.fromkeys(assumed)), tuple(notes), tuple(everyone))
+    return Pair(logical, plan, tuple(findings), tuple(dict.fromkeys(assumed)), tuple(notes), tuple(processes))
 
 
 def _with_loss(program: Program, mesh: Mesh, rank: int, over: Mapping[str, Reduction], groups: dict[str, tuple[int, ...]]) -> Program:
@@ -159,19 +167,19 @@ def verify(
     engine: Engine = "algebra",
     progress: Progress = _silent,
     seconds: float = 600.0,
+    all_ranks: bool = False,
 ) -> Report:
     """Is the training step that ranks run the reference's? Both functions build a model and return its step.
 
     `mesh` names the axes of the ranks, the last one varying fastest. `cuts` says how plain tensors are cut that are smaller on a rank
     than in the reference; DTensors say it themselves. `loss` says over which axes the ranks' losses have to be combined.
+    Of more than 64 ranks a sample is captured, and the verdict is PROVED(sampled) at best; with `all_ranks` all of them are.
     """
     named = mesh if isinstance(mesh, Mesh) else Mesh(mesh or {"dp": world_size})
     if named.size != world_size:
         raise ValueError(f"{named} has {named.size} ranks, not {world_size}")
-    if world_size > ALL_RANKS:  # a rank that was not captured may differ: no verdict for all would be one
-        raise CaptureError(f"{world_size} ranks: at most {ALL_RANKS} are captured, and there is no verdict about ranks that are not")
-    one, all_ranks = captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds)
-    return judge(one, all_ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
+    one, ranks = captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds, all_ranks)
+    return judge(one, ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
 
 
 def judge(
@@ -196,13 +204,31 @@ def judge(
         made = pair(reference, ranks, mesh, batch, cuts, loss)
     except NoLineage as error:
         return Report("UNKNOWN", f"lineage: {error}", subject, tuple(early))
+    except NoSample as error:
+        return Report("UNKNOWN", f"{len(ranks)} of {mesh.size} ranks captured: {error}", subject, tuple(early))
     report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
+    if len(ranks) < mesh.size:
+        report = _of_a_sample(report, {c.rank for c in ranks if c.rank is not None}, mesh.size)
     return replace(
         report,
         findings=(*report.findings, *made.findings),
         assumptions=(*_shorter(report.assumptions), *made.assumed),
         notes=(*report.notes, *made.notes),
     )
+
+
+def _of_a_sample(report: Report, captured: set[int], world: int) -> Report:
+    """A verdict that says of how many ranks it is one. What goes wrong on a rank that is only assumed shows nothing."""
+    counted = f"{len(captured)} of {world} ranks captured"
+    report = replace(report, findings=(*report.findings, Finding("TV506", counted, severity="warning")))
+    if report.verdict == "PROVED":
+        return replace(report, verdict="PROVED(sampled)", reason=f"{counted}, nothing is shown of the others; {report.reason}")
+    places = [report.place.rank] if report.place is not None else [f.rank for f in report.findings if f.severity == "error"]
+    if report.verdict in ("REFUTED", "INVALID") and (not places or any(r is None or r not in captured for r in places)):
+        return replace(
+            report, verdict="UNKNOWN", reason=f"{counted}, and what differs may be due to what is assumed of others; {report.reason}"
+        )
+    return replace(report, reason=f"{counted}; {report.reason}")
 
 
 def _shorter(assumptions: Sequence[str]) -> list[str]:

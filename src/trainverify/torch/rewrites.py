@@ -2,6 +2,8 @@
 
 - scalars that are stacked: functions, slices and sums over ranks of a stack are stacks of these, and its norm is √(Σ x²);
   the norm of norms of tensors is the norm of all their elements
+- a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
+- integers that count on from 0, plus a literal, count on from there
 - an embedding that masks ids outside its rows is an embedding of the rows from there on
 """
 
@@ -40,9 +42,26 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return op.inputs[0]  # there and back
     if name in ("pow", "square") and attrs.get("exponent", 2) == 2 and (x := _normed(e, first)) is not None:
         return e.op("sum", (e.op("square", (x,)),))  # ‖x‖² is Σ x²
+    if name == "clamp" and set(attrs) == {"max"} and first is not None and e.shape(first) == () and e.kind(first) == "real":
+        return e.op("minimum", (first, e.full((), attrs["max"], e.tensors[first].dtype)))
+    if name in ("add", "sub") and len(inputs) == 1:
+        return _counted(e, name, first, attrs)
     if name == "where" and len(inputs) == 3:
         return _vocabulary(e, inputs)
     return None
+
+
+def _counted(e: Emitter, name: str, first: str | None, attrs: Mapping[str, Any]) -> str | None:
+    """arange(a, b) + k is arange(a + k, b + k); the same of real numbers."""
+    op, by = e.made.get(first), attrs.get("value")
+    if op is None or set(attrs) != {"value"} or type(by) is not int:
+        return None
+    if op.name == "to" and e.kind(str(first)) == "real" and (counted := _counted(e, name, op.inputs[0], attrs)) is not None:
+        return e.op("to", (counted,), dict(op.attrs))
+    if op.name != "arange" or e.kind(str(first)) != "int":
+        return None
+    by = by if name == "add" else -by
+    return e.op("arange", (), {**dict(op.attrs), "start": op.get("start", 0) + by, "stop": op.get("stop") + by})
 
 
 def _normed(e: Emitter, name: str | None) -> str | None:
