@@ -87,6 +87,13 @@ CASES: dict[str, Case] = {
     "tp by hand": Case(whole, lambda c, r, w, bug: handwritten.distributed(c, w, bug), TP, cuts=handwritten.CUTS, ignore=True, bugs=HAND),
     "dtensor tp": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w), TP, ignore=True),
     "dtensor vocabulary": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w, vocabulary=True), TP, ignore=True),
+    "dtensor loss parallel": Case(
+        dtensor.adamw,
+        lambda c, r, w, bug: dtensor.tensor_parallel(c, w, vocabulary=True, loss_cut=True, bug=bug),
+        TP,
+        ignore=True,
+        bugs=("count all", "divided by ranks"),
+    ),
     "dtensor tp sp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 1, 2, shard=False), TP, ignore=True),
     "fsdp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, bug=bug), {"dp": 2, "tp": 1}, AVERAGED, bugs=("sum for mean",)),
     "fsdp 4": Case(whole, lambda c, r, w, bug: dtensor.both(c, 4, 1), {"dp": 4, "tp": 1}, AVERAGED),

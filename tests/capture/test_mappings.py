@@ -181,6 +181,8 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("index", lambda a, i: a[:, i], (x, ids(3, 4, 2))),
     ("index_put", lambda a, m: a.clone().index_put_((m,), torch.tensor(0.5, dtype=torch.float64)), (x, mask(2, 3))),
     ("index_put", lambda a, i, v: a.index_put((i,), v, accumulate=True), (x, ids(2, 5), real(5, 3))),
+    ("index_put", lambda a, i, v: a.index_put((torch.arange(5), i), v), (real(5, 3), ids(3, 5), real(5))),
+    ("index_put", lambda i, v: torch.zeros(5, 3, dtype=torch.float64).index_put((torch.arange(5), i), v), (ids(3, 5), real(5))),
     ("index_add", lambda a, i, v: a.index_add(0, i, v), (x, ids(2, 5), real(5, 3))),
     ("topk", lambda a: a.topk(2, 0, largest=False), (real(5, 3),)),
     ("_chunk_cat", lambda a, b: A._chunk_cat([a, b], 0, 2), (real(3, 2), real(4))),
@@ -270,3 +272,10 @@ def test_refused_arguments() -> None:
     assert "padding_idx=1" in refused(lambda g, i: A.embedding_dense_backward(g, i, 5, 1, False), real(4, 3), ids(5, 4))
     assert refused(lambda a: torch.erfinv(a), x) == "no mapping"
     assert refused(lambda a: A.argmax(a, 1), x).startswith("positions")
+    negative, column = ids(3, 4) - 3, real(2, 4)
+    assert "negative" in refused(lambda a, i: a[i], real(5, 2), negative)
+    assert "negative" in refused(lambda a, i: a[:, i - 1], real(2, 5), ids(3, 4))
+    assert "negative" in refused(lambda a, i, v: a.index_put((i,), v, accumulate=True), real(5, 2), negative, column.T)
+    assert "negative" in refused(lambda a, i, v: a.index_put((torch.arange(4), i), v), real(4, 5), negative, real(4))
+    for rows in (torch.arange(1, 5), torch.arange(0, 8, 2), ids(3, 4)):
+        assert "several" in refused(lambda a, i, v, rows=rows: a.index_put((rows, i), v), real(9, 5), ids(3, 4), real(4))

@@ -26,6 +26,8 @@ def traced(fn: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Tran
     for i, t in enumerate(inputs):
         translator.emitter.declare(f"x{i}", type_of(t))
         translator.define(t, f"x{i}")
+        if not t.is_floating_point() and bool((t >= 0).all()):
+            translator.emitter.nonnegative.add(f"x{i}")
     with Recorder(translator):
         results = [t for t in flat(fn(*inputs)) if isinstance(t, torch.Tensor)]
     return translator, results

@@ -92,6 +92,9 @@ class Session:
         for name, tensor in made.items():
             t.emitter.declare(name, type_of(tensor))
             t.define(tensor, name)
+            domain = self.batch[name].domain if name in self.batch else None
+            if domain is not None and domain.kind == "ids" and (domain.ignore is None or domain.ignore >= 0):
+                t.emitter.nonnegative.add(name)
             self.inputs[name] = tensor
         seen: dict[Any, str] = {}
         kept = []

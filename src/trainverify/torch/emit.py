@@ -34,6 +34,7 @@ class Emitter:
         self.place = Place()
         self.label = "op"
         self.prefix = "before/"  # of names, until the step begins
+        self.nonnegative: set[str] = set()  # sources of integers that are never negative
         self._numbers: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], str] = {}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from llama import Config, Llama, full, loss_of, optimizer_of, trained
+import torch.nn.functional as F
+from llama import IGNORE, Config, Llama, full, loss_of, optimizer_of, trained
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -63,7 +64,14 @@ def tensor_parallel(c: Config, world: int, vocabulary: bool = False, loss_cut: b
     def step(batch):
         if loss_cut:
             with loss_parallel():
-                loss = loss_of(model.logits(batch["tokens"]), batch["labels"])
+                logits = model.logits(batch["tokens"])
+                if bug == "count all":
+                    total = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE, reduction="sum")
+                    loss = total / batch["labels"].numel()  # bug: count all
+                else:
+                    loss = loss_of(logits, batch["labels"])
+                if bug == "divided by ranks":
+                    loss = loss / world  # bug: divided by ranks
                 loss.backward()
         else:
             loss = model(batch["tokens"], batch["labels"])
