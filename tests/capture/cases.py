@@ -107,7 +107,15 @@ CASES: dict[str, Case] = {
         {"replicas": "avg", "dp": "avg"},
         cut="(replicas dp b) s",
     ),
-    "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c), {"dp": 2}, AVERAGED),
+    "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c, bug), {"dp": 2}, AVERAGED, bugs=("divided twice", "never synced")),
+    "gpt fsdp": Case(gpt.alone, lambda c, r, w, bug: gpt.fsdp(c, w, bug), {"dp": 2}, AVERAGED, bugs=("sum in blocks", "scaled")),
+    "gpt tp by hand": Case(
+        gpt.alone,
+        lambda c, r, w, bug: gpt.tensor_parallel(c, w, bug),
+        TP,
+        cuts=gpt.CUTS,
+        bugs=("bias before reduce", "up not copied", "local softmax", "local norm"),
+    ),
     "pipeline by hand": Case(
         lambda c: pipeline.accumulated(c, 2),
         lambda c, r, w, bug: pipeline.by_hand(c, r, w, bug),

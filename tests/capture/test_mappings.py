@@ -129,6 +129,8 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("var", lambda a: a.var(1, correction=0, keepdim=True) + a.var(), (x,)),
     *((n, lambda a, n=n: getattr(torch, n)(a, dim=1, keepdim=True), (x,)) for n in ("amax", "amin", "logsumexp")),
     *((n, lambda a, n=n: getattr(torch, n)(a, dim=1, keepdim=True), (mask(3, 4),)) for n in ("any", "all")),
+    ("max", lambda a, b: (a.max(), a.max(0, keepdim=True)[0], torch.max(a, b)), (x, y)),
+    ("min", lambda a, b: (a.min(), a.min(1)[0], torch.min(a, b)), (x, y)),
     ("prod", lambda a: a.prod(1, keepdim=True), (x,)),
     ("linalg_vector_norm", lambda a: torch.linalg.vector_norm(a, 3, dim=1, keepdim=True) + torch.linalg.vector_norm(a), (x,)),
     ("linalg_vector_norm", lambda a: torch.linalg.vector_norm(a, float("inf")), (x,)),
@@ -179,6 +181,7 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("scatter", lambda a, s: a.scatter(1, torch.tensor([[2], [0]]), s), (x, real(2, 1))),
     ("scatter", lambda a: a.scatter(1, torch.tensor([[2], [0]]), 0.5), (x,)),
     ("index", lambda a, i: a[:, i], (x, ids(3, 4, 2))),
+    ("index", lambda a, i: a[torch.arange(5), i], (real(5, 3), ids(3, 5))),
     ("index_put", lambda a, m: a.clone().index_put_((m,), torch.tensor(0.5, dtype=torch.float64)), (x, mask(2, 3))),
     ("index_put", lambda a, i, v: a.index_put((i,), v, accumulate=True), (x, ids(2, 5), real(5, 3))),
     ("index_put", lambda a, i, v: a.index_put((torch.arange(5), i), v), (real(5, 3), ids(3, 5), real(5))),
@@ -201,7 +204,7 @@ NOT_COMPARED = {  # without a value, or refused; called by DTensor only, and mad
     *("__and__", "__or__"),
     *RANDOM,
     *("empty", "new_empty", "empty_like", "new_empty_strided", "empty_strided"),
-    *("max", "min", "argmax", "argmin", "_fused_adamw", "_fused_adam"),
+    *("argmax", "argmin", "_fused_adamw", "_fused_adam"),
 }
 
 

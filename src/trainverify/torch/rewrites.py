@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from trainverify.torch.vocabulary import masked_lookup, written
+from trainverify.torch.vocabulary import looked_up_backward, masked_lookup, written
 
 if TYPE_CHECKING:
     from trainverify.torch.emit import Emitter
@@ -46,6 +46,8 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return masked_lookup(e, inputs)
     if name == "put_along_dim":
         return written(e, inputs, attrs["dim"])
+    if name == "einsum" and len(inputs) == 2:
+        return looked_up_backward(e, inputs, attrs["spec"])
     return None
 
 

@@ -51,9 +51,12 @@ def _from_the_front(a: Arguments, ids: str) -> None:
 
 @row("aten::index")
 def index(a: Arguments) -> str:
-    """x[:, ids]: rows by number along one dimension."""
-    dim, ids = _indices(a)
+    """x[:, ids]: rows by number along one dimension; x[arange(rows), ids]: one element of every row."""
     x = a.tensor("self")
+    found = [(d, t) for d, t in enumerate(a.raw("indices")) if t is not None]
+    if len(found) == 2 and (column := _one_per_row(a, found, x)) is not None:
+        return a.e.reshape(a.e.op("take_along_dim", (x, column), {"dim": 1}), (a.e.shape(x)[0],))
+    dim, ids = _indices(a)
     if a.e.kind(ids) == "bool":
         raise Unmapped("elements chosen by a mask: their number depends on data")
     _from_the_front(a, ids)
@@ -81,13 +84,16 @@ def index_put(a: Arguments) -> str:
         if a.e.kind(ids) == "int" and accumulate:
             _from_the_front(a, ids)
             return a.e.op("add", (x, _summed(a, ids, values, a.e.shape(x))))
-    if len(found) == 2 and not accumulate and (column := _one_per_row(a, found, x, values)) is not None:
-        return a.e.op("put_along_dim", (x, *column), {"dim": 1})
+    if len(found) == 2 and not accumulate and (column := _one_per_row(a, found, x)) is not None:
+        rows = a.e.shape(x)[0]
+        if a.e.shape(values) != (rows,):
+            values = a.e.op("expand", (values,), {"shape": (rows,)})
+        return a.e.op("put_along_dim", (x, column, a.e.reshape(values, (rows, 1))), {"dim": 1})
     raise Unmapped("a write at several indices")
 
 
-def _one_per_row(a: Arguments, found: list[tuple[int, Any]], x: str, values: str) -> tuple[str, str] | None:
-    """x[arange(rows), ids] = values: what is written along dimension 1, as columns."""
+def _one_per_row(a: Arguments, found: list[tuple[int, Any]], x: str) -> str | None:
+    """The indices along dimension 1 of x[arange(rows), ids], as a column."""
     e, rows = a.e, a.e.shape(x)[0]
     first, second = (a.read(t) for _, t in found)
     counted = e.made.get(first)
@@ -97,9 +103,7 @@ def _one_per_row(a: Arguments, found: list[tuple[int, Any]], x: str, values: str
     if len(e.shape(x)) != 2 or e.shape(second) != (rows,) or e.kind(second) != "int":
         return None
     _from_the_front(a, second)
-    if e.shape(values) != (rows,):
-        values = e.op("expand", (values,), {"shape": (rows,)})
-    return e.reshape(second, (rows, 1)), e.reshape(values, (rows, 1))
+    return e.reshape(second, (rows, 1))
 
 
 def _summed(a: Arguments, ids: str, values: str, shape: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trainverify.torch.mappings.table import Arguments, rows
-from trainverify.torch.values import Unmapped
+from trainverify.torch.values import Unknown, Unmapped
 
 ROWS, row = rows()
 
@@ -56,9 +56,20 @@ for _name in ("amax", "amin", "any", "all", "logsumexp"):
     _plain(f"aten::{_name}", _name)
 
 
-@row("aten::max", "aten::min")
-def extremum(a: Arguments) -> str:
-    raise Unmapped("maxima with their positions: use amax or argmax")
+def _extremum(name: str, of_one: str, of_two: str) -> None:
+    @row(name)
+    def extremum(a: Arguments) -> str | tuple[str, Unknown]:
+        """The largest (smallest) element, of all or along a dimension, or of two tensors; the position of one is not unique."""
+        if "other" in a.given:
+            return a.e.op(of_two, (a.tensor("self"), a.tensor("other")))
+        if len(a.out) == 1:
+            return a.e.op(of_one, (a.tensor("self"),))
+        positions = Unknown("positions of maxima or minima: of equal elements any may be meant", a.e.place.source)
+        return a.e.op(of_one, (a.tensor("self"),), {**dims(a), **keep(a)}), positions
+
+
+_extremum("aten::max", "amax", "maximum")
+_extremum("aten::min", "amin", "minimum")
 
 
 @row("aten::argmax", "aten::argmin")
