@@ -20,6 +20,7 @@ import dtensor  # noqa: E402
 import gpt  # noqa: E402
 import handwritten  # noqa: E402
 import llama  # noqa: E402
+import moe  # noqa: E402
 import pipeline  # noqa: E402
 from llama import SMALL, Config, Llama, trained  # noqa: E402
 
@@ -115,6 +116,14 @@ CASES: dict[str, Case] = {
         TP,
         cuts=gpt.CUTS,
         bugs=("bias before reduce", "up not copied", "local softmax", "local norm"),
+    ),
+    "moe": Case(
+        moe.alone,
+        lambda c, r, w, bug: moe.expert_parallel(c, w, bug),
+        {"dp": 2},
+        AVERAGED,
+        cuts=moe.CUTS,
+        bugs=("experts for ranks", "answers not returned", "experts averaged", "experts not divided"),
     ),
     "pipeline by hand": Case(
         lambda c: pipeline.accumulated(c, 2),
