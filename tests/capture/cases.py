@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,13 @@ CASES: dict[str, Case] = {
         {"pp": 2},
         cut="b s",
         bugs=("not divided",),
+    ),
+    "pipeline interleaved": Case(
+        lambda c: pipeline.accumulated(replace(c, layers=4), 4),
+        lambda c, r, w, bug: pipeline.scheduled(replace(c, layers=4), r, w, 4, chunks=2, bug=bug),
+        {"pp": 2},
+        cut="b s",
+        bugs=("layers in a row", "summed"),
     ),
     "ulysses": Case(
         context.sgd,

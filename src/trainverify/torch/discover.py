@@ -46,7 +46,8 @@ def search(*roots: Any) -> Found:
             return
         seen.add(id(value))
         if isinstance(value, torch.nn.Module):
-            found.modules.setdefault(name, value)
+            again = sum(n == name or n.startswith(f"{name}#") for n in found.modules)  # stages of a pipeline are all called alike
+            found.modules[f"{name}#{again}" if again else name] = value
         elif isinstance(value, Optimizer):
             found.optimizers.append(value)
             inner = getattr(value, "optim", None)
