@@ -21,6 +21,7 @@ import gpt  # noqa: E402
 import handwritten  # noqa: E402
 import llama  # noqa: E402
 import moe  # noqa: E402
+import optimizing  # noqa: E402
 import pipeline  # noqa: E402
 from llama import SMALL, Config, Llama, trained  # noqa: E402
 
@@ -72,6 +73,17 @@ def dp(**more: Any) -> Any:
     return Case(whole, lambda c, r, w, bug: data.plain(c, bug), {"dp": 2}, AVERAGED, bugs=("no ddp",), **more)
 
 
+def optimized(kind: str, how: str, shard: bool = False, bugs: tuple[str, ...] = ()) -> Case:
+    """The for-loop optimizer on one device, another spelling of it on ranks."""
+    return Case(
+        lambda c: optimizing.stepped(replace(c, layers=1), kind, "loop"),
+        lambda c, r, w, bug: optimizing.stepped(replace(c, layers=1), kind, how, w, shard, bug),
+        {"dp": 2},
+        AVERAGED,
+        bugs=bugs,
+    )
+
+
 TP = {"dp": 1, "tp": 2}
 HAND = ("avg forward", "avg backward", "no backward reduce", "extra reduce", "missing wait", "residual before reduce", "local norm")
 CASES: dict[str, Case] = {
@@ -117,6 +129,13 @@ CASES: dict[str, Case] = {
         cuts=gpt.CUTS,
         bugs=("bias before reduce", "up not copied", "local softmax", "local norm"),
     ),
+    "adamw fused": optimized("adamw", "fused", bugs=("other decay", "other sign")),
+    "adamw foreach": optimized("adamw", "foreach"),
+    "adamw fused fsdp": optimized("adamw", "fused", shard=True),
+    "adam fused": optimized("adam", "fused"),
+    "sgd fused": optimized("sgd", "fused", bugs=("other decay", "other limit")),
+    "nesterov fused": optimized("nesterov", "fused"),
+    "nesterov foreach": optimized("nesterov", "foreach", bugs=("other limit", "other sign")),
     "moe": Case(
         moe.alone,
         lambda c, r, w, bug: moe.expert_parallel(c, w, bug),

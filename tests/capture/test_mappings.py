@@ -204,7 +204,7 @@ NOT_COMPARED = {  # without a value, or refused; called by DTensor only, and mad
     *("__and__", "__or__"),
     *RANDOM,
     *("empty", "new_empty", "empty_like", "new_empty_strided", "empty_strided"),
-    *("argmax", "argmin", "_fused_adamw", "_fused_adam"),
+    *("argmax", "argmin", "_fused_adamw", "_fused_adam", "_fused_sgd"),  # the last three: test_fused
 }
 
 
@@ -261,6 +261,55 @@ def test_foreach(name: str, fn: Callable[..., Any]) -> None:
     assert any(n.startswith(f"aten::{name}") for n in translator.calls)
 
 
+ADAM = {"lr": 0.1, "beta1": 0.7, "beta2": 0.8, "weight_decay": 0.2, "eps": 0.01, "amsgrad": False, "maximize": False}
+SGD = {"weight_decay": 0.2, "momentum": 0.6, "lr": 0.1, "dampening": 0.3, "nesterov": False, "maximize": False, "is_first_step": False}
+
+
+@pytest.mark.parametrize("more", [{}, {"amsgrad": True, "maximize": True}, {"weight_decay": 0.0}, {"lr": torch.tensor(0.3)}])
+@pytest.mark.parametrize("scaled", [None, 0.0, 1.0])
+@pytest.mark.parametrize("name", ["_fused_adam", "_fused_adamw"])
+def test_fused_adam(name: str, scaled: float | None, more: dict[str, Any]) -> None:
+    """Two tensors of different sizes and step counts; `scaled` is found_inf."""
+
+    def update(a: Any, b: Any, *state: Any) -> None:
+        g, m, v, top = (list(state[i : i + 2]) for i in (0, 2, 4, 6))
+        steps = [torch.tensor(3.0), torch.tensor(5.0)]
+        extra = {} if scaled is None else {"grad_scale": torch.tensor(4.0), "found_inf": torch.tensor(scaled)}
+        options = {**ADAM, **more, **extra}
+        getattr(A, f"{name}_")([a, b], g, m, v, top if options["amsgrad"] else [], steps, **options)
+
+    given = [t.float() for t in (real(2, 3), real(5), real(2, 3) * 2, real(5) * 3, real(2, 3) * 4, real(5) + 1)]
+    given += [t.float() for t in (positive(2, 3), positive(5), positive(2, 3) / 2, positive(5) * 2)]
+    translator = agree(update, *given, also=range(len(given)))
+    assert f"aten::{name}_" in translator.calls
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"nesterov": True, "maximize": True, "dampening": 0.0},
+        {"weight_decay": 0.0},
+        {"momentum": 0.0},
+        {"is_first_step": True},
+        {"lr": torch.tensor(0.3)},
+    ],
+)
+@pytest.mark.parametrize("scaled", [None, 0.0, 1.0])
+def test_fused_sgd(scaled: float | None, more: dict[str, Any]) -> None:
+    def update(a: Any, b: Any, *state: Any) -> None:
+        g, m = list(state[:2]), list(state[2:])
+        extra = {} if scaled is None else {"grad_scale": torch.tensor(4.0), "found_inf": torch.tensor(scaled)}
+        if "is_first_step" in more:
+            extra.pop("found_inf", None)
+        options = {**SGD, **more, **extra}
+        A._fused_sgd_([a, b], g, m if options["momentum"] else [], **options)
+
+    given = [t.float() for t in (real(2, 3), real(5), real(2, 3) * 2, real(5) * 3, real(2, 3) * 4, real(5) + 1)]
+    translator = agree(update, *given, also=range(len(given)))
+    assert "aten::_fused_sgd_" in translator.calls
+
+
 def refused(fn: Callable[..., Any], *inputs: Any) -> str:
     translator, _ = traced(fn, inputs)
     assert len(translator.missing) == 1
@@ -275,6 +324,8 @@ def test_refused_arguments() -> None:
     assert "padding_idx=1" in refused(lambda g, i: A.embedding_dense_backward(g, i, 5, 1, False), real(4, 3), ids(5, 4))
     assert refused(lambda a: torch.erfinv(a), x) == "no mapping"
     assert refused(lambda a: A.argmax(a, 1), x).startswith("positions")
+    first = {**SGD, "is_first_step": True, "found_inf": torch.tensor(0.0)}
+    assert "first step" in refused(lambda a, g, m: A._fused_sgd_([a], [g], [m], **first), *(real(3).float() for _ in range(3)))
     negative, column = ids(3, 4) - 3, real(2, 4)
     assert "negative" in refused(lambda a, i: a[i], real(5, 2), negative)
     assert "negative" in refused(lambda a, i: a[:, i - 1], real(2, 5), ids(3, 4))
