@@ -88,6 +88,21 @@ TP = {"dp": 1, "tp": 2}
 HAND = ("avg forward", "avg backward", "no backward reduce", "extra reduce", "missing wait", "residual before reduce", "local norm")
 CASES: dict[str, Case] = {
     "ddp": dp(),
+    "ddp bucket views": Case(
+        whole,
+        lambda c, r, w, bug: data.options(c, bug=bug, gradient_as_bucket_view=True),
+        {"dp": 2},
+        AVERAGED,
+        bugs=("sum by hook", "halved twice"),
+    ),
+    "ddp static graph": Case(whole, lambda c, r, w, bug: data.options(c, bug=bug, static_graph=True), {"dp": 2}, AVERAGED),
+    "ddp unused parameters": Case(
+        data.sometimes,
+        lambda c, r, w, bug: data.options(c, True, bug, find_unused_parameters=True),
+        {"dp": 2},
+        AVERAGED,
+        bugs=("sum by hook", "halved twice"),
+    ),
     "ddp accumulation": Case(
         lambda c: data.accumulated(c, 1, 4),
         lambda c, r, w, bug: data.accumulated(c, w, 2, bug),
@@ -109,6 +124,21 @@ CASES: dict[str, Case] = {
     ),
     "dtensor tp sp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 1, 2, shard=False), TP, ignore=True),
     "fsdp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, bug=bug), {"dp": 2, "tp": 1}, AVERAGED, bugs=("sum for mean",)),
+    "fsdp kept": Case(
+        whole,
+        lambda c, r, w, bug: dtensor.both(c, 2, 1, reshard=False, bug=bug),
+        {"dp": 2, "tp": 1},
+        AVERAGED,
+        bugs=("sum for mean", "halved"),
+    ),
+    "fsdp per token": Case(
+        whole,
+        lambda c, r, w, bug: dtensor.per_token(c, w, bug),
+        {"dp": 2},
+        {"dp": "sum"},
+        ignore=True,
+        bugs=("mean of means", "averaged again", "average count"),
+    ),
     "fsdp 4": Case(whole, lambda c, r, w, bug: dtensor.both(c, 4, 1), {"dp": 4, "tp": 1}, AVERAGED),
     "fsdp bf16": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, bf16=True), {"dp": 2, "tp": 1}, AVERAGED),
     "fsdp checkpoint": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, recompute=True), {"dp": 2, "tp": 1}, AVERAGED),

@@ -42,6 +42,7 @@ class Captured:
     missing: dict[str, Missing] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     merged: list[str] = field(default_factory=list)
+    unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # of a DDP group: parameters that this rank did not use
     seconds: float = 0.0
 
 
@@ -206,6 +207,7 @@ class Session:
             dict(t.missing),
             dict(t.calls),
             t.literals.merged(),
+            self.talk.unused,
         )
 
     def _early(self) -> list[Finding]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
@@ -52,6 +53,7 @@ class Talk:
     findings: list[Finding] = field(default_factory=list)
     flights: list[Flight] = field(default_factory=list)
     batch: int = 0
+    unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # group and parameters that this rank has not used
     in_batch: bool = False  # between the first and the last message of a batch that the user names
     _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
 
@@ -75,6 +77,7 @@ class Talk:
         flight = Flight(len(self.flights), list(results), versions, place.source)
         self.flights.append(flight)
         for tensor, _ in results:
+            t.counts(tensor)
             t.write(tensor, Unknown(f"the result of communication that was not waited for ({place.source})", place.source, flight.number))
         return flight
 
@@ -135,6 +138,7 @@ class Talk:
         if not self._begin():
             before = Unknown("a value that was communicated before the step", t.emitter.place.source)
             for o in outputs:
+                t.counts(o)
                 t.write(o, before)
             return Flight(-1, [], [], None, True)
         try:
@@ -188,6 +192,17 @@ class Talk:
             return made
 
         return self.guarded(tensors, tensors, make)
+
+    def used(self, group: Group, tensor: torch.Tensor, op: Any) -> Flight:
+        """DDP's reducer adds up which parameters ranks have used; it reads the sum where this rank has not used one."""
+        t = self.translator
+        own = t.counts(tensor)
+        flight = self.all_reduce(group, [tensor], op)
+        if own is not None:
+            t.recount(tensor, own)
+            with unset_fake_temporarily():
+                self.unused.append((group.name, tuple(i for i, n in enumerate(own.tolist()) if not n)))
+        return flight
 
     def broadcast(self, group: Group, tensor: torch.Tensor, root: int) -> Flight:
         (tensor,) = self.in_memory([tensor])

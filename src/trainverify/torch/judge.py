@@ -188,7 +188,7 @@ def judge(
     progress: Progress = _silent,
 ) -> Report:
     subject = f"the captured step on {mesh} against the reference"
-    early = _summarised([f for c in (reference, *ranks) for f in c.findings])
+    early = _summarised([f for c in (reference, *ranks) for f in c.findings] + _used_alike(ranks))
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
         return stopped
@@ -203,6 +203,17 @@ def judge(
         assumptions=(*_shorter(report.assumptions), *made.assumed),
         notes=(*report.notes, *made.notes),
     )
+
+
+def _used_alike(ranks: Sequence[Captured]) -> list[Finding]:
+    """DDP's gradient of a parameter that a rank does not use depends on whether others do: all must use the same ones."""
+    for c in ranks:
+        for name, members in c.groups.items():
+            found = {tuple(u for g, u in ranks[m].unused if g == name) for m in members}
+            if len(found) > 1:
+                text = "ranks use different parameters (find_unused_parameters): what DDP does then is not followed"
+                return [Finding("TV504", text, c.rank, None, None, None, "unsupported")]
+    return []
 
 
 def _shorter(assumptions: Sequence[str]) -> list[str]:
