@@ -119,10 +119,10 @@ def _summed(a: Arguments, ids: str, values: str, shape: tuple[int, ...]) -> str:
 
 @row("aten::index_add")
 def index_add(a: Arguments) -> str:
-    if a.integer("dim") != 0 or a.number("alpha") != 1:
-        raise Unmapped("index_add along another dimension than 0, or scaled")
+    if a.integer("dim") != 0:
+        raise Unmapped(f"argument dim={a.raw('dim')!r}")
     x = a.tensor("self")
-    return a.e.op("add", (x, _summed(a, a.tensor("index"), a.tensor("source"), a.e.shape(x))))
+    return a.e.op("add", (x, a.times(_summed(a, a.tensor("index"), a.tensor("source"), a.e.shape(x)), a.number("alpha"))))
 
 
 @row("aten::topk")

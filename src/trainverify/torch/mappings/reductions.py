@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from trainverify.graph.types import DTYPES
 from trainverify.torch.mappings.table import Arguments, rows
 from trainverify.torch.values import Unknown, Unmapped
 
@@ -20,19 +21,23 @@ def keep(a: Arguments) -> dict[str, object]:
     return {"keepdim": True} if a.raw("keepdim") else {}
 
 
+def elements(a: Arguments) -> str:
+    """What is combined: elements as the dtype that is asked for, booleans as integers."""
+    x, dtype = a.tensor("self"), a.dtype()
+    if dtype is not None and a.e.tensors[x].kind != DTYPES[dtype]:
+        x = a.e.cast(x, dtype)  # 1.5 counts as 1 in a sum of integers
+    return a.e.cast(x, "i64") if a.e.kind(x) == "bool" else x
+
+
 @row("aten::sum")
 def sum_(a: Arguments) -> str:
-    a.dtype()
-    x = a.tensor("self")
-    if a.e.kind(x) == "bool":
-        x = a.e.cast(x, "i64")
+    x = elements(a)
     return a.e.op("sum", (x,), {**dims(a), **keep(a)})
 
 
 @row("aten::mean")
 def mean(a: Arguments) -> str:
-    a.dtype()
-    return a.e.op("mean", (a.real(a.tensor("self")),), {**dims(a), **keep(a)})
+    return a.e.op("mean", (a.real(elements(a)),), {**dims(a), **keep(a)})
 
 
 @row("aten::var")
@@ -79,17 +84,15 @@ def position(a: Arguments) -> str:
 
 @row("aten::prod")
 def prod(a: Arguments) -> str:
-    a.dtype()
-    return a.e.op("prod", (a.tensor("self"),), {**dims(a), **keep(a)})
+    return a.e.op("prod", (elements(a),), {**dims(a), **keep(a)})
 
 
 @row("aten::linalg_vector_norm")
 def vector_norm(a: Arguments) -> str:
-    a.dtype()
     order = a.exact("ord")
     if order <= 0:
         raise Unmapped(f"argument ord={order!r}")
-    return norm_of(a, a.tensor("self"), order, {**dims(a), **keep(a)})
+    return norm_of(a, elements(a), order, {**dims(a), **keep(a)})
 
 
 def norm_of(a: Arguments, x: str, order: float, attrs: dict[str, object]) -> str:
@@ -98,12 +101,10 @@ def norm_of(a: Arguments, x: str, order: float, attrs: dict[str, object]) -> str
 
 @row("aten::norm")
 def norm(a: Arguments) -> str:
-    a.dtype()
     order = a.raw("p")
-    return norm_of(a, a.tensor("self"), 2.0 if order is None else float(order), {**dims(a), **keep(a)})
+    return norm_of(a, elements(a), 2.0 if order is None else float(order), {**dims(a), **keep(a)})
 
 
 @row("aten::cumsum")
 def cumsum(a: Arguments) -> str:
-    a.dtype()
-    return a.e.op("cumsum", (a.tensor("self"),), {"dim": a.integer("dim")})
+    return a.e.op("cumsum", (elements(a),), {"dim": a.integer("dim")})
