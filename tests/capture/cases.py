@@ -195,6 +195,14 @@ CASES: dict[str, Case] = {
         cut="b s",
         bugs=("layers in a row", "summed"),
     ),
+    "ring": Case(
+        context.sgd,
+        lambda c, r, w, bug: context.ring(c, bug),
+        {"cp": 2},
+        ignore=True,
+        cut="b (cp s)",
+        bugs=("sees the future", "not rescaled", "gradients stay"),
+    ),
     "ulysses": Case(
         context.sgd,
         lambda c, r, w, bug: context.ulysses(c, bug),
