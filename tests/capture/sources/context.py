@@ -1,6 +1,6 @@
 """Context parallelism by hand: activations are cut along the sequence.
 
-Ulysses: for attention, all-to-alls exchange sequence for heads. Ring: keys and values travel from rank to rank, softmax is summed up online.
+Ulysses: for attention, all-to-alls exchange sequence for heads. Ring: keys and values travel from rank to rank, softmax is summed online.
 """
 
 from __future__ import annotations
