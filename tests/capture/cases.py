@@ -150,7 +150,14 @@ CASES: dict[str, Case] = {
         {"replicas": "avg", "dp": "avg"},
         cut="(replicas dp b) s",
     ),
-    "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c, bug), {"dp": 2}, AVERAGED, bugs=("divided twice", "never synced")),
+    "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c, bug=bug), {"dp": 2}, AVERAGED, bugs=("divided twice", "never synced")),
+    "gpt dropout": Case(
+        lambda c: gpt.alone(c, 0.1),
+        lambda c, r, w, bug: gpt.ddp(c, 0.1, bug),
+        {"dp": 2},
+        AVERAGED,
+        bugs=("divided twice", "one layer evaluates"),
+    ),
     "gpt fsdp": Case(gpt.alone, lambda c, r, w, bug: gpt.fsdp(c, w, bug), {"dp": 2}, AVERAGED, bugs=("sum in blocks", "scaled")),
     "gpt tp by hand": Case(
         gpt.alone,

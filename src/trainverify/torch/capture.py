@@ -157,7 +157,7 @@ class Session:
 
         parameters = [n for n in self.named if n.kind == "parameter"]
         states = [n for n in self.named if n.kind == "state"]
-        sources = {*self.inputs, *(n.name for n in self.named)}
+        sources = {*self.inputs, *t.emitter.masks, *(n.name for n in self.named)}
         metrics: dict[str, Value] = {}
         for key, value in _losses(returned, self.loss).items():
             read = t.read(local(value))
@@ -193,9 +193,9 @@ class Session:
         self.talk.lost()
         domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
         domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
-        program = t.emitter.program(
-            name, tuple(self.inputs), tuple(n.name for n in parameters), tuple(n.name for n in states), outputs, domains
-        )
+        domains |= {n: Domain("indicator") for n in t.emitter.masks}
+        inputs = (*self.inputs, *t.emitter.masks)
+        program = t.emitter.program(name, inputs, tuple(n.name for n in parameters), tuple(n.name for n in states), outputs, domains)
         return Captured(
             program,
             self.rank,

@@ -11,8 +11,9 @@ from typing import Any, Final, Literal
 import torch
 from torch.optim import Optimizer
 
+from trainverify.torch.names import clean
+
 Kind = Literal["parameter", "state"]
-WRAPPERS: Final = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 STEPS_TAKEN: Final = 2  # steps before the one that is captured: nothing is as in the first step
 DEPTH: Final = 4
 
@@ -88,11 +89,6 @@ def _referred(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name in fn.__code__.co_names:
         if name in fn.__globals__ and not isinstance(fn.__globals__[name], types.ModuleType | type):
             yield name, fn.__globals__[name]
-
-
-def clean(name: str) -> str:
-    """A name without the parts that wrappers add."""
-    return ".".join(p for p in name.split(".") if p not in WRAPPERS)
 
 
 def tensors_of(modules: dict[str, torch.nn.Module]) -> Iterator[Named]:

@@ -98,6 +98,11 @@ def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batc
         assumed.append(
             "declared: the loss of the step is the " + ", ".join(f"{op} over {a}" for a, op in loss.items()) + " of what ranks report"
         )
+    masks = [n for n in logical.inputs if n not in batch]
+    if masks:
+        lie = [f"{x.logical}: {x.form}" for x in lineage if x.logical in masks][:1]
+        text = "dropout: masks are inputs, the same elements the same on all ranks and in the reference, cut as their activations are"
+        assumed.append(f"{text} ({'; '.join([names(masks), *lie])})")
     merged = [m for c in everyone for m in c.merged]
     notes += [f"literals that count as one: {m}" for m in dict.fromkeys(merged)]
     return Pair(logical, plan, tuple(findings), tuple(dict.fromkeys(assumed)), tuple(notes), tuple(everyone))

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Block(nn.Module):
-    def __init__(self, c: Config):
+    def __init__(self, c: Config, drop: float = 0.0):
         super().__init__()
-        self.heads = c.heads
+        self.heads, self.drop = c.heads, drop
         self.norm1, self.norm2 = nn.LayerNorm(c.dim), nn.LayerNorm(c.dim)
         self.qkv, self.out = nn.Linear(c.dim, 3 * c.dim), nn.Linear(c.dim, c.dim)
         self.up, self.down = nn.Linear(c.dim, c.hidden), nn.Linear(c.hidden, c.dim)
@@ -26,32 +26,37 @@ class Block(nn.Module):
         qkv = self.qkv(self.norm1(x)).view(rows, length, -1, 3, dim // self.heads)
         q, k, v = (t.transpose(1, 2) for t in qkv.unbind(3))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(rows, length, -1))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(rows, length, -1)), self.drop, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")), self.drop, self.training)
 
 
 class GPT(nn.Module):
-    def __init__(self, c: Config):
+    def __init__(self, c: Config, drop: float = 0.0):
         super().__init__()
+        self.dropout = nn.Dropout(drop)
         self.tokens, self.positions = nn.Embedding(c.vocab, c.dim), nn.Embedding(c.sequence, c.dim)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.blocks = nn.ModuleList(Block(c, drop) for _ in range(c.layers))
         self.norm = nn.LayerNorm(c.dim)
         self.head = nn.Linear(c.dim, c.vocab, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.dropout(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1])))
         for block in self.blocks:
             x = block(x)
         return loss_of(self.head(self.norm(x)), labels)
 
 
-def alone(c: Config):
-    return trained(GPT(c))
+def alone(c: Config, drop: float = 0.0):
+    return trained(GPT(c, drop))
 
 
-def ddp(c: Config, bug: str | None = None):
-    model = GPT(c)
+def ddp(c: Config, drop: float = 0.0, bug: str | None = None):
+    model = GPT(c, drop)
+    if bug == "one layer evaluates":
+        model.blocks[1].eval()  # bug: one layer evaluates
+    if bug == "other rate":
+        model.blocks[0].drop = 0.2  # bug: other rate
     wrapped = DistributedDataParallel(model)
     if bug == "divided twice":
         return trained(model, lambda *args: wrapped(*args) / dist.get_world_size())  # bug: divided twice
