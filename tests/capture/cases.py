@@ -20,6 +20,8 @@ import dtensor  # noqa: E402
 import gpt  # noqa: E402
 import handwritten  # noqa: E402
 import llama  # noqa: E402
+import moe  # noqa: E402
+import optimizing  # noqa: E402
 import pipeline  # noqa: E402
 import tokens  # noqa: E402
 import written  # noqa: E402
@@ -77,10 +79,36 @@ def dp(**more: Any) -> Any:
     return Case(whole, lambda c, r, w, bug: data.plain(c, bug), {"dp": 2}, AVERAGED, bugs=("no ddp",), **more)
 
 
+def optimized(kind: str, how: str, shard: bool = False, bugs: tuple[str, ...] = ()) -> Case:
+    """The for-loop optimizer on one device, another spelling of it on ranks."""
+    return Case(
+        lambda c: optimizing.stepped(replace(c, layers=1), kind, "loop"),
+        lambda c, r, w, bug: optimizing.stepped(replace(c, layers=1), kind, how, w, shard, bug),
+        {"dp": 2},
+        AVERAGED,
+        bugs=bugs,
+    )
+
+
 TP = {"dp": 1, "tp": 2}
 HAND = ("avg forward", "avg backward", "no backward reduce", "extra reduce", "missing wait", "residual before reduce", "local norm")
 CASES: dict[str, Case] = {
     "ddp": dp(),
+    "ddp bucket views": Case(
+        whole,
+        lambda c, r, w, bug: data.options(c, bug=bug, gradient_as_bucket_view=True),
+        {"dp": 2},
+        AVERAGED,
+        bugs=("sum by hook", "halved twice"),
+    ),
+    "ddp static graph": Case(whole, lambda c, r, w, bug: data.options(c, bug=bug, static_graph=True), {"dp": 2}, AVERAGED),
+    "ddp unused parameters": Case(
+        data.sometimes,
+        lambda c, r, w, bug: data.options(c, True, bug, find_unused_parameters=True),
+        {"dp": 2},
+        AVERAGED,
+        bugs=("sum by hook", "halved twice"),
+    ),
     "ddp accumulation": Case(
         lambda c: data.accumulated(c, 1, 4),
         lambda c, r, w, bug: data.accumulated(c, w, 2, bug),
@@ -101,10 +129,32 @@ CASES: dict[str, Case] = {
     ),
     "dtensor tp": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w), TP, ignore=True),
     "dtensor vocabulary": Case(dtensor.adamw, lambda c, r, w, bug: dtensor.tensor_parallel(c, w, vocabulary=True), TP, ignore=True),
+    "dtensor loss parallel": Case(
+        dtensor.adamw,
+        lambda c, r, w, bug: dtensor.tensor_parallel(c, w, vocabulary=True, loss_cut=True, bug=bug),
+        TP,
+        ignore=True,
+        bugs=("count all", "divided by ranks"),
+    ),
     "dtensor tp sp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 1, 2, shard=False), TP, ignore=True),
     "fsdp": Case(whole, lambda c, r, w, bug: dtensor.both(c, 2, 1, bug=bug), {"dp": 2, "tp": 1}, AVERAGED, bugs=("sum for mean",)),
-    "fsdp 4": Case(whole, lambda c, r, w, bug: dtensor.both(c, 4, 1), {"dp": 4, "tp": 1}, AVERAGED),
+    "fsdp kept": Case(
+        whole,
+        lambda c, r, w, bug: dtensor.both(c, 2, 1, reshard=False, bug=bug),
+        {"dp": 2, "tp": 1},
+        AVERAGED,
+        bugs=("sum for mean", "halved"),
+    ),
     "fsdp per token": Case(
+        whole,
+        lambda c, r, w, bug: dtensor.per_token(c, w, bug),
+        {"dp": 2},
+        {"dp": "sum"},
+        ignore=True,
+        bugs=("mean of means", "averaged again", "average count"),
+    ),
+    "fsdp 4": Case(whole, lambda c, r, w, bug: dtensor.both(c, 4, 1), {"dp": 4, "tp": 1}, AVERAGED),
+    "fsdp per token 4": Case(
         whole,
         lambda c, r, w, bug: tokens.sharded(c, w, bug),
         {"dp": 4},
@@ -121,7 +171,37 @@ CASES: dict[str, Case] = {
         {"replicas": "avg", "dp": "avg"},
         cut="(replicas dp b) s",
     ),
-    "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c), {"dp": 2}, AVERAGED),
+    "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c, bug=bug), {"dp": 2}, AVERAGED, bugs=("divided twice", "never synced")),
+    "gpt dropout": Case(
+        lambda c: gpt.alone(c, 0.1),
+        lambda c, r, w, bug: gpt.ddp(c, 0.1, bug),
+        {"dp": 2},
+        AVERAGED,
+        bugs=("divided twice", "one layer evaluates"),
+    ),
+    "gpt fsdp": Case(gpt.alone, lambda c, r, w, bug: gpt.fsdp(c, w, bug), {"dp": 2}, AVERAGED, bugs=("sum in blocks", "scaled")),
+    "gpt tp by hand": Case(
+        gpt.alone,
+        lambda c, r, w, bug: gpt.tensor_parallel(c, w, bug),
+        TP,
+        cuts=gpt.CUTS,
+        bugs=("bias before reduce", "up not copied", "local softmax", "local norm"),
+    ),
+    "adamw fused": optimized("adamw", "fused", bugs=("other decay", "other sign")),
+    "adamw foreach": optimized("adamw", "foreach"),
+    "adamw fused fsdp": optimized("adamw", "fused", shard=True),
+    "adam fused": optimized("adam", "fused"),
+    "sgd fused": optimized("sgd", "fused", bugs=("other decay", "other limit")),
+    "nesterov fused": optimized("nesterov", "fused"),
+    "nesterov foreach": optimized("nesterov", "foreach", bugs=("other limit", "other sign")),
+    "moe": Case(
+        moe.alone,
+        lambda c, r, w, bug: moe.expert_parallel(c, w, bug),
+        {"dp": 2},
+        AVERAGED,
+        cuts=moe.CUTS,
+        bugs=("experts for ranks", "answers not returned", "experts averaged", "experts not divided"),
+    ),
     "pipeline by hand": Case(
         lambda c: pipeline.accumulated(c, 2),
         lambda c, r, w, bug: pipeline.by_hand(c, r, w, bug),
@@ -135,6 +215,21 @@ CASES: dict[str, Case] = {
         {"pp": 2},
         cut="b s",
         bugs=("not divided",),
+    ),
+    "pipeline interleaved": Case(
+        lambda c: pipeline.accumulated(replace(c, layers=4), 4),
+        lambda c, r, w, bug: pipeline.scheduled(replace(c, layers=4), r, w, 4, chunks=2, bug=bug),
+        {"pp": 2},
+        cut="b s",
+        bugs=("layers in a row", "summed"),
+    ),
+    "ring": Case(
+        context.sgd,
+        lambda c, r, w, bug: context.ring(c, bug),
+        {"cp": 2},
+        ignore=True,
+        cut="b (cp s)",
+        bugs=("sees the future", "not rescaled", "gradients stay"),
     ),
     "ulysses": Case(
         context.sgd,

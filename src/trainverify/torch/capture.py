@@ -42,6 +42,7 @@ class Captured:
     missing: dict[str, Missing] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     merged: list[str] = field(default_factory=list)
+    unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # of a DDP group: parameters that this rank did not use
     seconds: float = 0.0
 
 
@@ -92,6 +93,9 @@ class Session:
         for name, tensor in made.items():
             t.emitter.declare(name, type_of(tensor))
             t.define(tensor, name)
+            domain = self.batch[name].domain if name in self.batch else None
+            if domain is not None and domain.kind == "ids" and (domain.ignore is None or domain.ignore >= 0):
+                t.emitter.nonnegative.add(name)
             self.inputs[name] = tensor
         seen: dict[Any, str] = {}
         kept = []
@@ -153,7 +157,7 @@ class Session:
 
         parameters = [n for n in self.named if n.kind == "parameter"]
         states = [n for n in self.named if n.kind == "state"]
-        sources = {*self.inputs, *(n.name for n in self.named)}
+        sources = {*self.inputs, *t.emitter.masks, *(n.name for n in self.named)}
         metrics: dict[str, Value] = {}
         for key, value in _losses(returned, self.loss).items():
             read = t.read(local(value))
@@ -189,9 +193,9 @@ class Session:
         self.talk.lost()
         domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
         domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
-        program = t.emitter.program(
-            name, tuple(self.inputs), tuple(n.name for n in parameters), tuple(n.name for n in states), outputs, domains
-        )
+        domains |= {n: Domain("indicator") for n in t.emitter.masks}
+        inputs = (*self.inputs, *t.emitter.masks)
+        program = t.emitter.program(name, inputs, tuple(n.name for n in parameters), tuple(n.name for n in states), outputs, domains)
         return Captured(
             program,
             self.rank,
@@ -203,6 +207,7 @@ class Session:
             dict(t.missing),
             dict(t.calls),
             t.literals.merged(),
+            self.talk.unused,
         )
 
     def _early(self) -> list[Finding]:

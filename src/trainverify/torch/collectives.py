@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart
-from trainverify.torch.translate import Translator, key_of, type_of
+from trainverify.torch.translate import Translator, key_of, type_of, view_of
 from trainverify.torch.values import Unknown, Unmapped, Value
+from trainverify.torch.views import is_dense, memory_order
 
 REDUCTIONS: Final = {"SUM": "sum", "AVG": "avg", "MAX": "max", "MIN": "min", "PRODUCT": "prod"}
 FUNCTIONAL: Final = {"sum": "sum", "avg": "avg", "max": "max", "min": "min", "product": "prod"}
@@ -70,6 +72,7 @@ class Talk:
     findings: list[Finding] = field(default_factory=list)
     flights: list[Flight] = field(default_factory=list)
     batch: int = 0
+    unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # group and parameters that this rank has not used
     in_batch: bool = False  # between the first and the last message of a batch that the user names
     _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
 
@@ -92,6 +95,7 @@ class Talk:
         flight = Flight(len(self.flights), list(results), versions, place.source)
         self.flights.append(flight)
         for tensor, _ in results:
+            t.counts(tensor)
             t.write(tensor, Unknown(f"the result of communication that was not waited for ({place.source})", place.source, flight.number))
         return flight
 
@@ -129,12 +133,30 @@ class Talk:
         self.translator.emitter.place = self.translator._place()
         return self.translator.step is not None
 
+    def in_memory(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same memory as contiguous tensors: ranks exchange memory, whatever the order of dimensions is."""
+        made = []
+        for t in tensors:
+            view = view_of(t)
+            order = memory_order(view)
+            plain = t.is_contiguous() or not is_dense(view)
+            made.append(t if plain else t.detach().permute(order))
+        return made
+
+    def contiguous(self, *tensors: torch.Tensor) -> None:
+        """Refuse tensors of which memory is not what their elements are in order."""
+        for t in tensors:
+            if not t.is_contiguous():
+                shown = f"{list(t.shape)} with strides {list(t.stride())}"
+                raise Unmapped(f"a tensor {shown} that is not contiguous: ranks exchange memory, not elements")
+
     def guarded(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], make: Callable[[], Sequence[Value]]) -> Flight:
         """Emit communication; outside the step, and where an input has no value, results have none either."""
         t = self.translator
         if not self._begin():
             before = Unknown("a value that was communicated before the step", t.emitter.place.source)
             for o in outputs:
+                t.counts(o)
                 t.write(o, before)
             return Flight(-1, [], [], None, True)
         try:
@@ -176,7 +198,10 @@ class Talk:
         return x if factor is None else t.emitter.op("mul", (x,), {"value": t.literals(factor)})
 
     def all_reduce(self, group: Group, tensors: Sequence[torch.Tensor], op: Any) -> Flight:
+        tensors = self.in_memory(tensors)
+
         def make() -> list[Value]:
+            self.contiguous(*tensors)
             ours, factor = self.reduction(op)
             made: list[Value] = []
             for x in tensors:
@@ -186,8 +211,22 @@ class Talk:
 
         return self.guarded(tensors, tensors, make)
 
+    def used(self, group: Group, tensor: torch.Tensor, op: Any) -> Flight:
+        """DDP's reducer adds up which parameters ranks have used; it reads the sum where this rank has not used one."""
+        t = self.translator
+        own = t.counts(tensor)
+        flight = self.all_reduce(group, [tensor], op)
+        if own is not None:
+            t.recount(tensor, own)
+            with unset_fake_temporarily():
+                self.unused.append((group.name, tuple(i for i, n in enumerate(own.tolist()) if not n)))
+        return flight
+
     def broadcast(self, group: Group, tensor: torch.Tensor, root: int) -> Flight:
+        (tensor,) = self.in_memory([tensor])
+
         def make() -> list[Value]:
+            self.contiguous(tensor)
             return [self.from_root("broadcast", group, tensor, root, type_of(tensor))]
 
         return self.guarded([tensor], [tensor], make)
@@ -205,7 +244,10 @@ class Talk:
         return made
 
     def reduce(self, group: Group, tensor: torch.Tensor, root: int, op: Any) -> Flight:
+        (tensor,) = self.in_memory([tensor])
+
         def make() -> list[Value]:
+            self.contiguous(tensor)
             ours, factor = self.reduction(op)
             e = self.translator.emitter
             name = self.premultiplied(self.translator.named(tensor), factor)
@@ -219,6 +261,7 @@ class Talk:
         """The members' tensors as a list."""
 
         def make() -> list[Value]:
+            self.contiguous(x, *outputs)
             e, kind = self.translator.emitter, type_of(x)
             n = len(group.members)
             row = e.reshape(self.translator.named(x), (1, *kind.shape))
@@ -244,7 +287,11 @@ class Talk:
         return e.reshape(whole, shape)
 
     def all_gather_single(self, group: Group, output: torch.Tensor, x: torch.Tensor) -> Flight:
-        return self.guarded([x], [output], lambda: [self.gathered(group, x, type_of(output).shape)])
+        def make() -> list[Value]:
+            self.contiguous(x, output)
+            return [self.gathered(group, x, type_of(output).shape)]
+
+        return self.guarded([x], [output], make)
 
     def scattered(self, group: Group, name: str, shape: tuple[int, ...], op: str) -> str:
         """The sum over members, cut in memory order: the own block in this shape."""
@@ -258,6 +305,7 @@ class Talk:
 
     def reduce_scatter_single(self, group: Group, output: torch.Tensor, x: torch.Tensor, op: Any) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(x, output)
             ours, factor = self.reduction(op)
             name = self.premultiplied(self.translator.named(x), factor)
             return [self.scattered(group, name, type_of(output).shape, ours)]
@@ -266,6 +314,7 @@ class Talk:
 
     def reduce_scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], op: Any) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(*xs, output)
             ours, factor = self.reduction(op)
             names = [self.premultiplied(self.translator.named(x), factor) for x in xs]
             stacked = self.translator.emitter.op("stack", names, {"dim": 0})
@@ -284,6 +333,7 @@ class Talk:
         self, group: Group, output: torch.Tensor, x: torch.Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int]
     ) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(x, output)
             if len(set(output_sizes)) > 1 or len(set(input_sizes)) > 1:
                 raise Unmapped("an all-to-all with blocks of different sizes")
             return [self.exchanged(group, self.translator.named(x), type_of(output).shape)]
@@ -292,6 +342,7 @@ class Talk:
 
     def all_to_all(self, group: Group, outputs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor]) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(*xs, *outputs)
             if len({type_of(x) for x in (*xs, *outputs)}) > 1:
                 raise Unmapped("an all-to-all with blocks of different sizes")
             stacked = self.translator.emitter.op("stack", [self.translator.named(x) for x in xs], {"dim": 0})
@@ -302,6 +353,7 @@ class Talk:
 
     def scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], root: int) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(*xs, output)
             e, kind = self.translator.emitter, type_of(output)
             attrs = {"group": group.name, "root": root, "dim": 0}
             given = (e.op("stack", [self.translator.named(x) for x in xs], {"dim": 0}),) if root == self.rank else ()
@@ -313,6 +365,7 @@ class Talk:
 
     def gather(self, group: Group, outputs: Sequence[torch.Tensor], x: torch.Tensor, root: int) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(x, *outputs)
             e, kind, n = self.translator.emitter, type_of(x), len(group.members)
             row = e.reshape(self.translator.named(x), (1, *kind.shape))
             whole = TensorType((n, *kind.shape), kind.dtype) if root == self.rank else None
@@ -327,7 +380,10 @@ class Talk:
         return tag if whole else tag_of(group.name, tag)
 
     def send(self, group: Group, x: torch.Tensor, to: int, tag: int) -> Flight:
+        (x,) = self.in_memory([x])
+
         def make() -> list[Value]:
+            self.contiguous(x)
             attrs = {"peer": group.members[to], "tag": self.tag(group, tag), "batch": f"batch.{self.batch}"}
             self.translator.emitter.communicate("send", (self.translator.named(x),), attrs, None)
             return []
@@ -335,7 +391,10 @@ class Talk:
         return self.guarded([x], [], make)
 
     def recv(self, group: Group, x: torch.Tensor, origin: int, tag: int) -> Flight:
+        (x,) = self.in_memory([x])
+
         def make() -> list[Value]:
+            self.contiguous(x)
             kind = type_of(x)
             attrs = {"peer": group.members[origin], "tag": self.tag(group, tag), "batch": f"batch.{self.batch}"}
             made = self.translator.emitter.communicate("recv", (), {**attrs, "shape": kind.shape, "dtype": kind.dtype}, kind)

@@ -106,6 +106,11 @@ def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batc
         assumed.append(
             "declared: the loss of the step is the " + ", ".join(f"{op} over {a}" for a, op in loss.items()) + " of what ranks report"
         )
+    masks = [n for n in logical.inputs if n not in batch]
+    if masks:
+        lie = [f"{x.logical}: {x.form}" for x in lineage if x.logical in masks][:1]
+        text = "dropout: masks are inputs, the same elements the same on all ranks and in the reference, cut as their activations are"
+        assumed.append(f"{text} ({'; '.join([names(masks), *lie])})")
     merged = [m for c in processes for m in c.merged]
     notes += [f"literals that count as one: {m}" for m in dict.fromkeys(merged)]
     return Pair(logical, plan, tuple(findings), tuple(dict.fromkeys(assumed)), tuple(notes), tuple(processes))
@@ -196,7 +201,7 @@ def judge(
     progress: Progress = _silent,
 ) -> Report:
     subject = f"the captured step on {mesh} against the reference"
-    early = _summarised([f for c in (reference, *ranks) for f in c.findings])
+    early = _summarised([f for c in (reference, *ranks) for f in c.findings] + _used_alike(ranks))
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
         return stopped
@@ -229,6 +234,18 @@ def _of_a_sample(report: Report, captured: set[int], world: int) -> Report:
             report, verdict="UNKNOWN", reason=f"{counted}, and what differs may be due to what is assumed of others; {report.reason}"
         )
     return replace(report, reason=f"{counted}; {report.reason}")
+
+
+def _used_alike(ranks: Sequence[Captured]) -> list[Finding]:
+    """DDP's gradient of a parameter that a rank does not use depends on whether others do: all must use the same ones."""
+    by_rank = {c.rank: c for c in ranks}
+    for c in ranks:
+        for name, members in c.groups.items():
+            found = {tuple(u for g, u in by_rank[m].unused if g == name) for m in members if m in by_rank}
+            if len(found) > 1:
+                text = "ranks use different parameters (find_unused_parameters): what DDP does then is not followed"
+                return [Finding("TV504", text, c.rank, None, None, None, "unsupported")]
+    return []
 
 
 def _shorter(assumptions: Sequence[str]) -> list[str]:

@@ -4,13 +4,15 @@
   the norm of norms of tensors is the norm of all their elements
 - a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
 - integers that count on from 0, plus a literal, count on from there
-- an embedding that masks ids outside its rows is an embedding of the rows from there on
+- an embedding that masks ids outside its rows is an embedding of the rows from there on; likewise labels of a cut vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+from trainverify.torch.vocabulary import looked_up_backward, masked_lookup, written
 
 if TYPE_CHECKING:
     from trainverify.torch.emit import Emitter
@@ -47,7 +49,11 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
     if name in ("add", "sub") and len(inputs) == 1:
         return _counted(e, name, first, attrs)
     if name == "where" and len(inputs) == 3:
-        return _vocabulary(e, inputs)
+        return masked_lookup(e, inputs)
+    if name == "put_along_dim":
+        return written(e, inputs, attrs["dim"])
+    if name == "einsum" and len(inputs) == 2:
+        return looked_up_backward(e, inputs, attrs["spec"])
     return None
 
 
@@ -88,44 +94,6 @@ def _of_stack(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
             total = e.op("add", (total, i))
         return total
     return None
-
-
-def _vocabulary(e: Emitter, inputs: Sequence[str | None]) -> str | None:
-    """where(outside, 0, embedding(where(outside, 0, ids − start), w)) with outside = ids < start or ids ≥ start + rows."""
-    mask, zero, found = inputs
-    looked_up = e.made.get(found)
-    if looked_up is None or looked_up.name != "embedding" or looked_up.get("start", 0) != 0 or not _is_zero(e, zero):
-        return None
-    ids, weight = looked_up.inputs
-    shifted = e.made.get(ids)
-    if shifted is None or shifted.name != "where" or not _is_zero(e, shifted.inputs[1]):
-        return None
-    moved = e.made.get(shifted.inputs[2])
-    if moved is None or moved.name != "sub" or len(moved.inputs) != 1:
-        return None
-    tokens, start = moved.inputs[0], moved.get("value")
-    rows = e.shape(str(weight))[0]
-    if not isinstance(start, int) or not _is_outside(e, shifted.inputs[0], tokens, start, start + rows):
-        return None
-    again = e.made.get(mask)
-    column = again is not None and again.name == "reshape" and again.inputs[0] == shifted.inputs[0]
-    if not column or e.shape(str(mask)) != (*e.shape(str(tokens)), 1):
-        return None
-    return e.op("embedding", (tokens, weight), {"start": start})
-
-
-def _is_zero(e: Emitter, name: str | None) -> bool:
-    op = e.made.get(name)
-    return op is not None and op.name == "full" and op.get("value") == 0 and op.get("shape") == ()
-
-
-def _is_outside(e: Emitter, name: str | None, ids: str | None, start: int, stop: int) -> bool:
-    """Whether a mask is ids < start or ids ≥ stop."""
-    op = e.made.get(name)
-    if op is None or op.name != "logical_or":
-        return False
-    sides = {(s.name, s.get("value")) for i in op.inputs if (s := e.made.get(i)) is not None and s.inputs == (ids,)}
-    return sides == {("lt", start), ("ge", stop)}
 
 
 def reduced_apart(e: Emitter, x: str) -> tuple[str, ...] | None:

@@ -635,6 +635,25 @@ class Forms:
                 return name, a.sizes, m[0][1]
         return None
 
+    def _masked_label(self, p: Poly) -> tuple[Poly, tuple[str, tuple[int, ...], tuple[Index, ...]]] | None:
+        """An integer input times indicators, as `where(mask, ids, 0)` is: the indicators and the input."""
+        if len(p) != 1:
+            return None
+        ((m, c),) = p.items()
+        rest = [f for f in m if not self.kernel.atoms[f[0]].indicator]
+        if c != 1 or len(rest) != 1 or len(m) == 1:
+            return None
+        name = self._label({(rest[0],): 1})
+        return None if name is None else (self.kernel.monomial([f for f in m if f is not rest[0]]), name)
+
+    def _masked_hot(self, mask: Poly, hot: Poly, whole: Sequence[Axis], at: Sequence[Index]) -> Poly:
+        """The one-hot of an integer where the mask is 1, and that of 0 elsewhere."""
+        k = self.kernel
+        zero = constant(1)
+        for a, index in zip(whole, at, strict=True):
+            zero = k.times(zero, k.delta(a.size, 0, index))
+        return k.add(k.times(mask, hot), k.times(k.add(constant(1), scale(mask, -1)), zero))
+
     def _shifted_label(self, uid: int, idx: tuple[Index, ...]) -> tuple[str, tuple[int, ...], tuple[Index, ...]] | None:
         """A slice of an integer input: integers of the same range, under a name of their own."""
         a = self.kernel.atoms[uid]
@@ -678,6 +697,11 @@ class Forms:
         if name is not None:
             self._range(name[0], root.axis)
             return self._digits_of(name, whole, at)
+        masked = self._masked_label(k.flat(p))
+        if masked is not None:
+            mask, name = masked
+            self._range(name[0], root.axis)
+            return self._masked_hot(mask, self._digits_of(name, whole, at), whole, at)
         digits = self._iota_digits(k.flat(p), whole)
         if digits is None:
             raise Unsupported("one-hot of computed integers")

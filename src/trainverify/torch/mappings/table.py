@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trainverify.graph.types import TensorType
 from trainverify.torch.emit import Emitter
@@ -19,6 +20,12 @@ from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
 
 Number = bool | int | float | Fraction
 Result = Value | None | Sequence["Value | None"]
+
+
+def plain(known: torch.Tensor) -> Any:
+    """The number that a known tensor holds, also while tensors are fake."""
+    with unset_fake_temporarily():
+        return known.item()
 
 
 class NoValue(Exception):
@@ -93,7 +100,7 @@ class Arguments:
         value = self.raw(name)
         if isinstance(value, torch.Tensor):
             if value.ndim == 0 and (found := self._known(value)) is not None:
-                return self.literal(found.item())
+                return self.literal(plain(found))
             return self.read(value)
         return self.number(name)
 
@@ -102,7 +109,7 @@ class Arguments:
     def number(self, name: str) -> Number:
         value = self.raw(name)
         if isinstance(value, torch.Tensor) and (found := self._known(value)) is not None and value.ndim == 0:
-            value = found.item()
+            value = plain(found)
         if not isinstance(value, bool | int | float):
             raise Unmapped(f"argument {name} is {value!r}")
         return self.literal(value)
@@ -111,7 +118,7 @@ class Arguments:
         """A number as it is, without recovery."""
         value = self.raw(name)
         if isinstance(value, torch.Tensor) and (found := self._known(value)) is not None and value.ndim == 0:
-            value = found.item()
+            value = plain(found)
         if not isinstance(value, int | float):
             raise Unmapped(f"argument {name} is {value!r}")
         return value
