@@ -1,7 +1,7 @@
 # make demo    Llama-3-8B on 8 devices, then a small plan with everything shown, then a buggy one (core dependencies only)
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
 # make check   a slice of it for daily work, under two minutes: lint, types, the core and one plan of each kind
-# make campaign  thousands of random plans and of random mistakes in them (about an hour on 2 cores)
+# make campaign  tests that take long, thousands of random plans and of random mistakes in them (about an hour and a half on 2 cores)
 # make capture  PyTorch code of all kinds, captured, proved and replayed, and with planted bugs (about 20 minutes)
 # make clean   remove the virtual environment and what was built
 
@@ -49,7 +49,8 @@ check: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal tests/primitives tests/graph tests/build tests/check tests/axes tests/verify/test_mlp.py tests/verify/test_unasked.py tests/verify/test_claims.py tests/prove/test_laws.py tests/docs
 
-campaign: $(VENV)/core.stamp
+campaign: $(VENV)/dev.stamp
+	$(BIN)/pytest -m long -n 2
 	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
 
 capture: $(VENV)/dev.stamp

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -365,7 +366,7 @@ def torch_command(
     targets: Annotated[
         list[str], typer.Argument(metavar="REFERENCE DISTRIBUTED", help="Two functions, FILE.py:NAME; or `run -- SCRIPT.py ARGS`.")
     ],
-    world_size: Annotated[int, typer.Option("--world-size", min=1, max=64, metavar="N", help="Ranks; each is captured in a process.")],
+    world_size: Annotated[int, typer.Option("--world-size", min=1, max=65536, metavar="N", help="Ranks; each is captured in a process.")],
     reference_args: Annotated[
         str | None, typer.Option("--reference-args", metavar="TEXT", help="Of a script: its arguments when it runs alone.")
     ] = None,
@@ -378,6 +379,10 @@ def torch_command(
     real: Annotated[
         bool,
         typer.Option("--real", help="Capture on real random tensors, through gloo: for code that reads data. Its choices are assumed."),
+    ] = False,
+    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Capture every rank, also of more than 64.")] = False,
+    accept_sampled: Annotated[
+        bool, typer.Option("--accept-sampled", help="PROVED(sampled), of captured ranks only, counts as proved: exit code 0.")
     ] = False,
     list_ops: Annotated[bool, typer.Option("--list-ops", help="Only list the ops of the step, those without a meaning first.")] = False,
     folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")] = None,
@@ -406,12 +411,13 @@ def torch_command(
             if real:
                 raise Refused("--real goes with functions, not with a script")
             alone = None if reference_args is None else shlex.split(reference_args)
-            return command.script(targets[1], targets[2:], alone, world_size, table, tell, accept_choices)
-        return command.functions(targets[0], targets[1], world_size, table, tell, accept_choices, real)
+            return command.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices)
+        return command.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real)
 
     def work(tell: Callable[[str], None]) -> Report:
         try:
-            return command.verdict(subject(tell), table_with(ops), points, seed, engine, replayed, folder, tell)
+            report = command.verdict(subject(tell), table_with(ops), points, seed, engine, replayed, folder, tell)
+            return replace(report, accept_sampled=accept_sampled)
         except Reads as error:
             return Report("UNKNOWN", str(error), f"the ranks of {targets[-1]}")
         except CaptureError as error:

@@ -135,3 +135,32 @@ def bench_needle_command(
     summary = f"{named} of {len(counted)} found with rank, op, layer and micro-batch; at most {worst:g}× the time of the correct plan"
     out.print(f"{summary} (aim {needle.AIM:g}×)", markup=False)
     return code
+
+
+@measurements.command("torch")
+@guarded
+def bench_torch_command(
+    as_json: AsJson = False,
+    only: Annotated[str, typer.Option(metavar="tp,…", help="One of tp and fsdp, or both.")] = "tp,fsdp",
+    layers: change("So many layers, if not all.") = None,  # type: ignore[valid-type]
+    timeout: Timeout = None,
+) -> int:
+    """Llama-3-8B as PyTorch code on 8 ranks (DTensor tp + sp, FSDP2): what capturing and proving its training step costs."""
+    try:
+        from trainverify.bench import captured
+    except ImportError as error:
+        raise Refused(str(error)) from error
+    names = only.split(",")
+    if unknown := [n for n in names if n not in captured.NAMES]:
+        raise Refused(f"--only {unknown[0]}: some of {', '.join(captured.NAMES)}")
+    with progress(as_json) as tell:
+        results = list(captured.bench(names, layers, timeout, tell))
+    code = 0 if all(r.verdict == "PROVED" for r in results) else 3
+    if as_json:
+        return emit("bench torch", code, cases=[{**vars(r), "proof_seconds": round(r.total, 2)} for r in results])
+    wide = Console(width=None if out.is_terminal else 240, highlight=False, file=sys.stdout)
+    wide.print(captured.table(results))
+    for r in results:
+        if r.verdict != "PROVED":
+            out.print(f"{r.name}: {r.reason}", markup=False)
+    return code

@@ -15,12 +15,12 @@ from trainverify.evaluate.moved import described, seed_of
 from trainverify.explain.place import Place
 from trainverify.graph.program import Op
 
-Verdict = Literal["PROVED", "PROVED(reduced)", "REFUTED", "INVALID", "UNKNOWN"]
-EXIT: Final[dict[str, int]] = {"PROVED": 0, "REFUTED": 1, "INVALID": 1, "UNKNOWN": 3, "PROVED(reduced)": 3}
+Verdict = Literal["PROVED", "PROVED(reduced)", "PROVED(sampled)", "REFUTED", "INVALID", "UNKNOWN"]
+EXIT: Final[dict[str, int]] = {"PROVED": 0, "REFUTED": 1, "INVALID": 1, "UNKNOWN": 3, "PROVED(reduced)": 3, "PROVED(sampled)": 3}
 _COLUMNS: Final = ("status", "obligation", "tensor", "ranks", "engine", "scope")
 _CLEAN: Final = ("proved", "agreed")
 _MOST: Final = 60  # obligations listed in a text report; the JSON report has all
-_COLOURS: Final = {"PROVED": "green", "PROVED(reduced)": "green", "REFUTED": "red", "INVALID": "red", "UNKNOWN": "yellow"}
+_COLOURS: Final = {"PROVED": "green", "REFUTED": "red", "INVALID": "red", "UNKNOWN": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,12 @@ class Report:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     accept_reduced: bool = False  # the user takes a proof at reduced sizes for a proof
+    accept_sampled: bool = False  # the user takes a proof about captured ranks for one about all ranks
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.verdict == "PROVED(reduced)" and self.accept_reduced else EXIT[self.verdict]
+        accepted = {"PROVED(reduced)": self.accept_reduced, "PROVED(sampled)": self.accept_sampled}
+        return 0 if accepted.get(self.verdict) else EXIT[self.verdict]
 
     def json(self) -> dict[str, Any]:
         return {
@@ -73,7 +75,7 @@ class Report:
         return []
 
     def print(self, console: Console) -> None:
-        colour = _COLOURS[self.verdict]
+        colour = _COLOURS[self.verdict.partition("(")[0]]
         console.print(f"[bold {colour}]{self.verdict}[/] {escape(self.subject)}: {escape(self.reason)}", highlight=False)
         for line in self.causes():
             console.print(f"  [bold]{escape(line)}[/]", highlight=False)

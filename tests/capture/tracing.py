@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,40 @@ from trainverify.domains.numeric import NUMERIC
 from trainverify.graph.program import Output, Program
 from trainverify.ops import OPS
 from trainverify.torch.emit import Place
+from trainverify.torch.mappings.table import _same
 from trainverify.torch.record import Recorder
 from trainverify.torch.translate import Translator, flat, type_of
 from trainverify.torch.values import Unknown
 
 
-def traced(fn: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Translator, list[torch.Tensor]]:
+class Watched(Translator):
+    """Notes which arguments of every op were given, and not as their default."""
+
+    def __init__(self) -> None:
+        super().__init__(Place)
+        self.given: dict[str, set[str]] = {}
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        schema = func._schema
+        given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | dict(kwargs)
+        noted = self.given.setdefault(schema.name, set())
+        for a in schema.arguments:
+            if a.name in given and not (a.has_default_value() and _same(given[a.name], a.default_value)):
+                noted.add(a.name)
+        super().call(func, args, kwargs, out)
+
+
+def traced(fn: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Watched, list[torch.Tensor]]:
     """What a function does to its inputs `x0`, `x1`, …, and its results."""
-    translator = Translator(Place)
+    translator = Watched()
     for t in inputs:
         translator.keep(t)
     translator.begin()
     for i, t in enumerate(inputs):
         translator.emitter.declare(f"x{i}", type_of(t))
         translator.define(t, f"x{i}")
+        if not t.is_floating_point() and bool((t >= 0).all()):
+            translator.emitter.nonnegative.add(f"x{i}")
     with Recorder(translator):
         results = [t for t in flat(fn(*inputs)) if isinstance(t, torch.Tensor)]
     return translator, results
@@ -48,7 +68,7 @@ def computed(program: Program, inputs: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def agree(fn: Callable[..., Any], *inputs: torch.Tensor, also: Sequence[int] = ()) -> Translator:
+def agree(fn: Callable[..., Any], *inputs: torch.Tensor, also: Sequence[int] = ()) -> Watched:
     """Results, and the inputs numbered in `also` (written in place), are what the translated program computes."""
     given = {f"x{i}": t.detach().clone().numpy() for i, t in enumerate(inputs)}
     translator, results = traced(fn, inputs)

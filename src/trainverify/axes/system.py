@@ -127,6 +127,7 @@ class System:
         self.inference.axes.begin_plan()
         for u, scope in enumerate(self.unit_scopes):
             self.unit_ops.append(self._program(scope, self.unit_blocks[u], u))
+        self._number_together()
         self._communicate()
         self._lineage()
         if self.flat:
@@ -280,6 +281,26 @@ class System:
             for rows, x in found.items():
                 yield LoweredOp(rows, x, self._apply(scope, op, x))
             self.inference.even = False
+
+    def _number_together(self) -> None:
+        """Ranges of integers under one name that begin where the one of another rank ends count on one line: positions of a cut axis."""
+        found: dict[str, list[tuple[int, int, Line]]] = {}
+        for program, ops in zip(self.unit_programs, self.unit_ops, strict=True) if not self.lists else ():
+            for n, variants in ops.items():
+                if program.ops[n].name == "arange":
+                    for x in variants:
+                        for node in topological(x.lowered.outputs):
+                            line = x.axes.lines.get(id(node))
+                            if node.prim == "iota" and node.attrs[1] == 1 and line is not None:
+                                found.setdefault(program.ops[n].outputs[0], []).append((node.attrs[0], node.shape[0], line))
+        for stretches in found.values():
+            starts, sizes = {s for s, _, _ in stretches}, {size for _, size, _ in stretches}
+            if len(starts) > 1 and len(sizes) == 1 and starts == set(range(0, len(starts) * min(sizes), min(sizes))):
+                joined: Line | None = None
+                for _, _, line in stretches:
+                    joined = self.inference.same_line(joined, line)
+                assert joined is not None
+                joined.root().compared = True
 
     def _even(self, scope: Scope, op: Op, names: Sequence[str], found: Mapping[tuple[int, ...], Lowered], u: int) -> bool:
         """Whether ranks take all equal slices of a dimension; a rank with an edit takes one of those that its like take."""

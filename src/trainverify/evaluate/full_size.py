@@ -76,18 +76,21 @@ class ByClasses:
             return Run(self.classes, inputs_of(self.classes, point.seed, point.magnitude, point.digits), domain).logical(names)
 
         best, most = Point(self.seed, MAGNITUDES[0], 0), 0
-        for digits in range(digits_of(self.classes) + 1):
-            point = replace(best, digits=digits)
-            found = run(point, ClassedDomain())
-            known = sum(_some(found.get(n)) for n in names)
-            if known > most:
-                best, most = point, known
-            if known == len(names):
+        for magnitude in MAGNITUDES:
+            for digits in range(digits_of(self.classes) + 1):
+                point = Point(self.seed, magnitude, digits)
+                found = run(point, ClassedDomain())
+                known = sum(_some(found.get(n)) for n in names)
+                if known > most:
+                    best, most = point, known
+                if known == len(names):
+                    break
+            if most == len(names):
                 break
         if not most:
             raise NoCells("no output of the logical program has a value on classes")
         quietest = -1
-        for magnitude in MAGNITUDES:
+        for magnitude in [m for m in MAGNITUDES if m <= best.magnitude]:
             point = replace(best, magnitude=magnitude)
             found, exact = run(point, ClassedDomain()), run(point, ClassedDomain(EXTENDED))
             quiet = sum(_some(found.get(n)) and _quiet(found.get(n), exact.get(n)) for n in names)

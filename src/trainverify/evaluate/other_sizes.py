@@ -24,7 +24,11 @@ from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Program
 
-SIZES: Final = ((3, True), (3, False), (WHOLE, False), (WHOLE, True))  # base, whether operators' own counts shrink
+SIZES: Final = (
+    (3, False),
+    (WHOLE, False),
+    (WHOLE, True),
+)  # base, and whether operators' own counts shrink: then literals are read in all ways
 TRIED: Final = 3  # sorts of obligations, by the literals that go into them
 MAGNITUDES: Final = (1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0, 1 / 2, 1 / 8)
 

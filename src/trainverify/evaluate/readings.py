@@ -25,7 +25,7 @@ from trainverify.graph.program import Op
 from trainverify.primitives.node import Node, ordered, rebuild
 
 LOGICAL: Final = -1
-MOST: Final = 48  # readings of one evaluation: with more there is no verdict
+MOST: Final = 80  # readings of one evaluation: with more there is no verdict
 
 Place = tuple[str, str, str]  # a literal, the op it is in, and where that is written: read alike wherever it stands
 Reading = Mapping[Place, Fraction]  # factors

@@ -162,7 +162,7 @@ def fold(
         raise PlanError(f"{len(programs)} programs for {mesh}")
     kinds: dict[Any, list[int]] = {}
     for rank, program in enumerate(programs):
-        kinds.setdefault(_skeleton(program, groups), []).append(rank)
+        kinds.setdefault(skeleton(program, groups), []).append(rank)
     templates = [_template([programs[r] for r in ranks], ranks, groups) for ranks in kinds.values()]
     return Plan(name, mesh, tuple(templates), dict(groups), lineage)
 
@@ -178,9 +178,15 @@ def _shape_of(value: Value, groups: Groups) -> Any:
     return "*" if _loose(value, groups) else (type(value).__name__, repr(value))
 
 
-def _skeleton(program: Program, groups: Groups) -> Any:
+def _beside_attrs(op: Op) -> tuple[Any, ...]:
+    return op.name, op.inputs, op.outputs, op.phase, op.forward, op.source
+
+
+def skeleton(program: Program, groups: Groups) -> Any:
+    """What programs that share a template have in common."""
+
     def ops(items: tuple[Op, ...]) -> Any:
-        return tuple((replace(o, attrs=()), tuple((k, _shape_of(v, groups)) for k, v in o.attrs)) for o in items)
+        return tuple((*_beside_attrs(o), tuple((k, _shape_of(v, groups)) for k, v in o.attrs)) for o in items)
 
     bodies = tuple((n, tuple(f.tensors.items()), f.inputs, f.outputs, ops(f.ops)) for n, f in sorted(program.functions.items()))
     heads = (program.name, program.inputs, program.parameters, program.state, program.outputs)
@@ -202,6 +208,9 @@ def _template(programs: list[Program], ranks: list[int], groups: Groups) -> Temp
     def joined(lists: list[tuple[Op, ...]]) -> tuple[Op, ...]:
         result = []
         for same in zip(*lists, strict=True):
+            if all(o.attrs == same[0].attrs for o in same):
+                result.append(same[0])
+                continue
             attrs = tuple((k, join(tuple(o.attrs[i][1] for o in same))) for i, (k, _) in enumerate(same[0].attrs))
             result.append(replace(same[0], attrs=attrs))
         return tuple(result)

@@ -54,16 +54,15 @@ def lying(t: torch.Tensor) -> str:
     return f"{t.numel()} × {str(t.dtype).removeprefix('torch.')}{order}"
 
 
-def disagreements(groups: Sequence[Mapping[str, tuple[int, ...]]], ledgers: Sequence[Ledger]) -> Iterator[Finding]:
-    """Where ranks do not say the same; `groups` are those that each rank is in."""
+def disagreements(groups: Sequence[Mapping[str, tuple[int, ...]]], ledgers: Mapping[int, Ledger]) -> Iterator[Finding]:
+    """Where ranks that were captured do not say the same; `groups` are those that each rank is in."""
     members = {n: m for g in groups for n, m in g.items()}
     for name, ranks in members.items():
-        lists = {r: ledgers[r].messages.get(name, []) for r in ranks if r < len(ledgers)}
+        lists = {r: ledgers[r].messages.get(name, []) for r in ranks if r in ledgers}
         yield from _unlike(f"group {name}", lists, "error", "the collectives of a group are the same on all its members, in one order")
-    everyone = dict(enumerate(ledgers))
-    created = {r: led.created for r, led in everyone.items()}
+    created = {r: led.created for r, led in ledgers.items()}
     yield from _unlike("process groups", created, "error", "every rank calls new_group for every group, in the same order")
-    objects = {r: led.objects for r, led in everyone.items()}
+    objects = {r: led.objects for r, led in ledgers.items()}
     yield from _unlike(
         "exchanged Python objects", objects, "unsupported", "a rank is captured as if all ranks gave the object that it gives"
     )
@@ -90,10 +89,10 @@ def _text(said: Said) -> str:
     return said.what + (f" ({said.source})" if said.source else "")
 
 
-def numbers(reference: Ledger, ledgers: Sequence[Ledger]) -> Iterator[Finding]:
+def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Finding]:
     """Small numbers that live from step to step and follow from constants: the same on one device and on ranks."""
     seen: set[str] = set()
-    for rank, led in enumerate(ledgers):
+    for rank, led in ledgers.items():
         for name, (before, after) in led.numbers.items():
             seen.add(name)
             other = reference.numbers.get(name)

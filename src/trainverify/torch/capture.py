@@ -49,6 +49,7 @@ class Captured:
     missing: dict[str, Missing] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     merged: list[str] = field(default_factory=list)
+    unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # of a DDP group: parameters that this rank did not use
     seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     branches: list[Branch] = field(default_factory=list)  # conditions on data, and the ways that were taken
@@ -130,6 +131,9 @@ class Session:
         for name, tensor in made.items():
             t.emitter.declare(name, type_of(tensor))
             t.define(tensor, name)
+            domain = self.batch[name].domain if name in self.batch else None
+            if domain is not None and domain.kind == "ids" and (domain.ignore is None or domain.ignore >= 0):
+                t.emitter.nonnegative.add(name)
             self.inputs[name] = tensor
         for name, tensor in self.counts.items():
             value = t.known(tensor)
@@ -203,7 +207,7 @@ class Session:
 
         parameters = [n for n in self.named if n.kind == "parameter"]
         states = [n for n in self.named if n.kind == "state"]
-        sources = {*self.inputs, *(n.name for n in self.named)}
+        sources = {*self.inputs, *t.emitter.masks, *(n.name for n in self.named)}
         metrics: dict[str, Value] = {}
         for key, value in _losses(returned, self.loss).items():
             read = t.read_written(local(value))
@@ -256,9 +260,9 @@ class Session:
             )
         domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
         domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
-        program = t.emitter.program(
-            name, tuple(self.inputs), tuple(n.name for n in parameters), tuple(n.name for n in states), outputs, domains
-        )
+        domains |= {n: Domain("indicator") for n in t.emitter.masks}
+        inputs = (*self.inputs, *t.emitter.masks)
+        program = t.emitter.program(name, inputs, tuple(n.name for n in parameters), tuple(n.name for n in states), outputs, domains)
         return Captured(
             program,
             self.rank,
@@ -270,6 +274,7 @@ class Session:
             dict(t.missing),
             dict(t.calls),
             t.literals.merged(),
+            self.talk.unused,
             ledger=self.talk.ledger,
             branches=list(self.reader.branches),
             chosen=list(t.read_values),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
@@ -18,7 +19,7 @@ from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart
 from trainverify.torch.translate import Translator, key_of, type_of, view_of
 from trainverify.torch.values import Unknown, Unmapped, Value
-from trainverify.torch.views import is_dense
+from trainverify.torch.views import is_dense, memory_order
 
 REDUCTIONS: Final = {"SUM": "sum", "AVG": "avg", "MAX": "max", "MIN": "min", "PRODUCT": "prod"}
 FUNCTIONAL: Final = {"sum": "sum", "avg": "avg", "max": "max", "min": "min", "product": "prod"}
@@ -51,6 +52,25 @@ class Group:
     members: tuple[int, ...]
 
 
+def group_name(members: tuple[int, ...], number: int) -> str:
+    """The name of the group of these members that was made as the `number`-th on a rank."""
+    few = len(members) <= 16
+    text = ",".join(map(str, members)) if few else f"{members[0]}..{members[-1]}x{len(members)}.{zlib.crc32(repr(members).encode()):08x}"
+    return f"ranks {text}" + (f" #{number}" if number else "")
+
+
+def group_number(name: str) -> int:
+    return int(name.rpartition("#")[2]) if "#" in name else 0
+
+
+TAGS: Final = 1000  # of one group
+
+
+def tag_of(name: str, tag: int) -> int:
+    """A tag that messages of other groups do not have."""
+    return (1 + zlib.crc32(name.encode()) % 100_000) * TAGS + tag
+
+
 @dataclass
 class Flight:
     """Communication that is under way: what it will write, and what must not change meanwhile."""
@@ -74,6 +94,7 @@ class Talk:
     batch: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     assumed: list[str] = field(default_factory=list)
+    unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # group and parameters that this rank has not used
     in_batch: bool = False  # between the first and the last message of a batch that the user names
     _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
 
@@ -81,8 +102,7 @@ class Talk:
         """A new group."""
         key = tuple(members)
         number = self._seen[key] = self._seen.get(key, -1) + 1
-        text = ",".join(map(str, key)) if len(key) <= 16 else f"{key[0]}..{key[-1]}x{len(key)}.{zlib.crc32(repr(key).encode()):08x}"
-        name = f"ranks {text}" + (f" #{number}" if number else "")
+        name = group_name(key, number)
         made = self.groups[name] = Group(name, key)
         return made
 
@@ -97,6 +117,7 @@ class Talk:
         flight = Flight(len(self.flights), list(results), versions, place.source)
         self.flights.append(flight)
         for tensor, _ in results:
+            t.counts(tensor)
             t.write(tensor, Unknown(f"the result of communication that was not waited for ({place.source})", place.source, flight.number))
         return flight
 
@@ -138,6 +159,23 @@ class Talk:
         self.translator.emitter.place = self.translator._place()
         return self.translator.step is not None
 
+    def in_memory(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same memory as contiguous tensors: ranks exchange memory, whatever the order of dimensions is."""
+        made = []
+        for t in tensors:
+            view = view_of(t)
+            order = memory_order(view)
+            plain = t.is_contiguous() or not is_dense(view)
+            made.append(t if plain else t.detach().permute(order))
+        return made
+
+    def contiguous(self, *tensors: torch.Tensor) -> None:
+        """Refuse tensors of which memory is not what their elements are in order."""
+        for t in tensors:
+            if not t.is_contiguous():
+                shown = f"{list(t.shape)} with strides {list(t.stride())}"
+                raise Unmapped(f"a tensor {shown} that is not contiguous: ranks exchange memory, not elements")
+
     def guarded(
         self,
         inputs: Sequence[torch.Tensor],
@@ -152,6 +190,7 @@ class Talk:
         if not self._begin():
             before = Unknown("a value that was communicated before the step", t.emitter.place.source)
             for o in outputs:
+                t.counts(o)
                 t.write(o, before)
             return Flight(-1, [], [], None, True)
         if said is not None:
@@ -196,7 +235,10 @@ class Talk:
         return x if factor is None else t.emitter.op("mul", (x,), {"value": t.literals(factor)})
 
     def all_reduce(self, group: Group, tensors: Sequence[torch.Tensor], op: Any) -> Flight:
+        tensors = self.in_memory(tensors)
+
         def make() -> list[Value]:
+            self.contiguous(*tensors)
             ours, factor = self.reduction(op)
             made: list[Value] = []
             for x in tensors:
@@ -206,8 +248,22 @@ class Talk:
 
         return self.guarded(tensors, tensors, make, (group, f"all_reduce {_way(op)} of {_lying(tensors)}"))
 
+    def used(self, group: Group, tensor: torch.Tensor, op: Any) -> Flight:
+        """DDP's reducer adds up which parameters ranks have used; it reads the sum where this rank has not used one."""
+        t = self.translator
+        own = t.counts(tensor)
+        flight = self.all_reduce(group, [tensor], op)
+        if own is not None:
+            t.recount(tensor, own)
+            with unset_fake_temporarily():
+                self.unused.append((group.name, tuple(i for i, n in enumerate(own.tolist()) if not n)))
+        return flight
+
     def broadcast(self, group: Group, tensor: torch.Tensor, root: int) -> Flight:
+        (tensor,) = self.in_memory([tensor])
+
         def make() -> list[Value]:
+            self.contiguous(tensor)
             return [self.from_root("broadcast", group, tensor, root, type_of(tensor))]
 
         return self.guarded([tensor], [tensor], make, (group, f"broadcast from {root} of {lying(tensor)}"))
@@ -225,7 +281,10 @@ class Talk:
         return made
 
     def reduce(self, group: Group, tensor: torch.Tensor, root: int, op: Any) -> Flight:
+        (tensor,) = self.in_memory([tensor])
+
         def make() -> list[Value]:
+            self.contiguous(tensor)
             ours, factor = self.reduction(op)
             e = self.translator.emitter
             name = self.premultiplied(self.translator.named(tensor), factor)
@@ -239,6 +298,7 @@ class Talk:
         """The members' tensors as a list."""
 
         def make() -> list[Value]:
+            self.contiguous(x, *outputs)
             e, kind = self.translator.emitter, type_of(x)
             n = len(group.members)
             row = e.reshape(self.translator.named(x), (1, *kind.shape))
@@ -264,8 +324,11 @@ class Talk:
         return e.reshape(whole, shape)
 
     def all_gather_single(self, group: Group, output: torch.Tensor, x: torch.Tensor) -> Flight:
-        said = (group, f"gathering all of {lying(x)}")
-        return self.guarded([x], [output], lambda: [self.gathered(group, x, type_of(output).shape)], said)
+        def make() -> list[Value]:
+            self.contiguous(x, output)
+            return [self.gathered(group, x, type_of(output).shape)]
+
+        return self.guarded([x], [output], make, (group, f"gathering all of {lying(x)}"))
 
     def scattered(self, group: Group, name: str, shape: tuple[int, ...], op: str) -> str:
         """The sum over members, cut in memory order: the own block in this shape."""
@@ -279,6 +342,7 @@ class Talk:
 
     def reduce_scatter_single(self, group: Group, output: torch.Tensor, x: torch.Tensor, op: Any) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(x, output)
             ours, factor = self.reduction(op)
             name = self.premultiplied(self.translator.named(x), factor)
             return [self.scattered(group, name, type_of(output).shape, ours)]
@@ -287,6 +351,7 @@ class Talk:
 
     def reduce_scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], op: Any) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(*xs, output)
             ours, factor = self.reduction(op)
             names = [self.premultiplied(self.translator.named(x), factor) for x in xs]
             stacked = self.translator.emitter.op("stack", names, {"dim": 0})
@@ -305,6 +370,7 @@ class Talk:
         self, group: Group, output: torch.Tensor, x: torch.Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int]
     ) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(x, output)
             if len(set(output_sizes)) > 1 or len(set(input_sizes)) > 1:
                 raise Unmapped("an all-to-all with blocks of different sizes")
             return [self.exchanged(group, self.translator.named(x), type_of(output).shape)]
@@ -313,6 +379,7 @@ class Talk:
 
     def all_to_all(self, group: Group, outputs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor]) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(*xs, *outputs)
             if len({type_of(x) for x in (*xs, *outputs)}) > 1:
                 raise Unmapped("an all-to-all with blocks of different sizes")
             stacked = self.translator.emitter.op("stack", [self.translator.named(x) for x in xs], {"dim": 0})
@@ -323,6 +390,7 @@ class Talk:
 
     def scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], root: int) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(*xs, output)
             e, kind = self.translator.emitter, type_of(output)
             attrs = {"group": group.name, "root": root, "dim": 0}
             given = (e.op("stack", [self.translator.named(x) for x in xs], {"dim": 0}),) if root == self.rank else ()
@@ -334,6 +402,7 @@ class Talk:
 
     def gather(self, group: Group, outputs: Sequence[torch.Tensor], x: torch.Tensor, root: int) -> Flight:
         def make() -> list[Value]:
+            self.contiguous(x, *outputs)
             e, kind, n = self.translator.emitter, type_of(x), len(group.members)
             row = e.reshape(self.translator.named(x), (1, *kind.shape))
             whole = TensorType((n, *kind.shape), kind.dtype) if root == self.rank else None
@@ -349,10 +418,13 @@ class Talk:
     def tag(self, group: Group, tag: int) -> int:
         """Messages of different groups never meet."""
         whole = group.members == tuple(range(len(group.members))) and group.name.count("#") == 0
-        return tag if whole else (1 + zlib.crc32(group.name.encode()) % 100_000) * 1000 + tag
+        return tag if whole else tag_of(group.name, tag)
 
     def send(self, group: Group, x: torch.Tensor, to: int, tag: int) -> Flight:
+        (x,) = self.in_memory([x])
+
         def make() -> list[Value]:
+            self.contiguous(x)
             attrs = {"peer": group.members[to], "tag": self.tag(group, tag), "batch": f"batch.{self.batch}"}
             self.translator.emitter.communicate("send", (self.translator.named(x),), attrs, None)
             return []
@@ -360,7 +432,10 @@ class Talk:
         return self.guarded([x], [], make)
 
     def recv(self, group: Group, x: torch.Tensor, origin: int, tag: int) -> Flight:
+        (x,) = self.in_memory([x])
+
         def make() -> list[Value]:
+            self.contiguous(x)
             kind = type_of(x)
             attrs = {"peer": group.members[origin], "tag": self.tag(group, tag), "batch": f"batch.{self.batch}"}
             made = self.translator.emitter.communicate("recv", (), {**attrs, "shape": kind.shape, "dtype": kind.dtype}, kind)

@@ -19,6 +19,7 @@ from trainverify.torch.judge import captures, judge, pair
 from trainverify.torch.launch import CaptureError, Failed, Reads, resolve, run
 from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
+from trainverify.torch.sample import chosen
 from trainverify.torch.script import capture_script
 from trainverify.torch.ways import Choices, Way, joined, ways
 
@@ -53,7 +54,14 @@ def settings_of(target: str) -> dict[str, Any]:
 
 
 def functions(
-    reference: str, distributed: str, world: int, table: OpTable, tell: Progress, accept: bool = False, real: bool = False
+    reference: str,
+    distributed: str,
+    world: int,
+    table: OpTable,
+    tell: Progress,
+    all_ranks: bool = False,
+    accept: bool = False,
+    real: bool = False,
 ) -> Subject:
     """Two functions of files; the file of the second says what the batch is."""
     said = settings_of(distributed)
@@ -64,7 +72,8 @@ def functions(
         raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
 
     def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
-        return captures(reference, distributed, world, said["batch"], mesh, table, None, tell, choices=choices, accept=accept, real=real)
+        given = (reference, distributed, world, said["batch"], mesh, table, None, tell)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real)
 
     found = tuple(ways(run_way))
     one, ranks, targets = found[0].reference, found[0].ranks, (reference, distributed)
@@ -72,48 +81,49 @@ def functions(
 
 
 def script(
-    path: str, arguments: Sequence[str], reference: Sequence[str] | None, world: int, table: OpTable, tell: Progress, accept: bool = False
-) -> Subject:
-    """A script as it is: once as the only rank, then as every rank of the world; again for every combination of branches on data."""
-    told: list[tuple[Any, Any]] = []
-
-    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
-        one, ranks, specs, said = _script(path, arguments, reference, world, table, tell, choices, accept)
-        told.append((specs, said))
-        return one, ranks
-
-    found = tuple(ways(run_way))
-    specs, said = told[0]
-    mesh = Mesh(said["mesh"] or {"dp": world})
-    if mesh.size != world:
-        raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
-    return Subject(found[0].reference, found[0].ranks, mesh, specs, said["cuts"], said["loss"], None, found)
-
-
-def _script(
     path: str,
     arguments: Sequence[str],
     reference: Sequence[str] | None,
     world: int,
     table: OpTable,
     tell: Progress,
-    choices: Choices,
-    accept: bool,
-) -> tuple[Captured, list[Captured], Any, Any]:
-    """One capture of the script by every process: programs, what the batch holds, and what the script says about the mesh."""
+    all_ranks: bool = False,
+    accept: bool = False,
+) -> Subject:
+    """A script as it is: once as the only rank, then as the ranks of the world. The first of them says what the mesh is.
+
+    All of it again for every combination of branches on data."""
     alone = arguments if reference is None else reference
-    works = [lambda: capture_script(path, alone, 0, 1, True, table, choices, accept)]
-    works += [lambda r=r: capture_script(path, arguments, r, world, False, table, choices, accept) for r in range(world)]  # type: ignore[misc]
-    tell(f"capturing 1 + {world} processes")
-    good: list[tuple[Captured, Any, Any]] = []
-    for i, result in enumerate(run(works, tell=lambda n: tell(f"captured {n} of {len(works)} processes"))):
-        if isinstance(result, Failed):
-            who = "the only rank" if i == 0 else f"rank {i - 1}"
-            kind = Reads if result.kind == "ReadsData" else CaptureError
-            raise kind(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
-        good.append(result)
-    (one, specs, _), rest = good[0], good[1:]
-    return one, [c for c, _, _ in rest], specs, rest[0][2]
+    told: list[tuple[Mesh, Any, Any]] = []
+
+    def captured(ranks: Sequence[int | None], choices: Choices) -> list[tuple[Captured, Any, Any]]:
+        def work(r: int | None) -> Callable[[], tuple[Captured, Any, Any]]:
+            given = (path, alone, 0, 1, True) if r is None else (path, arguments, r, world, False)
+            return lambda: capture_script(*given, table, choices, accept)
+
+        works = [work(r) for r in ranks]
+        found = []
+        for r, result in zip(ranks, run(works, tell=lambda n: tell(f"captured {n} of {len(works)} processes")), strict=True):
+            if isinstance(result, Failed):
+                who = "the only rank" if r is None else f"rank {r}"
+                kind = Reads if result.kind == "ReadsData" else CaptureError
+                raise kind(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
+            found.append(result)
+        return found
+
+    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+        (one, specs, _), first = captured([None, 0], choices)
+        said = first[2]
+        mesh = Mesh(said["mesh"] or {"dp": world})
+        if mesh.size != world:
+            raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
+        ranks = range(world) if all_ranks else chosen(mesh)
+        told.append((mesh, specs, said))
+        return one, [c for c, _, _ in (first, *captured(ranks[1:], choices))]
+
+    every = tuple(ways(run_way))
+    mesh, specs, said = told[0]
+    return Subject(every[0].reference, every[0].ranks, mesh, specs, said["cuts"], said["loss"], None, every)
 
 
 def verdict(
@@ -133,6 +143,8 @@ def verdict(
         return report
     if s.targets is None:
         raise CaptureError("--replay goes with functions, not with a script")
+    if len(s.ranks) < s.mesh.size:
+        raise CaptureError("--replay runs every rank for real: use it with a small --world-size")
     tell("running for real")
     made = pair(s.reference, s.ranks, s.mesh, s.batch, s.cuts, s.loss)
     found = replay(*s.targets, s.mesh.size, s.batch, made, table, seed)

@@ -11,8 +11,9 @@ from typing import Any, Final, Literal
 import torch
 from torch.optim import Optimizer
 
+from trainverify.torch.names import clean
+
 Kind = Literal["parameter", "state"]
-WRAPPERS: Final = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 STEPS_TAKEN: Final = 2  # steps before the one that is captured: nothing is as in the first step
 DEPTH: Final = 4
 
@@ -46,7 +47,8 @@ def search(*roots: Any) -> Found:
             return
         seen.add(id(value))
         if isinstance(value, torch.nn.Module):
-            found.modules.setdefault(name, value)
+            again = sum(n == name or n.startswith(f"{name}#") for n in found.modules)  # stages of a pipeline are all called alike
+            found.modules[f"{name}#{again}" if again else name] = value
         elif isinstance(value, Optimizer):
             found.optimizers.append(value)
             inner = getattr(value, "optim", None)
@@ -87,11 +89,6 @@ def _referred(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name in fn.__code__.co_names:
         if name in fn.__globals__ and not isinstance(fn.__globals__[name], types.ModuleType | type):
             yield name, fn.__globals__[name]
-
-
-def clean(name: str) -> str:
-    """A name without the parts that wrappers add."""
-    return ".".join(p for p in name.split(".") if p not in WRAPPERS)
 
 
 def tensors_of(modules: dict[str, torch.nn.Module]) -> Iterator[Named]:

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainverify.torch.discover import Named, preset, search, tensors_of
+from trainverify.torch.emit import mask_name
 from trainverify.torch.inputs import Batch
+from trainverify.torch.lines import Lines
 from trainverify.torch.placed import local
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -36,8 +39,14 @@ def run_eagerly(
     made: Outputs = {}
     grads: dict[str, torch.Tensor] = {}
     handle = _note_gradients(by_tensor, grads)
-    returned = step(inputs)
-    handle.remove()
+    lines = Lines()
+    for module in found.modules.values():
+        lines.name_modules(module)
+    handles = [handle, *lines.hooks()]
+    with Masks(lines, values):
+        returned = step(inputs)
+    for h in handles:
+        h.remove()
     for key, value in (returned if isinstance(returned, Mapping) else {"loss": returned}).items():
         if isinstance(value, torch.Tensor):
             made["loss" if key == "loss" else "metric", None if key == "loss" else str(key)] = _array(value)
@@ -49,6 +58,22 @@ def run_eagerly(
             if grad is not None:
                 made["gradient", n.name] = _array(grad)
     return made
+
+
+class Masks(TorchDispatchMode):
+    """Dropout draws the masks that it is given."""
+
+    def __init__(self, lines: Lines, values: Arrays):
+        super().__init__()
+        self.lines, self.values, self.drawn = lines, values, list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bernoulli_.float:
+            name = mask_name(self.lines.here().module, args[1], self.drawn)
+            if name in self.values:
+                self.drawn.append(name)
+                return args[0].copy_(torch.from_numpy(np.ascontiguousarray(self.values[name])))
+        return func(*args, **(kwargs or {}))
 
 
 def _set(named: Sequence[Named], values: Arrays) -> None:

@@ -10,6 +10,7 @@ from trainverify.graph.program import Domain, Op, Output, Phase, Program, Source
 from trainverify.graph.types import DTYPES, TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpError, OpTable
+from trainverify.torch.names import clean
 from trainverify.torch.rewrites import rewritten
 from trainverify.torch.values import Unmapped
 
@@ -23,6 +24,12 @@ class Place:
     phase: Phase = "forward"
 
 
+def mask_name(module: str, keep: float, drawn: Sequence[str]) -> str:
+    """The name of the next mask that a module draws; the same on all ranks, whatever wraps the module."""
+    base = f"{clean(module) or 'step'}/kept.{keep:g}"
+    return f"{base}.{sum(n.rpartition('.')[0] == base for n in drawn)}"
+
+
 class Emitter:
     """The program of one rank under construction."""
 
@@ -34,6 +41,8 @@ class Emitter:
         self.place = Place()
         self.label = "op"
         self.prefix = "before/"  # of names, until the step begins
+        self.masks: list[str] = []  # of dropout, in the order in which they are drawn
+        self.nonnegative: set[str] = set()  # sources of integers that are never negative
         self._numbers: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], str] = {}
 
@@ -100,6 +109,14 @@ class Emitter:
             self._constants[key] = self.op("full", (), {"shape": shape, "value": value, "dtype": dtype}, "constant")
             self.place = place
         return self._constants[key]
+
+    def mask(self, kind: TensorType, keep: float) -> str | None:
+        """A random mask as a source: by the module that draws it, and how many it has drawn. None outside of the step's forward pass."""
+        if self.prefix or self.place.phase != "forward":
+            return None
+        name = mask_name(self.place.module, keep, self.masks)
+        self.masks.append(self.declare(name, kind))
+        return name
 
     def cast(self, name: str, dtype: str) -> str:
         return name if self.tensors[name].dtype == dtype else self.op("to", (name,), {"dtype": dtype})

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from trainverify.check.findings import Finding, names
 from trainverify.graph.lineage import Layout, Reduction
@@ -24,10 +24,11 @@ from trainverify.torch.inputs import Batch
 from trainverify.torch.launch import CaptureError, Failed, Reads, Target, Traced, resolve, run
 from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
 from trainverify.torch.mappings import Row
+from trainverify.torch.positions import aligned
+from trainverify.torch.sample import NoSample, assumption, chosen, everyone
 from trainverify.torch.ways import Choices, Way, happens, joined, ways
 from trainverify.verify import verify as verify_programs
 
-ALL_RANKS: Final = 64  # up to so many, every rank is captured
 Loss = str | Mapping[str, Reduction]  # "whole", or over which mesh axes the local losses are summed or averaged
 Progress = Callable[[str], None]
 
@@ -58,11 +59,15 @@ def captures(
     meanings: Mapping[str, Row] | None = None,
     tell: Progress = _silent,
     seconds: float = 600.0,
+    all_ranks: bool = False,
+    ranks: Sequence[int] | None = None,
     choices: Choices = (),
     accept: bool = False,
     real: bool = False,
 ) -> tuple[Captured, list[Captured]]:
-    """The reference and all ranks, each in a process of its own."""
+    """The reference and all ranks (of many, a sample; or those that are given), each in a process of its own."""
+    if ranks is None:
+        ranks = range(world_size) if all_ranks else chosen(mesh)
 
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store") if real else None
@@ -70,12 +75,14 @@ def captures(
         def one(target: Target, rank: int | None) -> Callable[[], Captured]:
             return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings, "step", choices, accept, store)
 
-        works = [one(reference, None), *(one(distributed, r) for r in range(world_size))]
-        tell(f"capturing 1 + {world_size} processes")
+        if real and len(ranks) < world_size:
+            raise CaptureError(f"{world_size} ranks: on real tensors all of them run at once")
+        works = [one(reference, None), *(one(distributed, r) for r in ranks)]
+        tell(f"capturing 1 + {len(ranks)} processes")
         found = run(works, real, seconds, lambda n: tell(f"captured {n} of {len(works)} processes"))
     good: list[Captured] = []
     for i, result in enumerate(found):
-        who = "the reference" if i == 0 else f"rank {i - 1}"
+        who = "the reference" if i == 0 else f"rank {ranks[i - 1]}"
         if isinstance(result, Failed):
             where = f" ({result.where})" if result.where else ""
             kind = Reads if result.kind == "ReadsData" else CaptureError
@@ -85,10 +92,11 @@ def captures(
 
 
 def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batch, cuts: Cuts | None = None, loss: Loss = "whole") -> Pair:
-    """The logical program and the plan."""
+    """The logical program and the plan; ranks that were not captured run what is assumed of them."""
+    captured, ranks = ranks, everyone(ranks, mesh)
     logical = replace(reference.program, name="the reference")
     groups = {n: members for c in ranks for n, members in c.groups.items()}
-    programs = [c.program for c in ranks]
+    programs = aligned(logical, [c.program for c in ranks])
     if not isinstance(loss, str):
         programs = [_with_loss(p, mesh, i, loss, groups) for i, p in enumerate(programs)]
     held = [Held(i, p, c.placed) for i, (p, c) in enumerate(zip(programs, ranks, strict=True))]
@@ -102,16 +110,23 @@ def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batc
         which = names(sorted(partial))
         notes.append(f"gradients of {which} are summands until the optimizer adds them up: their updates are compared instead")
     plan = fold("the captured ranks", mesh, programs, groups, (*lineage, *gradients))
-    everyone = [reference, *ranks]
-    findings = _summarised([f for c in everyone for f in c.findings])
-    assumed = [a for c in everyone for a in c.assumed]
+    processes = [reference, *captured]
+    findings = _summarised([f for c in processes for f in c.findings])
+    assumed = [a for c in processes for a in c.assumed]
+    if len(captured) < len(ranks):
+        assumed.insert(0, assumption(len(captured), len(ranks)))
     if not isinstance(loss, str):
         assumed.append(
             "declared: the loss of the step is the " + ", ".join(f"{op} over {a}" for a, op in loss.items()) + " of what ranks report"
         )
-    merged = [m for c in everyone for m in c.merged]
+    masks = [n for n in logical.inputs if n not in batch]
+    if masks:
+        lie = [f"{x.logical}: {x.form}" for x in lineage if x.logical in masks][:1]
+        text = "dropout: masks are inputs, the same elements the same on all ranks and in the reference, cut as their activations are"
+        assumed.append(f"{text} ({'; '.join([names(masks), *lie])})")
+    merged = [m for c in processes for m in c.merged]
     notes += [f"literals that count as one: {m}" for m in dict.fromkeys(merged)]
-    return Pair(logical, plan, tuple(findings), tuple(dict.fromkeys(assumed)), tuple(notes), tuple(everyone))
+    return Pair(logical, plan, tuple(findings), tuple(dict.fromkeys(assumed)), tuple(notes), tuple(processes))
 
 
 def _with_loss(program: Program, mesh: Mesh, rank: int, over: Mapping[str, Reduction], groups: dict[str, tuple[int, ...]]) -> Program:
@@ -187,6 +202,7 @@ def verify(
     engine: Engine = "algebra",
     progress: Progress = _silent,
     seconds: float = 600.0,
+    all_ranks: bool = False,
     accept_choices: bool = False,
     real: bool = False,
 ) -> Report:
@@ -194,6 +210,7 @@ def verify(
 
     `mesh` names the axes of the ranks, the last one varying fastest. `cuts` says how plain tensors are cut that are smaller on a rank
     than in the reference; DTensors say it themselves. `loss` says over which axes the ranks' losses have to be combined.
+    Of more than 64 ranks a sample is captured, and the verdict is PROVED(sampled) at best; with `all_ranks` all of them are.
     Up to three conditions on data are captured both ways; with `accept_choices` more of them are taken to be true, and assumed to be.
     With `real` the code runs on real random tensors, ranks at once through gloo: for code that reads data. The verdict then is about the
     choices that this run made, which are listed as assumptions.
@@ -201,11 +218,10 @@ def verify(
     named = mesh if isinstance(mesh, Mesh) else Mesh(mesh or {"dp": world_size})
     if named.size != world_size:
         raise ValueError(f"{named} has {named.size} ranks, not {world_size}")
-    if world_size > ALL_RANKS:  # a rank that was not captured may differ: no verdict for all would be one
-        raise CaptureError(f"{world_size} ranks: at most {ALL_RANKS} are captured, and there is no verdict about ranks that are not")
 
     def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
-        return captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds, choices, accept_choices, real)
+        given = (reference, distributed, world_size, batch, named, ops, meanings, progress, seconds)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept_choices, real=real)
 
     def judge_way(way: Way) -> Report:
         return judge(way.reference, way.ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
@@ -233,9 +249,10 @@ def judge(
     way = Way(reference, tuple(ranks))
     if (unlike := way.disagreement()) is not None:
         return Report("UNKNOWN", unlike, subject)
-    early = _summarised([f for c in (reference, *ranks) for f in c.findings])
-    early += disagreements([c.groups for c in ranks], [c.ledger for c in ranks])
-    early += numbers(reference.ledger, [c.ledger for c in ranks])
+    ledgers = {c.rank if c.rank is not None else i: c.ledger for i, c in enumerate(ranks)}
+    early = _summarised([f for c in (reference, *ranks) for f in c.findings] + _used_alike(ranks))
+    early += disagreements([c.groups for c in ranks], ledgers)
+    early += numbers(reference.ledger, ledgers)
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
         return stopped
@@ -243,6 +260,8 @@ def judge(
         made = pair(reference, ranks, mesh, batch, cuts, loss)
     except NoLineage as error:
         return Report("UNKNOWN", f"lineage: {error}", subject, tuple(early))
+    except NoSample as error:
+        return Report("UNKNOWN", f"{len(ranks)} of {mesh.size} ranks captured: {error}", subject, tuple(early))
     told = _without_conditions(reference, ranks)
     less = made if told is None else pair(*told, mesh, batch, cuts, loss)
     report = verify_programs(less.logical, less.plan, ops, points, seed, progress, engine)
@@ -252,12 +271,40 @@ def judge(
         report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; ranks and the reference read other values in this run")
     lines = reference.used  # of a gradient that a rank does not have, where the reference uses its own
     report = replace(report, findings=tuple(replace(f, source=f.source or lines.get(str(f.tensor))) for f in report.findings))
+    if len(ranks) < mesh.size:
+        report = _of_a_sample(report, {c.rank for c in ranks if c.rank is not None}, mesh.size)
     return replace(
         report,
         findings=(*report.findings, *made.findings, *(f for f in early if f not in made.findings)),
         assumptions=(*_shorter(report.assumptions), *made.assumed),
         notes=(*report.notes, *made.notes),
     )
+
+
+def _of_a_sample(report: Report, captured: set[int], world: int) -> Report:
+    """A verdict that says of how many ranks it is one. What goes wrong on a rank that is only assumed shows nothing."""
+    counted = f"{len(captured)} of {world} ranks captured"
+    report = replace(report, findings=(*report.findings, Finding("TV506", counted, severity="warning")))
+    if report.verdict == "PROVED":
+        return replace(report, verdict="PROVED(sampled)", reason=f"{counted}, nothing is shown of the others; {report.reason}")
+    places = [report.place.rank] if report.place is not None else [f.rank for f in report.findings if f.severity == "error"]
+    if report.verdict in ("REFUTED", "INVALID") and (not places or any(r is None or r not in captured for r in places)):
+        return replace(
+            report, verdict="UNKNOWN", reason=f"{counted}, and what differs may be due to what is assumed of others; {report.reason}"
+        )
+    return replace(report, reason=f"{counted}; {report.reason}")
+
+
+def _used_alike(ranks: Sequence[Captured]) -> list[Finding]:
+    """DDP's gradient of a parameter that a rank does not use depends on whether others do: all must use the same ones."""
+    by_rank = {c.rank: c for c in ranks}
+    for c in ranks:
+        for name, members in c.groups.items():
+            found = {tuple(u for g, u in by_rank[m].unused if g == name) for m in members if m in by_rank}
+            if len(found) > 1:
+                text = "ranks use different parameters (find_unused_parameters): what DDP does then is not followed"
+                return [Finding("TV504", text, c.rank, None, None, None, "unsupported")]
+    return []
 
 
 def _shorter(assumptions: Sequence[str]) -> list[str]:

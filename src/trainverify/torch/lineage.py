@@ -99,7 +99,14 @@ class Lineages:
 
     def layouts(self) -> Iterator[Layout]:
         for name in self.logical.inputs:
-            yield lies(name, self.batch[name])
+            if name in self.batch:
+                yield lies(name, self.batch[name])
+            else:
+                held = {h.rank: self.mask_form(h, name) for h in self.ranks if name in h.program.inputs}
+                yield from self.joined(name, name, held)
+        for h in self.ranks:
+            if more := [n for n in h.program.inputs if n not in self.logical.inputs]:
+                raise NoLineage(f"rank {h.rank} draws the dropout mask {more[0]}, which the reference does not draw")
         for name in (*self.logical.parameters, *self.logical.state):
             held = {h.rank: self.form(h, name, name) for h in self.ranks if name in h.program.tensors}
             if not held:
@@ -119,6 +126,25 @@ class Lineages:
             return Placements(())
         hint = f"say how it is cut: cuts={{{base!r}: '(tp o) k'}}"
         raise NoLineage(f"{name} is {list(shape)} on rank {h.rank} and {list(whole)} on one device; {hint}")
+
+    def mask_form(self, h: Held, name: str) -> Form:
+        """How a dropout mask lies: as its activation does. Every dimension that is shorter than in the reference is cut over the only
+        mesh axes of that size."""
+        said = cut_of(name, self.cuts)
+        if said is not None:
+            return layout(name, said).form
+        shape, whole = h.program.tensors[name].shape, self.logical.tensors[name].shape
+        axes = [a for a in self.mesh.names if self.mesh.length(a) > 1]
+        ways: list[Placements] = []
+        for dims in itertools.product((None, *range(len(whole))), repeat=len(axes)):
+            shards = [(a, d) for a, d in zip(axes, dims, strict=True) if d is not None]
+            sizes = [math.prod(self.mesh.length(a) for a, e in shards if e == d) for d in range(len(whole))]
+            if len(shape) == len(whole) and all(s * n == w for s, n, w in zip(shape, sizes, whole, strict=True)):
+                ways.append(Placements(tuple((a, Shard(d)) for a, d in shards)))
+        if len(ways) != 1:
+            hint = f"say how it is cut: cuts={{{name!r}: '(dp b) s h'}}"
+            raise NoLineage(f"the dropout mask {name} is {list(shape)} on rank {h.rank} and {list(whole)} on one device; {hint}")
+        return ways[0]
 
     def joined(self, logical: str, local: str, held: Mapping[int, Form]) -> Iterator[Layout]:
         """Ranks with equal forms in one layout."""

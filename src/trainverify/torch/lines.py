@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 
 from trainverify.graph.program import Source
-from trainverify.torch.discover import clean
 from trainverify.torch.emit import Place
+from trainverify.torch.names import clean
 from trainverify.torch.wrappers import Wrappers
 
 _TORCH: Final = str(Path(torch.__file__).resolve().parent) + os.sep

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Final
 
 ULPS: Final = 4  # of float64: what a few roundings of decimal literals may lose
+CANCELLED: Final = 2.0**-14  # numbers from here to 1/2 may be 1 − x, with the roundings of x
 DIGITS: Final = 9  # significant digits of a literal that someone wrote
 DIGITS32: Final = 6
 DENOMINATOR: Final = 1 << 20
@@ -23,7 +24,7 @@ def recovered(value: float) -> int | float | Fraction:
         return value
     if value == int(value) and abs(value) < 2**53:
         return int(value)
-    near = ULPS * math.ulp(value)
+    near = ULPS * math.ulp(0.5 if CANCELLED <= abs(value) < 0.5 else value)
     short = Fraction(f"{value:.{DIGITS}g}")
     if abs(short - Fraction(value)) <= near:
         return short
@@ -53,6 +54,9 @@ def root(value: float) -> Fraction | None:
         simple = square.limit_denominator(limit)
         if simple > 0 and simple.numerator <= DENOMINATOR and abs(float(simple) ** 0.5 - value) <= math.ulp(value):
             return simple
+    short = Fraction(f"{float(square):.{DIGITS}g}")
+    if recovered(float(square)) == short and abs(math.sqrt(short) - value) <= value * 2.0**-24:
+        return short  # √(1 − 0.999³)
     inverse = (1 / square).limit_denominator(1)
     if inverse > 0 and abs(1 / math.sqrt(inverse) - value) <= 2 * math.ulp(value):
         return 1 / inverse

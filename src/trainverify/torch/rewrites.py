@@ -2,13 +2,17 @@
 
 - scalars that are stacked: functions, slices and sums over ranks of a stack are stacks of these, and its norm is √(Σ x²);
   the norm of norms of tensors is the norm of all their elements
-- an embedding that masks ids outside its rows is an embedding of the rows from there on
+- a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
+- integers that count on from 0, plus a literal, count on from there
+- an embedding that masks ids outside its rows is an embedding of the rows from there on; likewise labels of a cut vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+from trainverify.torch.vocabulary import looked_up_backward, masked_lookup, written
 
 if TYPE_CHECKING:
     from trainverify.torch.emit import Emitter
@@ -40,9 +44,30 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return op.inputs[0]  # there and back
     if name in ("pow", "square") and attrs.get("exponent", 2) == 2 and (x := _normed(e, first)) is not None:
         return e.op("sum", (e.op("square", (x,)),))  # ‖x‖² is Σ x²
+    if name == "clamp" and set(attrs) == {"max"} and first is not None and e.shape(first) == () and e.kind(first) == "real":
+        return e.op("minimum", (first, e.full((), attrs["max"], e.tensors[first].dtype)))
+    if name in ("add", "sub") and len(inputs) == 1:
+        return _counted(e, name, first, attrs)
     if name == "where" and len(inputs) == 3:
-        return _vocabulary(e, inputs)
+        return masked_lookup(e, inputs)
+    if name == "put_along_dim":
+        return written(e, inputs, attrs["dim"])
+    if name == "einsum" and len(inputs) == 2:
+        return looked_up_backward(e, inputs, attrs["spec"])
     return None
+
+
+def _counted(e: Emitter, name: str, first: str | None, attrs: Mapping[str, Any]) -> str | None:
+    """arange(a, b) + k is arange(a + k, b + k); the same of real numbers."""
+    op, by = e.made.get(first), attrs.get("value")
+    if op is None or set(attrs) != {"value"} or type(by) is not int:
+        return None
+    if op.name == "to" and e.kind(str(first)) == "real" and (counted := _counted(e, name, op.inputs[0], attrs)) is not None:
+        return e.op("to", (counted,), dict(op.attrs))
+    if op.name != "arange" or e.kind(str(first)) != "int":
+        return None
+    by = by if name == "add" else -by
+    return e.op("arange", (), {**dict(op.attrs), "start": op.get("start", 0) + by, "stop": op.get("stop") + by})
 
 
 def _normed(e: Emitter, name: str | None) -> str | None:
@@ -69,44 +94,6 @@ def _of_stack(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
             total = e.op("add", (total, i))
         return total
     return None
-
-
-def _vocabulary(e: Emitter, inputs: Sequence[str | None]) -> str | None:
-    """where(outside, 0, embedding(where(outside, 0, ids − start), w)) with outside = ids < start or ids ≥ start + rows."""
-    mask, zero, found = inputs
-    looked_up = e.made.get(found)
-    if looked_up is None or looked_up.name != "embedding" or looked_up.get("start", 0) != 0 or not _is_zero(e, zero):
-        return None
-    ids, weight = looked_up.inputs
-    shifted = e.made.get(ids)
-    if shifted is None or shifted.name != "where" or not _is_zero(e, shifted.inputs[1]):
-        return None
-    moved = e.made.get(shifted.inputs[2])
-    if moved is None or moved.name != "sub" or len(moved.inputs) != 1:
-        return None
-    tokens, start = moved.inputs[0], moved.get("value")
-    rows = e.shape(str(weight))[0]
-    if not isinstance(start, int) or not _is_outside(e, shifted.inputs[0], tokens, start, start + rows):
-        return None
-    again = e.made.get(mask)
-    column = again is not None and again.name == "reshape" and again.inputs[0] == shifted.inputs[0]
-    if not column or e.shape(str(mask)) != (*e.shape(str(tokens)), 1):
-        return None
-    return e.op("embedding", (tokens, weight), {"start": start})
-
-
-def _is_zero(e: Emitter, name: str | None) -> bool:
-    op = e.made.get(name)
-    return op is not None and op.name == "full" and op.get("value") == 0 and op.get("shape") == ()
-
-
-def _is_outside(e: Emitter, name: str | None, ids: str | None, start: int, stop: int) -> bool:
-    """Whether a mask is ids < start or ids ≥ stop."""
-    op = e.made.get(name)
-    if op is None or op.name != "logical_or":
-        return False
-    sides = {(s.name, s.get("value")) for i in op.inputs if (s := e.made.get(i)) is not None and s.inputs == (ids,)}
-    return sides == {("lt", start), ("ge", stop)}
 
 
 def reduced_apart(e: Emitter, x: str) -> tuple[str, ...] | None:

@@ -113,6 +113,7 @@ class Translator:
         self._alive: dict[int, Any] = {}  # storages are kept, so that their addresses stay theirs
         self._known: dict[int, torch.Tensor] = {}  # storage → its values, where these follow from constants
         self._shadowed: dict[int, Place] = {}  # storage → where its known values were computed
+        self._counts: dict[int, torch.Tensor] = {}  # likewise of int32 tensors, for code that reads them only (DDP's used parameters)
 
     # -- reading and writing ------------------------------------------------------------------------------------------
 
@@ -189,6 +190,7 @@ class Translator:
 
     def forget(self, key: int) -> None:
         self._known.pop(key, None)
+        self._counts.pop(key, None)
         if key in self.memory.storages:
             self.memory.forget(key)
 
@@ -209,6 +211,8 @@ class Translator:
                 value = t.item()
             self.noted(f"{value!r} is read")
             return value
+        if found is None:
+            found = self._counted(t)
         if found is None:
             place = self._place()
             raise ReadsData(f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)")
@@ -244,6 +248,7 @@ class Translator:
             return
         if self._shadow(func, name, args, kwargs, targets, out):
             return
+        self._count(func, name, args, kwargs, targets, out)
         if name in MEANINGS:
             self.meant.check(func, name, args, kwargs)
             self._meant(name, args, kwargs, targets)
@@ -402,6 +407,47 @@ class Translator:
     def _is_old(self, key: int) -> bool:
         """Whether memory is older than the step, without being a source or a number that is compared by name."""
         return self.step is not None and key in self.step.before and key not in self.step.sources and key not in self.step.numbered
+
+    def _counted(self, t: torch.Tensor) -> torch.Tensor | None:
+        found = self._counts.get(self.keep(t))
+        if found is None:
+            return None
+        with unset_fake_temporarily():
+            return found.as_strided(t.shape, t.stride(), t.storage_offset())
+
+    def counts(self, t: torch.Tensor) -> torch.Tensor | None:
+        """The values of an int32 tensor as far as they are followed; they stop being so where others take part in them."""
+        return self._counts.pop(self.keep(t), None)
+
+    def recount(self, t: torch.Tensor, values: torch.Tensor) -> None:
+        self._counts[self.keep(t)] = values
+
+    def _count(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any], out: Any) -> None:
+        """Follow the values of int32 tensors beside the program: they are read, never written out as literals."""
+        made = [t for t in targets if isinstance(t, torch.Tensor)]
+        if any(t.dtype != torch.int32 or t.numel() > DATA for t in made):
+            return
+        short = name.rpartition("::")[2].removesuffix("_")
+        tensors = [t for v in (*args, *kwargs.values()) for t in flat(v) if isinstance(t, torch.Tensor)]
+        if short == "copy" and self._counted(made[0]) is None and made[0].untyped_storage().nbytes() == 4 * made[0].numel():
+            with unset_fake_temporarily():  # written as a whole: what was there before does not matter
+                self.recount(made[0], torch.empty(made[0].numel(), dtype=torch.int32))
+        real = {id(t): found for t in tensors if (found := self._counted(t) if self._counted(t) is not None else self.known(t)) is not None}
+        if not name.startswith("aten::") or short in RANDOM or "empty" in short or any(id(t) not in real for t in tensors):
+            for t in made:
+                self.counts(t)
+            return
+
+        def given(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return real[id(value)]
+            return type(value)(given(v) for v in value) if isinstance(value, list | tuple) else value
+
+        with unset_fake_temporarily():
+            done = func(*[given(v) for v in args], **{k: given(v) for k, v in kwargs.items()})
+            for t, r in zip(flat(out), flat(done), strict=True):
+                if isinstance(t, torch.Tensor) and self.keep(t) not in self._counts:
+                    self._counts[self.keep(t)] = torch.empty(0, dtype=r.dtype).set_(r.untyped_storage())
 
     # -- what communication and the step's end need ---------------------------------------------------------------------
 

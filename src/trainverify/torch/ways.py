@@ -73,7 +73,7 @@ def joined(reports: Sequence[tuple[Way, Report]]) -> Report:
     way, first = reports[0]
     if len(reports) == 1 and not way.choices:
         return first
-    worst = ("INVALID", "REFUTED", "UNKNOWN", "PROVED(reduced)", "PROVED")
+    worst = ("INVALID", "REFUTED", "UNKNOWN", "PROVED(sampled)", "PROVED(reduced)", "PROVED")
     way, report = min(reports, key=lambda r: worst.index(r[1].verdict))
     lines = ", ".join(dict.fromkeys(str(b.source) for w, _ in reports for b in w.reference.branches))
     note = f"conditions on data ({lines}): captured {len(reports)} ways; the conditions are compared too"

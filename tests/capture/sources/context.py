@@ -1,4 +1,7 @@
-"""Ulysses by hand: activations are cut along the sequence; for attention, all-to-alls exchange sequence for heads."""
+"""Context parallelism by hand: activations are cut along the sequence.
+
+Ulysses: for attention, all-to-alls exchange sequence for heads. Ring: keys and values travel from rank to rank, softmax is summed online.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,80 @@ def attention(self, x: torch.Tensor) -> torch.Tensor:
     return self.wo(y.transpose(1, 2).reshape(rows, length, -1))
 
 
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def passed(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Hand tensors to the next rank, get those of the one before."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    received = [torch.empty_like(t) for t in tensors]
+    ops = [dist.P2POp(dist.isend, t, (rank + 1) % world) for t in tensors]
+    ops += [dist.P2POp(dist.irecv, t, (rank - 1) % world) for t in received]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return received
+
+
+class Ring(torch.autograd.Function):
+    """Causal attention of the own positions to those of all ranks; every rank has a stretch of them."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, bug):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        ctx.bug = bug
+        own = k, v
+        out = peak = weight = None
+        for hop in range(world):
+            source = (rank - hop) % world
+            if hop:
+                k, v = passed(k, v)
+            if source > rank and bug != "sees the future":
+                continue
+            y, logsumexp = FLASH(q, k, v, 0.0, source == rank)  # bug: sees the future
+            logsumexp = logsumexp.unsqueeze(-1)
+            if out is None:
+                out, peak, weight = y, logsumexp, torch.ones_like(logsumexp)
+                continue
+            top = torch.maximum(peak, logsumexp)
+            keep, take = torch.exp(peak - top), torch.exp(logsumexp - top)
+            if bug == "not rescaled":
+                keep = torch.ones_like(keep)  # bug: not rescaled
+            out, weight, peak = out * keep + y * take, weight * keep + take, top
+        out = out / weight
+        ctx.save_for_backward(q, *own, out, (peak + torch.log(weight)).squeeze(-1))
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        q, k, v, out, logsumexp = ctx.saved_tensors
+        grad = grad.contiguous()
+        of_q, of_k, of_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for hop in range(world):
+            source = (rank - hop) % world
+            if hop:
+                k, v, of_k, of_v = passed(k, v, of_k, of_v)
+            if source > rank:
+                continue
+            dq, dk, dv = FLASH_BACKWARD(grad, q, k, v, out, logsumexp, 0.0, source == rank)
+            of_q, of_k, of_v = of_q + dq, of_k + dk, of_v + dv
+        if ctx.bug != "gradients stay":
+            of_k, of_v = passed(of_k, of_v)  # one more hop brings them home
+        return of_q, of_k, of_v, None  # bug: gradients stay
+
+
+def ring_attention(self, x: torch.Tensor) -> torch.Tensor:
+    """In the place of Attention.forward."""
+    rows, length = x.shape[:2]
+    start = dist.get_rank() * length
+    q, k, v = (w(x).view(rows, length, -1, self.head).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (rotate(k, start), v))
+    y = Ring.apply(rotate(q, start), k, v, self.bug)
+    return self.wo(y.transpose(1, 2).reshape(rows, length, -1))
+
+
 def sgd(c: Config):
     model = Llama(c)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -54,10 +131,18 @@ def sgd(c: Config):
 
 
 def ulysses(c: Config, bug: str | None = None):
+    return context_parallel(c, attention, bug)
+
+
+def ring(c: Config, bug: str | None = None):
+    return context_parallel(c, ring_attention, bug)
+
+
+def context_parallel(c: Config, forward, bug: str | None):
     model = Llama(c)
     for block in model.blocks:
         block.attention.bug = bug
-        block.attention.forward = attention.__get__(block.attention)
+        block.attention.forward = forward.__get__(block.attention)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch):
@@ -79,4 +164,4 @@ def ulysses(c: Config, bug: str | None = None):
     return step
 
 
-__all__ = ["sgd", "ulysses"]
+__all__ = ["ring", "sgd", "ulysses"]

@@ -17,6 +17,35 @@ def plain(c: Config, bug: str | None = None):
     return trained(model, DistributedDataParallel(model))
 
 
+class Sometimes(Llama):
+    """With a second head that this step does not use."""
+
+    def __init__(self, c: Config):
+        super().__init__(c)
+        self.other = nn.Linear(c.dim, 3)
+
+
+def options(c: Config, unused: bool = False, bug: str | None = None, **more: object):
+    """DDP with other options than its own; buckets of a few kilobytes, so that there are several."""
+    model = Sometimes(c) if unused else Llama(c)
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.01, **more)
+    if bug == "sum by hook":
+        wrapped.register_comm_hook(None, summed)
+    if bug == "halved twice":
+        model.norm.weight.register_hook(lambda grad: grad / dist.get_world_size())  # bug: halved twice
+    return trained(model, wrapped)
+
+
+def summed(state, bucket):
+    """A hook of one's own that forgets to divide."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)  # bug: sum by hook
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def sometimes(c: Config):
+    return trained(Sometimes(c))
+
+
 def accumulated(c: Config, world: int, parts: int = 2, bug: str | None = None):
     """Several micro-batches; gradients are added up over ranks in the last one only."""
     model = Llama(c)

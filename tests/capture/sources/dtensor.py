@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
-from llama import Config, Llama, full, loss_of, optimizer_of, trained
+import torch.distributed as dist
+import torch.nn.functional as F
+from llama import IGNORE, Config, Llama, full, loss_of, optimizer_of, trained
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -63,7 +65,14 @@ def tensor_parallel(c: Config, world: int, vocabulary: bool = False, loss_cut: b
     def step(batch):
         if loss_cut:
             with loss_parallel():
-                loss = loss_of(model.logits(batch["tokens"]), batch["labels"])
+                logits = model.logits(batch["tokens"])
+                if bug == "count all":
+                    total = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE, reduction="sum")
+                    loss = total / batch["labels"].numel()  # bug: count all
+                else:
+                    loss = loss_of(logits, batch["labels"])
+                if bug == "divided by ranks":
+                    loss = loss / world  # bug: divided by ranks
                 loss.backward()
         else:
             loss = model(batch["tokens"], batch["labels"])
@@ -87,7 +96,16 @@ def adamw(c: Config):
     return step
 
 
-def both(c: Config, dp: int, tp: int, shard: bool = True, bf16: bool = False, recompute: bool = False, bug: str | None = None):
+def both(
+    c: Config,
+    dp: int,
+    tp: int,
+    shard: bool = True,
+    bf16: bool = False,
+    recompute: bool = False,
+    reshard: bool | None = None,
+    bug: str | None = None,
+):
     """FSDP2 over dp, tensor and sequence parallel over tp."""
     model = Llama(c)
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
@@ -98,13 +116,44 @@ def both(c: Config, dp: int, tp: int, shard: bool = True, bf16: bool = False, re
             block.forward = recomputed(block.forward)
     if shard:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh["dp"], mp_policy=policy)
-        fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=reshard)
+        if bug == "halved":
+            model.blocks[1].register_full_backward_pre_hook(lambda module, grads: tuple(g / 2 for g in grads))  # bug: halved
         if bug == "sum for mean":
             for module in (*model.blocks, model):
                 module.set_gradient_divide_factor(1.0)  # bug: sum for mean
     return trained(model)
+
+
+def per_token(c: Config, world: int, bug: str | None = None):
+    """FSDP2 and a mean over all tokens that count, of which ranks have unequal numbers."""
+    model = Llama(c)
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh)
+    register_fsdp_forward_method(model, "logits")
+    optimizer = optimizer_of(model)
+
+    def step(batch):
+        logits, labels = model.logits(batch["tokens"]).flatten(0, 1), batch["labels"].flatten()
+        count = (labels != IGNORE).sum()
+        if bug == "mean of means":
+            loss = F.cross_entropy(logits, labels, ignore_index=IGNORE) / world  # bug: mean of means
+        else:
+            if bug == "average count":
+                count = count.float()
+                dist.all_reduce(count, op=dist.ReduceOp.AVG)  # bug: average count
+            else:
+                dist.all_reduce(count)
+            loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / count
+        scale = 1 if bug == "averaged again" else world  # FSDP2 averages over ranks
+        (loss * scale).backward()  # bug: averaged again
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return {"loss": loss, "norm": full(norm)}
+
+    return step
 
 
 def recomputed(forward):
@@ -121,4 +170,4 @@ def hybrid(c: Config, replicas: int, shards: int):
     return trained(model)
 
 
-__all__ = ["adamw", "both", "hybrid", "optimizer_of", "tensor_parallel"]
+__all__ = ["adamw", "both", "hybrid", "optimizer_of", "per_token", "tensor_parallel"]

@@ -109,10 +109,10 @@ CUTS = {"*.wq.weight": "(tp o) k", "*.wk.weight": "(tp o) k", "*.wv.weight": "(t
 CUTS |= {"*.w1.weight": "(tp o) k", "*.w3.weight": "(tp o) k", "*.w2.weight": "o (tp k)"}
 
 
-def clip(model: nn.Module, bug: str | None) -> torch.Tensor:
+def clip(model: nn.Module, bug: str | None, cuts: dict[str, str] = CUTS) -> torch.Tensor:
     """The norm of all gradients: squares of cut weights are added up over ranks."""
-    cut = [p.grad for n, p in model.named_parameters() if any(fnmatch(n, pattern) for pattern in CUTS)]
-    whole = [p.grad for n, p in model.named_parameters() if not any(fnmatch(n, pattern) for pattern in CUTS)]
+    cut = [p.grad for n, p in model.named_parameters() if any(fnmatch(n, pattern) for pattern in cuts)]
+    whole = [p.grad for n, p in model.named_parameters() if not any(fnmatch(n, pattern) for pattern in cuts)]
     squares = torch.stack([g.pow(2).sum() for g in cut]).sum()
     if bug != "local norm":
         dist.all_reduce(squares)

@@ -26,7 +26,7 @@ class Config:
 
 
 SMALL = Config()
-REAL = Config(vocab=32000, dim=1024, heads=16, kv_heads=4, hidden=2816, batch=4, sequence=512)
+REAL = Config(vocab=128256, dim=4096, heads=32, kv_heads=8, hidden=14336, batch=8, sequence=4096)  # Llama-3-8B, but for its layers
 IGNORE = -100
 
 

@@ -53,7 +53,8 @@ def accumulated(c: Config, parts: int):
 def scheduled(c: Config, rank: int, world: int, parts: int = 4, chunks: int = 1, bug: str | None = None):
     """1F1B, or interleaved with several chunks of layers on a rank."""
     count = world * chunks
-    models = [Part(c, i * world + rank, count) for i in range(chunks)]
+    layers = [rank * chunks + i if bug == "layers in a row" else i * world + rank for i in range(chunks)]
+    models = [Part(c, i, count) for i in layers]  # bug: layers in a row
     rows = c.batch // parts
     stages = []
     for i, model in enumerate(models):
@@ -62,11 +63,11 @@ def scheduled(c: Config, rank: int, world: int, parts: int = 4, chunks: int = 1,
         last = torch.zeros(rows, c.sequence, c.vocab if index == count - 1 else c.dim, requires_grad=True)
         grads = {"input_grads": None if index == 0 else first.detach(), "output_grads": None if index == count - 1 else last.detach()}
         stages.append(PipelineStage(model, index, count, torch.device("cpu"), input_args=first, output_args=last, **grads))
-    scaled = bug != "not divided"
+    scaled = bug not in ("not divided", "summed")
     if chunks == 1:
         schedule = Schedule1F1B(stages[0], parts, loss_fn=loss_of, scale_grads=scaled)  # bug: not divided
     else:
-        schedule = ScheduleInterleaved1F1B(stages, parts, loss_fn=loss_of, scale_grads=scaled)
+        schedule = ScheduleInterleaved1F1B(stages, parts, loss_fn=loss_of, scale_grads=scaled)  # bug: summed
     optimizer = optimizer_of(*models)
 
     def step(batch):

@@ -101,7 +101,7 @@ class Forms:
                 self.aligned(other, dims)
         match node.prim:
             case "const":
-                return {(): self._literal(node)}
+                return {(): self._literal(node) if id(node) not in offsets else self._integer(offsets[id(node)])}
             case "iota":
                 return {(): self._iota(node, dims, axes.lines[id(node)], offsets.get(id(node), Offset(node.attrs[0])))}
             case "map":
@@ -167,6 +167,11 @@ class Forms:
             if math.isnan(value):
                 raise Unsupported("a literal that is not a number")
         return constant(Fraction(value) if isinstance(value, float) else int(value) if isinstance(value, bool) else value)
+
+    def _integer(self, offset: Offset) -> Poly:
+        """A literal that is another one on every rank."""
+        k = self.kernel
+        return k.add(constant(offset.base), *(scale(k.iota(self.mesh_sizes[v], v), step) for v, step in offset.strides))
 
     def _infinite(self, p: Poly) -> int:
         """+1 or −1 for the literal infinities, else 0."""
@@ -256,6 +261,9 @@ class Forms:
         return k.fn(fn, joined, len(args))
 
     def _positive(self, node: Node, difference: Poly) -> Poly:
+        """Of positions as numbers, not as the tensors that they were put into: how they were added does not matter."""
+        if node.args[0].kind == "int" and self.kernel.integral(flat := self.kernel.flat(difference)):
+            return self.kernel.indicator_of("gt0", flat)
         return self.kernel.indicator_of("gt0", difference)
 
     def _extremum(self, a: Poly, b: Poly, sign: int) -> Poly:
@@ -627,6 +635,25 @@ class Forms:
                 return name, a.sizes, m[0][1]
         return None
 
+    def _masked_label(self, p: Poly) -> tuple[Poly, tuple[str, tuple[int, ...], tuple[Index, ...]]] | None:
+        """An integer input times indicators, as `where(mask, ids, 0)` is: the indicators and the input."""
+        if len(p) != 1:
+            return None
+        ((m, c),) = p.items()
+        rest = [f for f in m if not self.kernel.atoms[f[0]].indicator]
+        if c != 1 or len(rest) != 1 or len(m) == 1:
+            return None
+        name = self._label({(rest[0],): 1})
+        return None if name is None else (self.kernel.monomial([f for f in m if f is not rest[0]]), name)
+
+    def _masked_hot(self, mask: Poly, hot: Poly, whole: Sequence[Axis], at: Sequence[Index]) -> Poly:
+        """The one-hot of an integer where the mask is 1, and that of 0 elsewhere."""
+        k = self.kernel
+        zero = constant(1)
+        for a, index in zip(whole, at, strict=True):
+            zero = k.times(zero, k.delta(a.size, 0, index))
+        return k.add(k.times(mask, hot), k.times(k.add(constant(1), scale(mask, -1)), zero))
+
     def _shifted_label(self, uid: int, idx: tuple[Index, ...]) -> tuple[str, tuple[int, ...], tuple[Index, ...]] | None:
         """A slice of an integer input: integers of the same range, under a name of their own."""
         a = self.kernel.atoms[uid]
@@ -670,6 +697,11 @@ class Forms:
         if name is not None:
             self._range(name[0], root.axis)
             return self._digits_of(name, whole, at)
+        masked = self._masked_label(k.flat(p))
+        if masked is not None:
+            mask, name = masked
+            self._range(name[0], root.axis)
+            return self._masked_hot(mask, self._digits_of(name, whole, at), whole, at)
         digits = self._iota_digits(k.flat(p), whole)
         if digits is None:
             raise Unsupported("one-hot of computed integers")

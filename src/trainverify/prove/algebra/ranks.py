@@ -79,6 +79,8 @@ class Ranks:
         result: dict[int, Offset] = {}
         for position, node in enumerate(nodes):
             place = {"slice": 1, "iota": 0, "one_hot": 0, "pad": 1}.get(node.prim)
+            if node.prim == "const" and node.kind == "int":
+                place = 0
             if place is None:
                 if any(others[position].attrs != node.attrs for _, others in table):
                     raise Unsupported(f"{node.prim} with different attributes on different ranks")

@@ -425,6 +425,12 @@ class ListedForms(Forms):
                 self._range(name[0], root.axis)
                 out[key] = self._digits_of(name, whole, at)
                 continue
+            masked = self._masked_label(k.flat(p))
+            if masked is not None:
+                mask, name = masked
+                self._range(name[0], root.axis)
+                out[key] = self._masked_hot(mask, self._digits_of(name, whole, at), whole, at)
+                continue
             have = self._position(k.flat(p), whole)
             if have is None:
                 raise Unsupported("one-hot of computed integers")

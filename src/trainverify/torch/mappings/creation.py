@@ -94,4 +94,14 @@ RANDOM = (
     "native_dropout",
 )
 for _name in RANDOM:
-    row(f"aten::{_name}")(random)
+    if _name != "bernoulli":
+        row(f"aten::{_name}")(random)
+
+
+@row("aten::bernoulli")
+def bernoulli(a: Arguments) -> str | Unknown:
+    """Which elements dropout keeps: an input of the program, 0 or 1, where one probability is given for all."""
+    a.ignore("self", "generator")
+    kind, p = a.out[0], a.raw("p")
+    made = a.e.mask(kind, p) if kind is not None and kind.kind == "real" and isinstance(p, float) and 0 < p < 1 else None
+    return Unknown("a random number", a.e.place.source) if made is None else made

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from trainverify.torch.integers import never_negative
 from trainverify.torch.mappings.table import Arguments, rows
 from trainverify.torch.values import Unmapped
 
@@ -41,13 +44,22 @@ def _indices(a: Arguments, name: str = "indices") -> tuple[int, str]:
     return found[0][0], a.read(found[0][1])
 
 
+def _from_the_front(a: Arguments, ids: str) -> None:
+    if not never_negative(a.e, ids):
+        raise Unmapped("an index that may be negative: it would count from the end")
+
+
 @row("aten::index")
 def index(a: Arguments) -> str:
-    """x[:, ids]: rows by number along one dimension."""
-    dim, ids = _indices(a)
+    """x[:, ids]: rows by number along one dimension; x[arange(rows), ids]: one element of every row."""
     x = a.tensor("self")
+    found = [(d, t) for d, t in enumerate(a.raw("indices")) if t is not None]
+    if len(found) == 2 and (column := _one_per_row(a, found, x)) is not None:
+        return a.e.reshape(a.e.op("take_along_dim", (x, column), {"dim": 1}), (a.e.shape(x)[0],))
+    dim, ids = _indices(a)
     if a.e.kind(ids) == "bool":
         raise Unmapped("elements chosen by a mask: their number depends on data")
+    _from_the_front(a, ids)
     shape, rest = a.e.shape(ids), a.e.shape(x)
     count = 1
     for s in shape:
@@ -70,8 +82,28 @@ def index_put(a: Arguments) -> str:
                 mask = a.e.reshape(ids, (*shape, *(1,) * (len(whole) - len(shape))))
             return a.e.op("where", (mask, a.e.reshape(values, ()), x))
         if a.e.kind(ids) == "int" and accumulate:
+            _from_the_front(a, ids)
             return a.e.op("add", (x, _summed(a, ids, values, a.e.shape(x))))
+    if len(found) == 2 and not accumulate and (column := _one_per_row(a, found, x)) is not None:
+        rows = a.e.shape(x)[0]
+        if a.e.shape(values) != (rows,):
+            values = a.e.op("expand", (values,), {"shape": (rows,)})
+        return a.e.op("put_along_dim", (x, column, a.e.reshape(values, (rows, 1))), {"dim": 1})
     raise Unmapped("a write at several indices")
+
+
+def _one_per_row(a: Arguments, found: list[tuple[int, Any]], x: str) -> str | None:
+    """The indices along dimension 1 of x[arange(rows), ids], as a column."""
+    e, rows = a.e, a.e.shape(x)[0]
+    first, second = (a.read(t) for _, t in found)
+    counted = e.made.get(first)
+    every = counted is not None and counted.name == "arange" and e.shape(first) == (rows,) and counted.get("start", 0) == 0
+    if not every or counted is None or counted.get("step", 1) != 1 or [d for d, _ in found] != [0, 1]:
+        return None
+    if len(e.shape(x)) != 2 or e.shape(second) != (rows,) or e.kind(second) != "int":
+        return None
+    _from_the_front(a, second)
+    return e.reshape(second, (rows, 1))
 
 
 def _summed(a: Arguments, ids: str, values: str, shape: tuple[int, ...]) -> str:
@@ -87,10 +119,10 @@ def _summed(a: Arguments, ids: str, values: str, shape: tuple[int, ...]) -> str:
 
 @row("aten::index_add")
 def index_add(a: Arguments) -> str:
-    if a.integer("dim") != 0 or a.number("alpha") != 1:
-        raise Unmapped("index_add along another dimension than 0, or scaled")
+    if a.integer("dim") != 0:
+        raise Unmapped(f"argument dim={a.raw('dim')!r}")
     x = a.tensor("self")
-    return a.e.op("add", (x, _summed(a, a.tensor("index"), a.tensor("source"), a.e.shape(x))))
+    return a.e.op("add", (x, a.times(_summed(a, a.tensor("index"), a.tensor("source"), a.e.shape(x)), a.number("alpha"))))
 
 
 @row("aten::topk")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from trainverify.graph.types import DTYPES
 from trainverify.torch.mappings.table import Arguments, rows
-from trainverify.torch.values import Unmapped
+from trainverify.torch.values import Unknown, Unmapped
 
 ROWS, row = rows()
 
@@ -20,19 +21,23 @@ def keep(a: Arguments) -> dict[str, object]:
     return {"keepdim": True} if a.raw("keepdim") else {}
 
 
+def elements(a: Arguments) -> str:
+    """What is combined: elements as the dtype that is asked for, booleans as integers."""
+    x, dtype = a.tensor("self"), a.dtype()
+    if dtype is not None and a.e.tensors[x].kind != DTYPES[dtype]:
+        x = a.e.cast(x, dtype)  # 1.5 counts as 1 in a sum of integers
+    return a.e.cast(x, "i64") if a.e.kind(x) == "bool" else x
+
+
 @row("aten::sum")
 def sum_(a: Arguments) -> str:
-    a.dtype()
-    x = a.tensor("self")
-    if a.e.kind(x) == "bool":
-        x = a.e.cast(x, "i64")
+    x = elements(a)
     return a.e.op("sum", (x,), {**dims(a), **keep(a)})
 
 
 @row("aten::mean")
 def mean(a: Arguments) -> str:
-    a.dtype()
-    return a.e.op("mean", (a.real(a.tensor("self")),), {**dims(a), **keep(a)})
+    return a.e.op("mean", (a.real(elements(a)),), {**dims(a), **keep(a)})
 
 
 @row("aten::var")
@@ -56,9 +61,20 @@ for _name in ("amax", "amin", "any", "all", "logsumexp"):
     _plain(f"aten::{_name}", _name)
 
 
-@row("aten::max", "aten::min")
-def extremum(a: Arguments) -> str:
-    raise Unmapped("maxima with their positions: use amax or argmax")
+def _extremum(name: str, of_one: str, of_two: str) -> None:
+    @row(name)
+    def extremum(a: Arguments) -> str | tuple[str, Unknown]:
+        """The largest (smallest) element, of all or along a dimension, or of two tensors; the position of one is not unique."""
+        if "other" in a.given:
+            return a.e.op(of_two, (a.tensor("self"), a.tensor("other")))
+        if len(a.out) == 1:
+            return a.e.op(of_one, (a.tensor("self"),))
+        positions = Unknown("positions of maxima or minima: of equal elements any may be meant", a.e.place.source)
+        return a.e.op(of_one, (a.tensor("self"),), {**dims(a), **keep(a)}), positions
+
+
+_extremum("aten::max", "amax", "maximum")
+_extremum("aten::min", "amin", "minimum")
 
 
 @row("aten::argmax", "aten::argmin")
@@ -68,17 +84,15 @@ def position(a: Arguments) -> str:
 
 @row("aten::prod")
 def prod(a: Arguments) -> str:
-    a.dtype()
-    return a.e.op("prod", (a.tensor("self"),), {**dims(a), **keep(a)})
+    return a.e.op("prod", (elements(a),), {**dims(a), **keep(a)})
 
 
 @row("aten::linalg_vector_norm")
 def vector_norm(a: Arguments) -> str:
-    a.dtype()
     order = a.exact("ord")
     if order <= 0:
         raise Unmapped(f"argument ord={order!r}")
-    return norm_of(a, a.tensor("self"), order, {**dims(a), **keep(a)})
+    return norm_of(a, elements(a), order, {**dims(a), **keep(a)})
 
 
 def norm_of(a: Arguments, x: str, order: float, attrs: dict[str, object]) -> str:
@@ -87,12 +101,10 @@ def norm_of(a: Arguments, x: str, order: float, attrs: dict[str, object]) -> str
 
 @row("aten::norm")
 def norm(a: Arguments) -> str:
-    a.dtype()
     order = a.raw("p")
-    return norm_of(a, a.tensor("self"), 2.0 if order is None else float(order), {**dims(a), **keep(a)})
+    return norm_of(a, elements(a), 2.0 if order is None else float(order), {**dims(a), **keep(a)})
 
 
 @row("aten::cumsum")
 def cumsum(a: Arguments) -> str:
-    a.dtype()
-    return a.e.op("cumsum", (a.tensor("self"),), {"dim": a.integer("dim")})
+    return a.e.op("cumsum", (elements(a),), {"dim": a.integer("dim")})

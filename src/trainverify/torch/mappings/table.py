@@ -22,6 +22,12 @@ Number = bool | int | float | Fraction
 Result = Value | None | Sequence["Value | None"]
 
 
+def plain(known: torch.Tensor) -> Any:
+    """The number that a known tensor holds, also while tensors are fake."""
+    with unset_fake_temporarily():
+        return known.item()
+
+
 class NoValue(Exception):
     """An argument without a value."""
 
@@ -94,7 +100,7 @@ class Arguments:
         value = self.raw(name)
         if isinstance(value, torch.Tensor):
             if value.ndim == 0 and (found := self._known(value)) is not None:
-                return self.literal(_item(found))
+                return self.literal(plain(found))
             return self.read(value)
         return self.number(name)
 
@@ -103,7 +109,7 @@ class Arguments:
     def number(self, name: str) -> Number:
         value = self.raw(name)
         if isinstance(value, torch.Tensor) and (found := self._known(value)) is not None and value.ndim == 0:
-            value = _item(found)
+            value = plain(found)
         if not isinstance(value, bool | int | float):
             raise Unmapped(f"argument {name} is {value!r}")
         return self.literal(value)
@@ -112,7 +118,7 @@ class Arguments:
         """A number as it is, without recovery."""
         value = self.raw(name)
         if isinstance(value, torch.Tensor) and (found := self._known(value)) is not None and value.ndim == 0:
-            value = _item(found)
+            value = plain(found)
         if not isinstance(value, int | float):
             raise Unmapped(f"argument {name} is {value!r}")
         return value
@@ -162,11 +168,6 @@ class Arguments:
         if isinstance(factor, float) and (square := root(factor)) is not None:
             return self.e.op("mul", (x, self.e.op("sqrt", (self.e.full((), square, "f32"),))))
         return self.e.op("mul", (x,), {"value": factor})
-
-
-def _item(value: torch.Tensor) -> Any:
-    with unset_fake_temporarily():
-        return value.item()
 
 
 def _same(a: Any, b: Any) -> bool:
