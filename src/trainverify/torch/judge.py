@@ -252,7 +252,7 @@ def judge(
     ledgers = {c.rank if c.rank is not None else i: c.ledger for i, c in enumerate(ranks)}
     early = _summarised([f for c in (reference, *ranks) for f in c.findings] + _used_alike(ranks))
     early += disagreements([c.groups for c in ranks], ledgers)
-    early += numbers(reference.ledger, ledgers)
+    early += [_with_line(f, reference.used) for f in numbers(reference.ledger, ledgers)]
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
         sampled = f" ({len(ranks)} of {mesh.size} ranks captured)" if len(ranks) < mesh.size else ""
@@ -270,8 +270,7 @@ def judge(
         report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; no data was found that leads there")
     if report.verdict == "REFUTED" and any(c.chosen != reference.chosen for c in ranks):  # other values were read: rounding, or other data
         report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; ranks and the reference read other values in this run")
-    lines = reference.used  # of a gradient that a rank does not have, where the reference uses its own
-    report = replace(report, findings=tuple(replace(f, source=f.source or lines.get(str(f.tensor))) for f in report.findings))
+    report = replace(report, findings=tuple(_with_line(f, reference.used) for f in report.findings))
     if len(ranks) < mesh.size:
         report = _of_a_sample(report, {c.rank for c in ranks if c.rank is not None}, mesh.size)
     return replace(
@@ -306,6 +305,14 @@ def _used_alike(ranks: Sequence[Captured]) -> list[Finding]:
                 text = "ranks use different parameters (find_unused_parameters): what DDP does then is not followed"
                 return [Finding("TV504", text, c.rank, None, None, None, "unsupported")]
     return []
+
+
+def _with_line(f: Finding, used: Mapping[str, Any]) -> Finding:
+    """Of a gradient that a rank does not have, or a step that it does not count, the line where the reference uses its gradient."""
+    if f.code not in ("TV307", "TV508") or f.source is not None:
+        return f
+    names = [n for n in used if f.message.endswith(f" {n}") or str(f.tensor).startswith(f"{n}.")]
+    return replace(f, source=used[names[0]] if names else None)
 
 
 def _shorter(assumptions: Sequence[str]) -> list[str]:
