@@ -373,6 +373,13 @@ def torch_command(
     replayed: Annotated[
         bool, typer.Option("--replay", help="Also run the code for real (gloo) and compare the translation with it.")
     ] = False,
+    accept_choices: Annotated[
+        bool, typer.Option("--accept-choices", help="Of more than three conditions on data, assume that the others hold.")
+    ] = False,
+    real: Annotated[
+        bool,
+        typer.Option("--real", help="Capture on real random tensors, through gloo: for code that reads data. Its choices are assumed."),
+    ] = False,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Capture every rank, also of more than 64.")] = False,
     accept_sampled: Annotated[
         bool, typer.Option("--accept-sampled", help="PROVED(sampled), of captured ranks only, counts as proved: exit code 0.")
@@ -390,7 +397,7 @@ def torch_command(
     """Is the training step of PyTorch code on N ranks equal to the one on a single device? Python runs the code, on fake tensors."""
     try:
         from trainverify.torch import command
-        from trainverify.torch.launch import CaptureError
+        from trainverify.torch.launch import CaptureError, Reads
     except ImportError as error:
         raise Refused(str(error)) from error
     if targets[0] != "run" and len(targets) != 2:
@@ -401,14 +408,18 @@ def torch_command(
     def subject(tell: Callable[[str], None]) -> command.Subject:
         table = table_with(ops)
         if targets[0] == "run":
+            if real:
+                raise Refused("--real goes with functions, not with a script")
             alone = None if reference_args is None else shlex.split(reference_args)
-            return command.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks)
-        return command.functions(targets[0], targets[1], world_size, table, tell, all_ranks)
+            return command.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices)
+        return command.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real)
 
     def work(tell: Callable[[str], None]) -> Report:
         try:
             report = command.verdict(subject(tell), table_with(ops), points, seed, engine, replayed, folder, tell)
             return replace(report, accept_sampled=accept_sampled)
+        except Reads as error:
+            return Report("UNKNOWN", str(error), f"the ranks of {targets[-1]}")
         except CaptureError as error:
             raise Refused(str(error)) from error
 

@@ -104,6 +104,8 @@ class Report:
 def _print_place(console: Console, p: Place) -> None:
     console.print(f"  [bold]first wrong tensor[/]: {escape(p.tensor)} on rank {p.rank}: {escape(p.cause)}", highlight=False)
     console.print(f"    plan:    {_op_line(p.op)}", highlight=False, markup=False)
+    if p.used is not None:
+        console.print(f"    used:    as if it were whole at {p.used}", highlight=False, markup=False)
     console.print(f"    logical: {_op_line(p.logical_op)}", highlight=False, markup=False)
 
 
@@ -127,11 +129,17 @@ def _print_obligations(console: Console, obligations: tuple[Shown, ...]) -> None
 
 
 def _op_line(op: Op | None) -> str:
-    return "-" if op is None else f"{op}" + (f"  ({op.source})" if op.source else "")
+    if op is None or op.source is None:
+        return "-" if op is None else f"{op}"
+    called = f", called at {', '.join(map(str, op.source.callers))}" if op.source.callers else ""
+    return f"{op}  ({op.source}{called})"
 
 
 def _op_json(op: Op | None) -> dict[str, Any] | None:
-    return None if op is None else {"op": op.name, "text": str(op), "source": str(op.source) if op.source else None}
+    if op is None:
+        return None
+    callers = [str(c) for c in op.source.callers] if op.source else []
+    return {"op": op.name, "text": str(op), "source": str(op.source) if op.source else None} | ({"callers": callers} if callers else {})
 
 
 def finding_json(f: Finding) -> dict[str, Any]:
@@ -168,6 +176,7 @@ def _place_json(p: Place) -> dict[str, Any]:
         "rank": p.rank,
         "tensor": p.tensor,
         "op": _op_json(p.op),
+        "used": None if p.used is None else str(p.used),
         "cause": p.cause,
     }
 

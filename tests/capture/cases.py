@@ -18,6 +18,7 @@ import context  # noqa: E402
 import data  # noqa: E402
 import dtensor  # noqa: E402
 import gpt  # noqa: E402
+import grid  # noqa: E402
 import handwritten  # noqa: E402
 import llama  # noqa: E402
 import moe  # noqa: E402
@@ -170,6 +171,9 @@ CASES: dict[str, Case] = {
         {"replicas": 2, "dp": 2},
         {"replicas": "avg", "dp": "avg"},
         cut="(replicas dp b) s",
+    ),
+    "grid by hand": Case(
+        grid.reference, lambda c, r, w, bug: grid.distributed(c), {"dp": 2, "tp": 2}, cuts=grid.CUTS, small=Config(batch=12)
     ),
     "gpt ddp": Case(gpt.alone, lambda c, r, w, bug: gpt.ddp(c, bug=bug), {"dp": 2}, AVERAGED, bugs=("divided twice", "never synced")),
     "gpt dropout": Case(

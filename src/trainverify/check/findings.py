@@ -57,6 +57,8 @@ CODES: Final[dict[str, str]] = {
     "TV504": "value without a meaning here",
     "TV505": "memory that outlives the step and is not compared",
     "TV506": "ranks that were not captured",
+    "TV507": "ranks that do not say the same",
+    "TV508": "small number that differs after the step",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -64,7 +65,7 @@ class Communication:
         first = ops[0]
         if first is None or first.name not in COLLECTIVES or first.get("group") is None:
             return
-        if any(o is None or not same_text(o, first) for o in ops):
+        if any(o is None or not same_text(_anywhere(o), _anywhere(first)) for o in ops):
             return
         given = {n: o.inputs[0] for n, o in zip(site, ops, strict=True) if o is not None and o.inputs[0] is not None}
         ways = [str(first.get("op", "sum"))] if first.name in SUMS else [""]
@@ -210,6 +211,11 @@ class Communication:
     def _by_name(site: Site) -> list[Site]:
         names = dict.fromkeys(t for _, t in site)
         return [tuple(n for n in site if n[1] == name) for name in names]
+
+
+def _anywhere(op: Op) -> Op:
+    """A collective without its group, which ranks name differently."""
+    return replace(op, attrs=tuple((k, v) for k, v in op.attrs if k != "group"))
 
 
 def _combined(op: Op, way: str) -> Callable[[Array, int], Array]:

@@ -19,8 +19,11 @@ from trainverify.explain.watch import STOPPED, Stopped, Watch
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import has_ref
+from trainverify.graph.program import Source, has_ref
 from trainverify.ops.table import OpTable
+
+SHARES = ("a share only", "a partial sum")  # how causes begin that name a missing sum over ranks
+ADDING = frozenset({"identity", "to", "add", "reshape", "permute", "transpose", "concat", "slice", "stack"})
 
 
 def locate(
@@ -35,6 +38,20 @@ def locate(
     watch: Watch | None = None,
 ) -> Place:
     """The first wrong tensor behind the outputs that differ, as far as there is time."""
+    return used(small, _locate(small, plan, wanted, wrong, seed, table, known, inputs, watch))
+
+
+def _locate(
+    small: Small,
+    plan: Plan,
+    wanted: Sequence[Obligation],
+    wrong: Sequence[Suspect],
+    seed: PointName,
+    table: OpTable,
+    known: Known,
+    inputs: Mapping[str, Array] | None,
+    watch: Watch | None,
+) -> Place:
     watch = watch or Watch.started()
     points = [at(small, plan, random_inputs(small, seed) if inputs is None else inputs)]
     try:
@@ -55,6 +72,31 @@ def locate(
     except (ArithmeticError, LookupError, ValueError):  # a change that cannot be run: the verdict stands without it
         found = None
     return compared(place) if found is None else repaired(small, found, place)
+
+
+def used(small: Small, place: Place) -> Place:
+    """Of a gradient that lacks a sum over ranks, also where the code after the backward pass uses it: there the sum is missing."""
+    lacks = place.cause.startswith(SHARES) and place.op is not None and place.op.phase == "backward" and place.rank in small.places
+    if not lacks:
+        return place
+    program = small.classes[small.places[place.rank][0]].program
+    forward = {(op.source, op.source.callers) for op in program.ops if op.phase == "forward" and op.source is not None}
+    reached = {place.tensor}
+    for op in program.ops:
+        if not reached.isdisjoint(op.inputs) and op.source is not None:
+            if op.phase != "backward":
+                return replace(place, used=op.source.callers[-1] if op.source.callers else op.source)  # the line of the step itself
+            if (op.source, op.source.callers) not in forward:
+                return replace(place, used=_in_backward(op.source))  # the user's own backward function
+            if op.name not in ADDING:
+                return place  # it is no gradient of a parameter: backward goes on with it
+            reached.update(op.outputs)
+    return place
+
+
+def _in_backward(source: Source) -> Source:
+    """Of a function that backward calls, the line of backward: the last one before that of the step."""
+    return source.callers[-2] if len(source.callers) > 1 else source
 
 
 def unexplained(obligation: Obligation, layout: Layout, rank: int) -> Place:

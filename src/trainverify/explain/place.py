@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainverify.graph.program import Op
+from trainverify.graph.program import Op, Source
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,12 @@ class Place:
     tensor: str
     op: Op | None
     cause: str  # one line: what the values show
+    used: Source | None = None  # of a gradient that is a share only: where the user's code takes it for the whole one
+
+    @property
+    def line(self) -> Source | None:
+        """The user's line to look at."""
+        return self.used or (None if self.op is None else self.op.source)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from trainverify.evaluate.compare import DIFFERENT, EQUAL, Suspect, distance, he
 from trainverify.evaluate.run import NotComputed, PlanValues
 from trainverify.evaluate.small import Small
 from trainverify.explain.attributes import Attributes
+from trainverify.explain.by_line import ByLine
 from trainverify.explain.communication import Communication
 from trainverify.explain.fingerprints import Fingerprints
 from trainverify.explain.likes import Likes
@@ -31,8 +33,9 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import Obligation
 from trainverify.ops.table import OpTable
 
-MOST_RUNS, MOST_OF_A_KIND = 25_000, 6_000  # ops run again, over all repairs
+MOST_RUNS, MOST_OF_A_KIND, MOST_BY_LINE = 25_000, 6_000, 120_000  # ops run again, over all repairs
 NOISE = 1e-12  # of values that are zero but for rounding, which differs from processor to processor
+MOST_LITERALS = 16  # numbers of the programs that are tried as factors
 MOST_PAIRS = 12  # of micro-batches, and of programs, that are compared
 NEAREST = 6  # tensors that are right already, looked at first
 LINEAR = frozenset(
@@ -96,6 +99,7 @@ class Search:
         self.likes = Likes(self.graph, self.siblings, mesh)
         self.communication = Communication(self.graph, self.siblings, self.likes, mesh, points[0].plan)
         self.attributes = Attributes(self.graph, table)
+        self.lines = ByLine(self.graph, self.likes)
         self.repairs = Repairs(self.graph, self.siblings, self.likes, mesh, points[0].plan, table)
         self.factors = self._factors(mesh)
         # what agrees although it is made from what does not, agrees by chance: the difference is too small to be seen in it
@@ -113,6 +117,8 @@ class Search:
         reached = self.graph.marks(bits)
         good = self.graph.marks(dict.fromkeys(self.passed, 1))
         if found := self._level_by_level(self._unlike(), reached, every, good) or self._together(reached) or self._unscaled(reached):
+            return found
+        if found := self._by_line(reached, every):
             return found
         if found := self._level_by_level(self._kinds(), reached, every, good):
             return found
@@ -132,6 +138,53 @@ class Search:
                     if found is not None:
                         return (self._origin(found, kind) or found) if kind.share else found
         return None
+
+    def _by_line(self, reached: Mapping[Node, int], every: int) -> Found | None:
+        """One change of all that a line of the user's makes: its collectives first, since these explain factors that literals do too."""
+        start, talk, r, a = self.runs, self.communication, self.repairs, self.attributes
+        behind = [s for s in self.lines.collectives if self._bits(s, reached) == every]
+        others = [s for s in self.lines.sites if self._bits(s, reached) == every]
+        scaling = [s for s in others if self.graph.ops[s[0]].name in SCALING and len(self.graph.ops[s[0]].inputs) == 1]
+        tried: list[tuple[Kind, list[Site]]] = [
+            (Kind(r.dropped, suspicious=False), behind),
+            (Kind(lambda site: talk.other_collective(site, False), suspicious=False), behind),
+            (Kind(lambda site: talk.other_collective(site, True), suspicious=False), behind),
+            (Kind(r.dropped, suspicious=False), scaling),
+            (Kind(lambda site: r.scaled(site, self.factors), suspicious=False), scaling),
+            (Kind(r.dropped), others),
+            (Kind(talk.missing_sum, last=True, share=True), others),
+            (Kind(a.as_logical, suspicious=False), others),
+            (Kind(r.other_slice, suspicious=False), others),
+            (Kind(lambda site: r.scaled(site, self._literals), suspicious=False), self._scalars(others)),
+            (Kind(lambda site: r.scaled(site, self.factors), last=True), others),
+        ]
+        found = None
+        for some in self.lines.unlike_other_ranks():
+            kind = Kind(self.likes.twin, suspicious=False)
+            if self.runs - start < MOST_BY_LINE and all(self._bits(s, reached) for s in some) and self._works(_joined(some), kind):
+                return self._found(next(iter(some)), _joined(some))
+        for kind, sites in tried:
+            if self.runs - start > MOST_BY_LINE:
+                break
+            if found := self._first(kind, sites, MOST_BY_LINE, start + MOST_BY_LINE):
+                found = (self._origin(found, kind) or found) if kind.share else found
+                break
+        self.runs = start  # other kinds still have all their time
+        return found
+
+    def _scalars(self, sites: Sequence[Site]) -> list[Site]:
+        """Those of single constants: the gradient that backward starts with, say."""
+        return [s for s in sites if all(self.graph.ops[n].name == "full" and self.small.local_shapes[n[0]][n[1]] == () for n in s)]
+
+    @cached_property
+    def _literals(self) -> list[Fraction]:
+        """Factors that numbers in either program suggest: one that is left out, or is there twice."""
+        ops = [s.op for s in self.small.logical_steps] + [op for k in self.small.classes for op in k.program.ops]
+        values = {v for op in ops if op.name in SCALING for v in (op.get("value"),) if isinstance(v, int | Fraction) and v}
+        whole = {Fraction(v) for v in values if Fraction(v).denominator <= 4096 and Fraction(v).numerator <= 4096 and abs(v) != 1}
+        sizes = [f for f in self.factors if f.denominator == 1 and f <= 16]
+        found = dict.fromkeys([*self.factors, *sorted(whole), *(v / s for v in sorted(whole) for s in sizes)])
+        return [g for f in list(found)[:MOST_LITERALS] for g in (f, 1 / f)]
 
     def _origin(self, found: Found, kind: Kind) -> Found | None:
         """Where a share that goes through ops as if it were whole should have been added up: before them, not after."""
@@ -273,18 +326,18 @@ class Search:
             Kind(r.other_input, suspicious=False),
         ]
 
-    def _first(self, kind: Kind, sites: Sequence[Site]) -> Found | None:
+    def _first(self, kind: Kind, sites: Sequence[Site], most: int = MOST_OF_A_KIND, total: int = MOST_RUNS) -> Found | None:
         second: tuple[Site, Repair] | None = None  # on a tensor that is scaled on the way; the one before that is better
         start = self.runs
         for site in reversed(sites) if kind.last else sites:
             self.watch.look()
-            if self.runs - start > MOST_OF_A_KIND or self.runs > MOST_RUNS:
+            if self.runs - start > most or self.runs > total:
                 break
             if kind.suspicious and all(n in self.healthy for n in site):
                 continue
             for repair in kind.repairs(site):
                 self.watch.look()
-                if self.runs - start > MOST_OF_A_KIND or self.runs > MOST_RUNS:
+                if self.runs - start > most or self.runs > total:
                     break
                 if self._works(repair, kind):
                     op = self.graph.ops.get(site[0])

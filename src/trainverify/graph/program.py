@@ -20,10 +20,16 @@ EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the user wrote an op."""
+    """Where the user wrote an op; `caller` is the line that led there, with its own caller."""
 
     file: str
     line: int
+    caller: Source | None = field(default=None, compare=False)
+
+    @property
+    def callers(self) -> tuple[Source, ...]:
+        """The lines that led here, the nearest first."""
+        return () if self.caller is None else (self.caller, *self.caller.callers)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.check.findings import Finding
+from trainverify.evaluate.run import sample
 from trainverify.graph.mesh import Mesh
-from trainverify.graph.program import Domain, Output, Program
+from trainverify.graph.program import Domain, Output, Program, Source
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
+from trainverify.torch.agreement import Ledger
 from trainverify.torch.collectives import Talk
-from trainverify.torch.discover import Found, Named, NotSupported, preset, search, tensors_of
+from trainverify.torch.discover import Found, Named, NotSupported, counted, preset, search, tensors_of
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.functional import Functional
-from trainverify.torch.inputs import Batch, local_shape
+from trainverify.torch.inputs import Batch, Ids, Input, lies, local_shape
 from trainverify.torch.lines import Lines
 from trainverify.torch.mappings import Row
 from trainverify.torch.placed import Described, described, local
+from trainverify.torch.reading import Branch, Reader, ReadsData
 from trainverify.torch.record import Recorder
-from trainverify.torch.translate import Missing, ReadsData, Translator, type_of
+from trainverify.torch.translate import Missing, Translator, type_of
 from trainverify.torch.values import Unknown, Value
 
 
@@ -44,24 +51,52 @@ class Captured:
     merged: list[str] = field(default_factory=list)
     unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # of a DDP group: parameters that this rank did not use
     seconds: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
+    branches: list[Branch] = field(default_factory=list)  # conditions on data, and the ways that were taken
+    chosen: list[str] = field(default_factory=list)  # what a run on real tensors read
+    used: dict[str, Source | None] = field(default_factory=dict)  # parameter → where its gradient is used
+
+
+def condition_name(i: int) -> str:
+    """Of the output that a condition on data is compared as."""
+    return f"condition {i + 1}"
+
+
+def compared_name(i: int) -> str:
+    """Of the output that the number is compared as that a condition is a function of."""
+    return f"number of condition {i + 1}"
 
 
 class Session:
     """The capture of one rank (or of the reference, whose rank is None)."""
 
-    def __init__(self, batch: Batch, mesh: Mesh, rank: int | None, world: int, table: OpTable, meanings: Mapping[str, Row] | None = None):
+    def __init__(
+        self,
+        batch: Batch,
+        mesh: Mesh,
+        rank: int | None,
+        world: int,
+        table: OpTable,
+        meanings: Mapping[str, Row] | None = None,
+        choices: Sequence[bool] = (),
+        accept: bool = False,
+    ):
         self.batch, self.mesh, self.rank, self.world = batch, mesh, rank, world
         self.lines = Lines()
         self.translator = Translator(self.lines.here, table, meanings)
         self.talk = Talk(self.translator, rank or 0)
+        self.assumed = self.talk.assumed
+        self.reader = Reader(self.translator, choices, accept)
         self.recorder = Recorder(self.translator, Functional(self.talk))
-        self.assumed: list[str] = []
         self.gradients: dict[str, tuple[Value, torch.Tensor]] = {}
+        self.used: dict[str, Source | None] = {}
         self.named: list[Named] = []
         self.by_tensor: dict[int, str] = {}
         self.loss: torch.Tensor | None = None
         self.inputs: dict[str, torch.Tensor] = {}
         self.trained: set[str] = set()
+        self.counts: dict[str, torch.Tensor] = {}  # steps that optimizers count, by parameter
+        self.numbers: dict[str, tuple[torch.Tensor, tuple[float, ...]]] = {}  # small known tensors, and their values before the step
 
     # -- before the step ------------------------------------------------------------------------------------------------
 
@@ -75,6 +110,7 @@ class Session:
             self.named += list(preset(optimizer, lambda p: names.get(id(p))))
             for group in optimizer.param_groups:
                 self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
+            self.counts |= dict(counted(optimizer, names))
         self.by_tensor = names
         made = {n: self._input(n) for n in self.batch} if inputs is None else inputs
         t = self.translator
@@ -86,6 +122,8 @@ class Session:
     def _input(self, name: str) -> torch.Tensor:
         spec = self.batch[name]
         shape = spec.shape if self.rank is None else local_shape(name, spec, self.mesh, self.rank)
+        if self.translator.real:
+            return drawn(name, spec, self.mesh, self.rank)
         return torch.empty(shape, dtype=getattr(torch, spec.dtype))
 
     def _sources(self, made: Mapping[str, torch.Tensor]) -> None:
@@ -97,6 +135,10 @@ class Session:
             if domain is not None and domain.kind == "ids" and (domain.ignore is None or domain.ignore >= 0):
                 t.emitter.nonnegative.add(name)
             self.inputs[name] = tensor
+        for name, tensor in self.counts.items():
+            value = t.known(tensor)
+            if value is not None:
+                self._number(name, tensor, value)
         seen: dict[Any, str] = {}
         kept = []
         for n in self.named:
@@ -107,8 +149,9 @@ class Session:
             if key in seen and here.numel():
                 self.by_tensor[id(n.tensor)] = seen[key]
                 continue
-            if n.of is None and n.kind == "state" and not n.trained and t.known(here) is not None:
-                continue  # a small buffer whose value is known
+            if n.buffer is not None and not here.is_floating_point() and (value := t.known(here)) is not None:
+                self._number(n.name, here, value)  # a count, say
+                continue
             if n.buffer == "made" and isinstance(t.read(here), str):
                 continue  # computed from constants when the model is built: ranks may compute it differently, so nothing is assumed of it
             if n.buffer is not None:
@@ -118,6 +161,12 @@ class Session:
             t.define(here, n.name)
             kept.append(n)
         self.named = kept
+
+    def _number(self, name: str, t: torch.Tensor, value: torch.Tensor) -> None:
+        """A small tensor that lives from step to step and is followed as a number: compared by name."""
+        assert self.translator.step is not None
+        self.translator.step.numbered[self.translator.keep(t)] = name
+        self.numbers[name] = (t, _values(value))
 
     # -- during the step --------------------------------------------------------------------------------------------------
 
@@ -132,6 +181,7 @@ class Session:
 
     def note_gradient(self, name: str, grad: torch.Tensor) -> None:
         self.translator.emitter.place = self.lines.here()
+        self.used.setdefault(name, self.translator.emitter.place.source)
         self.gradients.setdefault(name, (self.translator.read(local(grad)), grad))
 
     # -- after the step ---------------------------------------------------------------------------------------------------
@@ -160,7 +210,7 @@ class Session:
         sources = {*self.inputs, *t.emitter.masks, *(n.name for n in self.named)}
         metrics: dict[str, Value] = {}
         for key, value in _losses(returned, self.loss).items():
-            read = t.read(local(value))
+            read = t.read_written(local(value))
             place = described(value)
             if place is not None and any(p != "replicate" for _, p in place["axes"]):
                 raise NotSupported(f"{key} is a DTensor that no rank has whole ({place['axes']}): return loss.full_tensor()")
@@ -168,6 +218,12 @@ class Session:
                 report(read, "loss", None, key)
             else:
                 metrics[key] = read
+        for i, branch in enumerate(self.reader.branches):
+            metrics[condition_name(i)] = t.emitter.cast(branch.condition, "f32")
+            if branch.of is not None:
+                metrics[compared_name(i)] = branch.of
+        self.assumed += t.read_values
+        self.assumed += [f"{b.name} is {b.taken} (accepted, not captured the other way)" for b in self.reader.accepted]
         for n in parameters:
             if n.name not in self.gradients and n.tensor.grad is not None:
                 self.note_gradient(n.name, n.tensor.grad)
@@ -184,13 +240,24 @@ class Session:
                     captured_placed[f"gradient of {n.name}"] = place
         for key, metric in metrics.items():
             report(metric, "metric", key, key)
-        stepped = bool(self.trained)
+        stepped = bool(self.trained) or any(t.read(local(n.tensor)) != n.name for n in parameters)  # an optimizer, or by hand
         for n in parameters:
             if stepped:
-                report(t.read(local(n.tensor)), "parameter", n.name, f"updated parameter {n.name}")
+                report(t.read_written(local(n.tensor)), "parameter", n.name, f"updated parameter {n.name}")
         for n in states:
-            report(t.read(local(n.tensor)), "state", n.name, f"updated state {n.name}")
+            report(t.read_written(local(n.tensor)), "state", n.name, f"updated state {n.name}")
         self.talk.lost()
+        for name, (tensor, before) in self.numbers.items():
+            value = t.known(tensor)
+            if value is None:
+                why = f"{name}, which is an integer, is computed from data"
+                problems.append(Finding("TV504", why, self.rank, name, t.emitter.place.source, None, "unsupported"))
+            else:
+                self.talk.ledger.numbers[name] = before, _values(value)
+        if any(n.tensor.grad is not None for n in parameters):
+            self.assumed.append(
+                "no gradients are left from the step before: this one leaves some behind, and zero_grad is called in between"
+            )
         domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
         domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
         domains |= {n: Domain("indicator") for n in t.emitter.masks}
@@ -203,11 +270,15 @@ class Session:
             captured_placed,
             {n.name: list(n.tensor.shape) for n in self.named},
             [*self._early(), *self.talk.findings, *problems, *self._poisoned(), *self._strays()],
-            [*self.assumed, *(f"{n} means what the given function computes ({count} calls)" for n, count in t.meant.items())],
+            [*self.assumed, *(f"{n} means what the given function computes ({checked})" for n, checked in t.meant.ops.items())],
             dict(t.missing),
             dict(t.calls),
             t.literals.merged(),
             self.talk.unused,
+            ledger=self.talk.ledger,
+            branches=list(self.reader.branches),
+            chosen=list(t.read_values),
+            used=self.used,
         )
 
     def _early(self) -> list[Finding]:
@@ -226,10 +297,30 @@ class Session:
         assert step is not None
         for key, source in step.strays.items():
             storage = self.translator._alive[key]
-            if torch._C._storage_Use_Count(key) > 1 + (storage is None):
+            if step.carried(key, self.translator.memory.old_reads.get(key, ())):
+                text = f"memory of {storage.nbytes()} bytes, no tensor of a model or an optimizer, carries values from step to step"
+                found.append(Finding("TV505", text, self.rank, None, source, None, "unsupported"))
+            elif torch._C._storage_Use_Count(key) > 1 + (storage is None):
                 text = f"memory of {storage.nbytes()} bytes that is older than the step is written by it and is compared with nothing"
                 found.append(Finding("TV505", text, self.rank, None, source, None, "warning"))
         return list(dict.fromkeys(found))
+
+
+def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:
+    """Random values of a batch tensor: the rank's part of those that the reference gets."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    kind = "bool" if spec.dtype == "bool" else "int" if isinstance(spec, Ids) else "real"
+    whole = sample(rng, kind, spec.shape, spec.domain)
+    if rank is not None:
+        (part,) = lies(name, spec).parts(mesh, rank, spec.shape)
+        whole = whole[np.ix_(*(run.positions() for run in part.logical))]
+    with _disable_current_modes():
+        return torch.from_numpy(np.ascontiguousarray(whole)).to(getattr(torch, spec.dtype))
+
+
+def _values(value: torch.Tensor) -> tuple[float, ...]:
+    with unset_fake_temporarily():
+        return tuple(float(v) for v in value.reshape(-1).tolist())
 
 
 def _losses(returned: Any, differentiated: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -250,17 +341,28 @@ def capture(
     table: OpTable,
     meanings: Mapping[str, Row] | None = None,
     name: str = "step",
+    choices: Sequence[bool] = (),
+    accept: bool = False,
+    store: str | None = None,
 ) -> Captured:
-    """The program of one rank; `build` returns its step."""
+    """The program of one rank; `build` returns its step. With a `store` tensors are real, and ranks talk by gloo through that file."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
-    session = Session(batch, mesh, rank, world, table, meanings)
+    session = Session(batch, mesh, rank, world, table, meanings, choices, accept)
+    if store is None:
+        session.reader.install()
+    else:
+        session.translator.real = True
+        session.reader.install_real()
+        torch.manual_seed(0)
     patch(session.talk, session.assumed)
+    session.lines.wrappers.install()
     if rank is not None:
-        start_group(session.talk, rank, world)
+        start_group(session.talk, rank, world, store=store)
     handles = session.lines.hooks()
-    with FakeTensorMode(allow_non_fake_inputs=True), session.recorder:
+    fake = FakeTensorMode(allow_non_fake_inputs=True) if store is None else contextlib.nullcontext()
+    with fake, session.recorder:
         step = build() if rank is None else build(rank, world)
         session.begin(search(step))
         with optimizer_hooks(session):

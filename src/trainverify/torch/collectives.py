@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
+from trainverify.torch.agreement import Ledger, lying
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart
 from trainverify.torch.translate import Translator, key_of, type_of, view_of
@@ -22,6 +23,25 @@ from trainverify.torch.views import is_dense, memory_order
 
 REDUCTIONS: Final = {"SUM": "sum", "AVG": "avg", "MAX": "max", "MIN": "min", "PRODUCT": "prod"}
 FUNCTIONAL: Final = {"sum": "sum", "avg": "avg", "max": "max", "min": "min", "product": "prod"}
+
+
+_ANY_ORDER: Final = ("all_reduce", "broadcast", "reduce ")  # element by element: dense memory of any order, the same on all ranks
+
+
+def _way(op: Any) -> str:
+    kind = str(getattr(op, "op", op)).rpartition(".")[2]
+    return f"{kind} {getattr(op, 'factor', None)}" if kind == "PREMUL_SUM" else kind
+
+
+def _lying(tensors: Sequence[torch.Tensor]) -> str:
+    return " and ".join(map(lying, tensors))
+
+
+def _dense(tensors: Sequence[torch.Tensor], contiguous: bool) -> None:
+    """Backends move memory, not elements: gaps, and orders other than that of rows, change what arrives where."""
+    for t in tensors:
+        if not t.is_contiguous() and (contiguous or not is_dense(view_of(t))):
+            raise Unmapped(f"a tensor {list(t.shape)} with strides {list(t.stride())}, which is not contiguous")
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,8 @@ class Talk:
     findings: list[Finding] = field(default_factory=list)
     flights: list[Flight] = field(default_factory=list)
     batch: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    assumed: list[str] = field(default_factory=list)
     unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # group and parameters that this rank has not used
     in_batch: bool = False  # between the first and the last message of a batch that the user names
     _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -115,6 +137,10 @@ class Talk:
                 self.find("TV502", "memory that is being received is written before the communication is waited for", flight.source)
             t.write(tensor, value)
 
+    def assume(self, text: str) -> None:
+        if text not in self.assumed:
+            self.assumed.append(text)
+
     def find(self, code: str, message: str, source: Source | None) -> None:
         found = Finding(code, message, self.rank, None, source)
         if found not in self.findings:
@@ -150,8 +176,16 @@ class Talk:
                 shown = f"{list(t.shape)} with strides {list(t.stride())}"
                 raise Unmapped(f"a tensor {shown} that is not contiguous: ranks exchange memory, not elements")
 
-    def guarded(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], make: Callable[[], Sequence[Value]]) -> Flight:
-        """Emit communication; outside the step, and where an input has no value, results have none either."""
+    def guarded(
+        self,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        make: Callable[[], Sequence[Value]],
+        said: tuple[Group, str] | None = None,
+    ) -> Flight:
+        """Emit communication; outside the step, and where an input has no value, results have none either.
+
+        `said` is a collective as all members of its group have to call it."""
         t = self.translator
         if not self._begin():
             before = Unknown("a value that was communicated before the step", t.emitter.place.source)
@@ -159,7 +193,10 @@ class Talk:
                 t.counts(o)
                 t.write(o, before)
             return Flight(-1, [], [], None, True)
+        if said is not None:
+            self.ledger.message(said[0].name, said[1], t.emitter.place.source)
         try:
+            _dense((*inputs, *outputs), said is None or not said[1].startswith(_ANY_ORDER))
             values: Sequence[Value] = make()
         except NoValue as error:
             values = [error.why] * len(outputs)
@@ -209,7 +246,7 @@ class Talk:
                 made.append(self.emit("all_reduce", name, group, type_of(x), op=ours))
             return made
 
-        return self.guarded(tensors, tensors, make)
+        return self.guarded(tensors, tensors, make, (group, f"all_reduce {_way(op)} of {_lying(tensors)}"))
 
     def used(self, group: Group, tensor: torch.Tensor, op: Any) -> Flight:
         """DDP's reducer adds up which parameters ranks have used; it reads the sum where this rank has not used one."""
@@ -229,7 +266,7 @@ class Talk:
             self.contiguous(tensor)
             return [self.from_root("broadcast", group, tensor, root, type_of(tensor))]
 
-        return self.guarded([tensor], [tensor], make)
+        return self.guarded([tensor], [tensor], make, (group, f"broadcast from {root} of {lying(tensor)}"))
 
     def from_root(self, name: str, group: Group, x: torch.Tensor | None, root: int, kind: TensorType, **attrs: Any) -> str:
         """Communication in which only the root passes a tensor."""
@@ -255,7 +292,7 @@ class Talk:
             made = e.communicate("reduce", (name,), {"group": group.name, "root": root, "op": ours}, kind)
             return [made if made is not None else Unknown("what a reduce leaves on ranks that are not its root", e.place.source)]
 
-        return self.guarded([tensor], [tensor], make)
+        return self.guarded([tensor], [tensor], make, (group, f"reduce {_way(op)} to {root} of {lying(tensor)}"))
 
     def all_gather(self, group: Group, outputs: Sequence[torch.Tensor], x: torch.Tensor) -> Flight:
         """The members' tensors as a list."""
@@ -268,7 +305,7 @@ class Talk:
             whole = self.emit("all_gather", row, group, TensorType((n, *kind.shape), kind.dtype), dim=0)
             return [self.row(whole, i, kind.shape) for i in range(n)]
 
-        return self.guarded([x], outputs, make)
+        return self.guarded([x], outputs, make, (group, f"gathering all of {lying(x)}"))
 
     def row(self, whole: str, i: int, shape: tuple[int, ...]) -> str:
         e = self.translator.emitter
@@ -291,7 +328,7 @@ class Talk:
             self.contiguous(x, output)
             return [self.gathered(group, x, type_of(output).shape)]
 
-        return self.guarded([x], [output], make)
+        return self.guarded([x], [output], make, (group, f"gathering all of {lying(x)}"))
 
     def scattered(self, group: Group, name: str, shape: tuple[int, ...], op: str) -> str:
         """The sum over members, cut in memory order: the own block in this shape."""
@@ -310,7 +347,7 @@ class Talk:
             name = self.premultiplied(self.translator.named(x), factor)
             return [self.scattered(group, name, type_of(output).shape, ours)]
 
-        return self.guarded([x], [output], make)
+        return self.guarded([x], [output], make, (group, f"reducing {_way(op)} parts of {lying(output)}"))
 
     def reduce_scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], op: Any) -> Flight:
         def make() -> list[Value]:
@@ -320,7 +357,7 @@ class Talk:
             stacked = self.translator.emitter.op("stack", names, {"dim": 0})
             return [self.scattered(group, stacked, type_of(output).shape, ours)]
 
-        return self.guarded(xs, [output], make)
+        return self.guarded(xs, [output], make, (group, f"reducing {_way(op)} parts of {lying(output)}"))
 
     def exchanged(self, group: Group, name: str, shape: tuple[int, ...]) -> str:
         e = self.translator.emitter
@@ -338,7 +375,7 @@ class Talk:
                 raise Unmapped("an all-to-all with blocks of different sizes")
             return [self.exchanged(group, self.translator.named(x), type_of(output).shape)]
 
-        return self.guarded([x], [output], make)
+        return self.guarded([x], [output], make, (group, f"all-to-all of {str(x.dtype).removeprefix('torch.')}"))
 
     def all_to_all(self, group: Group, outputs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor]) -> Flight:
         def make() -> list[Value]:
@@ -349,7 +386,7 @@ class Talk:
             whole = self.exchanged(group, stacked, self.translator.emitter.shape(stacked))
             return [self.row(whole, i, type_of(o).shape) for i, o in enumerate(outputs)]
 
-        return self.guarded(xs, outputs, make)
+        return self.guarded(xs, outputs, make, (group, f"all-to-all of {str(xs[0].dtype).removeprefix('torch.')}"))
 
     def scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], root: int) -> Flight:
         def make() -> list[Value]:
@@ -361,7 +398,7 @@ class Talk:
             assert made is not None
             return [e.reshape(made, kind.shape)]
 
-        return self.guarded(xs, [output], make)
+        return self.guarded(xs, [output], make, (group, f"scatter from {root} of {lying(output)}"))
 
     def gather(self, group: Group, outputs: Sequence[torch.Tensor], x: torch.Tensor, root: int) -> Flight:
         def make() -> list[Value]:
@@ -372,7 +409,11 @@ class Talk:
             made = e.communicate("gather", (row,), {"group": group.name, "root": root, "dim": 0}, whole)
             return [] if made is None else [self.row(made, i, kind.shape) for i in range(n)]
 
-        return self.guarded([x], outputs, make)
+        return self.guarded([x], outputs, make, (group, f"gather to {root} of {lying(x)}"))
+
+    def barrier(self, group: Group) -> None:
+        if self._begin():
+            self.ledger.message(group.name, "barrier", self.translator.emitter.place.source)
 
     def tag(self, group: Group, tag: int) -> int:
         """Messages of different groups never meet."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ from trainverify.report import Report
 from trainverify.torch.capture import Captured
 from trainverify.torch.inputs import Batch
 from trainverify.torch.judge import captures, judge, pair
-from trainverify.torch.launch import CaptureError, Failed, resolve, run
+from trainverify.torch.launch import CaptureError, Failed, Reads, resolve, run
 from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
 from trainverify.torch.sample import chosen
 from trainverify.torch.script import capture_script
+from trainverify.torch.ways import Choices, Way, joined, ways
 
 Progress = Callable[[str], None]
 
@@ -37,6 +37,7 @@ class Subject:
     cuts: Mapping[str, Any]
     loss: Any
     targets: tuple[str, str] | None = None
+    ways: tuple[Way, ...] = ()  # all combinations of branches on data; the first one is above
 
 
 def settings_of(target: str) -> dict[str, Any]:
@@ -52,7 +53,16 @@ def settings_of(target: str) -> dict[str, Any]:
     return found
 
 
-def functions(reference: str, distributed: str, world: int, table: OpTable, tell: Progress, all_ranks: bool = False) -> Subject:
+def functions(
+    reference: str,
+    distributed: str,
+    world: int,
+    table: OpTable,
+    tell: Progress,
+    all_ranks: bool = False,
+    accept: bool = False,
+    real: bool = False,
+) -> Subject:
     """Two functions of files; the file of the second says what the batch is."""
     said = settings_of(distributed)
     if not isinstance(said["batch"], Mapping):
@@ -60,8 +70,14 @@ def functions(reference: str, distributed: str, world: int, table: OpTable, tell
     mesh = Mesh(said["mesh"] or {"dp": world})
     if mesh.size != world:
         raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
-    one, ranks = captures(reference, distributed, world, said["batch"], mesh, table, None, tell, all_ranks=all_ranks)
-    return Subject(one, tuple(ranks), mesh, said["batch"], said["cuts"] or {}, said["loss"] or "whole", (reference, distributed))
+
+    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+        given = (reference, distributed, world, said["batch"], mesh, table, None, tell)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real)
+
+    found = tuple(ways(run_way))
+    one, ranks, targets = found[0].reference, found[0].ranks, (reference, distributed)
+    return Subject(one, ranks, mesh, said["batch"], said["cuts"] or {}, said["loss"] or "whole", targets, found)
 
 
 def script(
@@ -72,31 +88,42 @@ def script(
     table: OpTable,
     tell: Progress,
     all_ranks: bool = False,
+    accept: bool = False,
 ) -> Subject:
-    """A script as it is: once as the only rank, then as the ranks of the world. The first of them says what the mesh is."""
-    alone = arguments if reference is None else reference
+    """A script as it is: once as the only rank, then as the ranks of the world. The first of them says what the mesh is.
 
-    def captured(ranks: Sequence[int | None]) -> list[tuple[Captured, Any, Any]]:
-        works = [
-            partial(capture_script, path, alone if r is None else arguments, r or 0, 1 if r is None else world, r is None, table)
-            for r in ranks
-        ]
+    All of it again for every combination of branches on data."""
+    alone = arguments if reference is None else reference
+    told: list[tuple[Mesh, Any, Any]] = []
+
+    def captured(ranks: Sequence[int | None], choices: Choices) -> list[tuple[Captured, Any, Any]]:
+        def work(r: int | None) -> Callable[[], tuple[Captured, Any, Any]]:
+            given = (path, alone, 0, 1, True) if r is None else (path, arguments, r, world, False)
+            return lambda: capture_script(*given, table, choices, accept)
+
+        works = [work(r) for r in ranks]
         found = []
         for r, result in zip(ranks, run(works, tell=lambda n: tell(f"captured {n} of {len(works)} processes")), strict=True):
             if isinstance(result, Failed):
                 who = "the only rank" if r is None else f"rank {r}"
-                raise CaptureError(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
+                kind = Reads if result.kind == "ReadsData" else CaptureError
+                raise kind(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
             found.append(result)
         return found
 
-    (one, specs, _), first = captured([None, 0])
-    said = first[2]
-    mesh = Mesh(said["mesh"] or {"dp": world})
-    if mesh.size != world:
-        raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
-    ranks = range(world) if all_ranks else chosen(mesh)
-    rest = [first, *captured(ranks[1:])]
-    return Subject(one, tuple(c for c, _, _ in rest), mesh, specs, said["cuts"], said["loss"])
+    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+        (one, specs, _), first = captured([None, 0], choices)
+        said = first[2]
+        mesh = Mesh(said["mesh"] or {"dp": world})
+        if mesh.size != world:
+            raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
+        ranks = range(world) if all_ranks else chosen(mesh)
+        told.append((mesh, specs, said))
+        return one, [c for c, _, _ in (first, *captured(ranks[1:], choices))]
+
+    every = tuple(ways(run_way))
+    mesh, specs, said = told[0]
+    return Subject(every[0].reference, every[0].ranks, mesh, specs, said["cuts"], said["loss"], None, every)
 
 
 def verdict(
@@ -109,7 +136,9 @@ def verdict(
         folder.mkdir(parents=True, exist_ok=True)
         files.write(folder / "reference.logical.json.gz", made.logical)
         files.write(folder / "ranks.plan.json.gz", made.plan)
-    report = judge(s.reference, s.ranks, s.mesh, s.batch, s.cuts, s.loss, table, points, seed, engine, tell)
+    found_ways = s.ways or (Way(s.reference, s.ranks),)
+    judged = [(w, judge(w.reference, w.ranks, s.mesh, s.batch, s.cuts, s.loss, table, points, seed, engine, tell)) for w in found_ways]
+    report = joined(judged)
     if not replayed or report.verdict in ("UNKNOWN", "INVALID"):
         return report
     if s.targets is None:

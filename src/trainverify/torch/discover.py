@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -130,6 +130,15 @@ def preset(optimizer: Optimizer, names: Callable[[torch.Tensor], str | None]) ->
                 yield Named(f"{name}.{slot}", state[slot], "state", nonnegative=nonnegative, of=name)
             if kind in ("Adam", "AdamW", "NAdam", "RAdam") and "step" not in state:
                 state["step"] = torch.tensor(float(STEPS_TAKEN), dtype=torch.float32)
+
+
+def counted(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The number of steps that an optimizer has taken, by parameter."""
+    inner = getattr(optimizer, "optim", None)
+    owner = inner if isinstance(inner, Optimizer) else optimizer
+    for p, state in owner.state.items():
+        if isinstance(state.get("step"), torch.Tensor) and id(p) in names:
+            yield f"{names[id(p)]}.step", state["step"]
 
 
 class NotSupported(Exception):

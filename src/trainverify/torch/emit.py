@@ -96,16 +96,16 @@ class Emitter:
     def kind(self, name: str) -> str:
         return self.tensors[name].kind
 
-    def full(self, shape: tuple[int, ...], value: Any, dtype: str) -> str:
-        """A literal everywhere; equal ones are made once."""
+    def full(self, shape: tuple[int, ...], value: Any, dtype: str, made: Place | None = None) -> str:
+        """A literal everywhere, computed at `made` if that is known; equal ones are made once."""
         kind = DTYPES[dtype]
         if kind == "bool":
             value = bool(value)
         elif kind == "int":
             value = int(value)
-        key = (shape, value, type(value), dtype)
+        key = (shape, value, type(value), dtype, made)
         if key not in self._constants:
-            place, self.place = self.place, Place(phase=self.place.phase)
+            place, self.place = self.place, made or Place(phase=self.place.phase)
             self._constants[key] = self.op("full", (), {"shape": shape, "value": value, "dtype": dtype}, "constant")
             self.place = place
         return self._constants[key]

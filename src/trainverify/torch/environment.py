@@ -11,7 +11,9 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trainverify.torch.agreement import Said
 from trainverify.torch.collectives import Talk
+from trainverify.torch.discover import NotSupported
 from trainverify.torch.process_group import BACKEND, register
 
 
@@ -37,13 +39,14 @@ def patched(owner: Any, **changes: Any) -> Iterator[None]:
             setattr(owner, n, v)
 
 
-def start_group(talk: Talk, rank: int, world: int, init: Callable[..., None] = dist.init_process_group) -> None:
-    """`dist` as this rank sees it."""
+def start_group(talk: Talk, rank: int, world: int, init: Callable[..., None] = dist.init_process_group, store: str | None = None) -> None:
+    """`dist` as this rank sees it; with a file as `store`, ranks really talk."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    register(talk)
-    c10d._store_based_barrier = lambda *args, **kwargs: None
-    init(BACKEND, store=FakeStore(), rank=rank, world_size=world)
+    register(talk, store is not None)
+    if store is None:
+        c10d._store_based_barrier = lambda *args, **kwargs: None
+    init(BACKEND, store=FakeStore() if store is None else dist.FileStore(store, world), rank=rank, world_size=world)
 
 
 def patch(talk: Talk, assumed: list[str]) -> None:
@@ -59,7 +62,10 @@ def patch(talk: Talk, assumed: list[str]) -> None:
     def synced(*args: Any, **kwargs: Any) -> None:
         note("DDP's broadcast of parameters and buffers when it is built has made all replicas equal")
 
-    ddp._verify_param_shape_across_processes = lambda *args, **kwargs: None
+    def shapes(*args: Any, **kwargs: Any) -> None:
+        note("DDP's check that all ranks have parameters of the same shapes is left out")
+
+    ddp._verify_param_shape_across_processes = shapes
     ddp._sync_module_states = synced
     mesh = device_mesh.DeviceMesh
     for name in ("__init__", "__getitem__", "_flatten", "_get_all_submeshes", "_unflatten", "_concatenate"):
@@ -93,13 +99,35 @@ def patch(talk: Talk, assumed: list[str]) -> None:
 
     torch.UntypedStorage.resize_ = resized
 
+    def here() -> Any:
+        return talk.translator._place().source
+
     def all_gather_object(objects: list[Any], value: Any, group: Any = None) -> None:
         note("objects that ranks exchange (all_gather_object) are the same on all of them")
+        talk.ledger.exchanged("all_gather_object", value, here())
         objects[:] = [value] * len(objects)
 
     def broadcast_object_list(objects: list[Any], *args: Any, **kwargs: Any) -> None:
         note("objects that ranks exchange (broadcast_object_list) are the same on all of them")
+        talk.ledger.exchanged("broadcast_object_list", objects, here())
+
+    def refused(name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            raise NotSupported(f"{here()}: {name}: Python objects that ranks send are not captured")
+
+        return call
+
+    new_group = c10d.new_group
+
+    def created(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("use_local_synchronization", False):
+            talk.ledger.created.append(Said(f"new_group({None if ranks is None else sorted(int(r) for r in ranks)})", here()))
+        return new_group(ranks, *args, **kwargs)
+
+    c10d.new_group = dist.new_group = created
 
     for module in (dist, c10d):
         module.all_gather_object = all_gather_object
         module.broadcast_object_list = broadcast_object_list
+        for name in ("gather_object", "scatter_object_list", "send_object_list", "recv_object_list"):
+            setattr(module, name, refused(name))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from trainverify.torch.agreement import lying
 from trainverify.torch.collectives import FUNCTIONAL, Flight, Group, Talk
 from trainverify.torch.translate import flat, key_of, type_of
 from trainverify.torch.values import Unmapped, Value
@@ -32,7 +33,10 @@ class Functional:
         def make() -> list[Value]:
             return self._results(short.removesuffix("_coalesced"), given, inputs, outputs)
 
-        flight = self.talk.guarded(inputs, outputs, make)
+        group = self._group(given["group_name"])
+        said = f"all_reduce {given.get('reduce_op')} of" if short.startswith("all_reduce") else f"{short.removesuffix('_coalesced')} of"
+        told = " and ".join(map(lying, outputs if short.startswith("reduce_scatter") else inputs))
+        flight = self.talk.guarded(inputs, outputs, make, (group, f"{said} {'' if short.startswith('all_to_all') else told}"))
         for t in outputs:
             self._flights[key_of(t)] = flight
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from trainverify.check.findings import Finding, names
@@ -16,13 +18,15 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
-from trainverify.torch.capture import Captured, capture
+from trainverify.torch.agreement import disagreements, numbers
+from trainverify.torch.capture import Captured, capture, compared_name, condition_name
 from trainverify.torch.inputs import Batch
-from trainverify.torch.launch import CaptureError, Failed, Target, Traced, resolve, run
+from trainverify.torch.launch import CaptureError, Failed, Reads, Target, Traced, resolve, run
 from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
 from trainverify.torch.mappings import Row
 from trainverify.torch.positions import aligned
 from trainverify.torch.sample import NoSample, assumption, chosen, everyone
+from trainverify.torch.ways import Choices, Way, happens, joined, ways
 from trainverify.verify import verify as verify_programs
 
 Loss = str | Mapping[str, Reduction]  # "whole", or over which mesh axes the local losses are summed or averaged
@@ -57,23 +61,32 @@ def captures(
     seconds: float = 600.0,
     all_ranks: bool = False,
     ranks: Sequence[int] | None = None,
+    choices: Choices = (),
+    accept: bool = False,
+    real: bool = False,
 ) -> tuple[Captured, list[Captured]]:
     """The reference and all ranks (of many, a sample; or those that are given), each in a process of its own."""
     if ranks is None:
         ranks = range(world_size) if all_ranks else chosen(mesh)
 
-    def one(target: Target, rank: int | None) -> Callable[[], Captured]:
-        return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings)
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store") if real else None
 
-    works = [one(reference, None), *(one(distributed, r) for r in ranks)]
-    tell(f"capturing 1 + {len(ranks)} processes")
-    found = run(works, seconds=seconds, tell=lambda n: tell(f"captured {n} of {len(works)} processes"))
+        def one(target: Target, rank: int | None) -> Callable[[], Captured]:
+            return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings, "step", choices, accept, store)
+
+        if real and len(ranks) < world_size:
+            raise CaptureError(f"{world_size} ranks: on real tensors all of them run at once")
+        works = [one(reference, None), *(one(distributed, r) for r in ranks)]
+        tell(f"capturing 1 + {len(ranks)} processes")
+        found = run(works, real, seconds, lambda n: tell(f"captured {n} of {len(works)} processes"))
     good: list[Captured] = []
     for i, result in enumerate(found):
         who = "the reference" if i == 0 else f"rank {ranks[i - 1]}"
         if isinstance(result, Failed):
             where = f" ({result.where})" if result.where else ""
-            raise CaptureError(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
+            kind = Reads if result.kind == "ReadsData" else CaptureError
+            raise kind(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
         good.append(result)
     return good[0], good[1:]
 
@@ -122,13 +135,14 @@ def _with_loss(program: Program, mesh: Mesh, rank: int, over: Mapping[str, Reduc
     if local is None:
         return program
     tensors, ops, last = dict(program.tensors), list(program.ops), local
+    source = next((op.source for op in ops if local in op.outputs), None)
     for axis, op in over.items():
         members = mesh.group(rank, (axis,))
         group = next((n for n, m in groups.items() if m == members), f"{axis} of {members[0]}")
         groups[group] = members
         name = f"loss.{op}.{axis}"
         tensors[name] = tensors[local]
-        ops.append(Op("all_reduce", (last,), (name,), attributes({"group": group, "op": op}), "metric"))
+        ops.append(Op("all_reduce", (last,), (name,), attributes({"group": group, "op": op}), "metric", None, source))
         last = name
     outputs = tuple(replace(o, tensor=last) if o.role == "loss" else o for o in program.outputs)
     return replace(program, tensors=tensors, ops=tuple(ops), outputs=outputs)
@@ -137,6 +151,22 @@ def _with_loss(program: Program, mesh: Mesh, rank: int, over: Mapping[str, Reduc
 def _without_gradients(program: Program, names: set[str]) -> Program:
     kept = tuple(o for o in program.outputs if not (o.role == "gradient" and o.of in names))
     return replace(program, outputs=kept)
+
+
+def _without_conditions(reference: Captured, ranks: Sequence[Captured]) -> tuple[Captured, list[Captured]] | None:
+    """Conditions that are one function of one number everywhere follow from that number: without themselves, or without it."""
+    if not reference.branches:
+        return None
+    unwanted = set()
+    for i, branch in enumerate(reference.branches):
+        alike = branch.of is not None and all(c.branches[i].of and c.branches[i].function == branch.function for c in ranks)
+        unwanted.add(condition_name(i) if alike else compared_name(i))
+
+    def less(c: Captured) -> Captured:
+        kept = tuple(o for o in c.program.outputs if not (o.role == "metric" and o.of in unwanted))
+        return replace(c, program=replace(c.program, outputs=kept))
+
+    return less(reference), [less(c) for c in ranks]
 
 
 def _summarised(findings: Sequence[Finding]) -> list[Finding]:
@@ -173,18 +203,33 @@ def verify(
     progress: Progress = _silent,
     seconds: float = 600.0,
     all_ranks: bool = False,
+    accept_choices: bool = False,
+    real: bool = False,
 ) -> Report:
     """Is the training step that ranks run the reference's? Both functions build a model and return its step.
 
     `mesh` names the axes of the ranks, the last one varying fastest. `cuts` says how plain tensors are cut that are smaller on a rank
     than in the reference; DTensors say it themselves. `loss` says over which axes the ranks' losses have to be combined.
     Of more than 64 ranks a sample is captured, and the verdict is PROVED(sampled) at best; with `all_ranks` all of them are.
+    Up to three conditions on data are captured both ways; with `accept_choices` more of them are taken to be true, and assumed to be.
+    With `real` the code runs on real random tensors, ranks at once through gloo: for code that reads data. The verdict then is about the
+    choices that this run made, which are listed as assumptions.
     """
     named = mesh if isinstance(mesh, Mesh) else Mesh(mesh or {"dp": world_size})
     if named.size != world_size:
         raise ValueError(f"{named} has {named.size} ranks, not {world_size}")
-    one, ranks = captures(reference, distributed, world_size, batch, named, ops, meanings, progress, seconds, all_ranks)
-    return judge(one, ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
+
+    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+        given = (reference, distributed, world_size, batch, named, ops, meanings, progress, seconds)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept_choices, real=real)
+
+    def judge_way(way: Way) -> Report:
+        return judge(way.reference, way.ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
+
+    try:
+        return joined([(way, judge_way(way)) for way in ways(run_way)])
+    except Reads as error:
+        return Report("UNKNOWN", str(error), f"the captured step on {named} against the reference")
 
 
 def judge(
@@ -201,7 +246,13 @@ def judge(
     progress: Progress = _silent,
 ) -> Report:
     subject = f"the captured step on {mesh} against the reference"
+    way = Way(reference, tuple(ranks))
+    if (unlike := way.disagreement()) is not None:
+        return Report("UNKNOWN", unlike, subject)
+    ledgers = {c.rank if c.rank is not None else i: c.ledger for i, c in enumerate(ranks)}
     early = _summarised([f for c in (reference, *ranks) for f in c.findings] + _used_alike(ranks))
+    early += disagreements([c.groups for c in ranks], ledgers)
+    early += numbers(reference.ledger, ledgers)
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
         return stopped
@@ -211,12 +262,20 @@ def judge(
         return Report("UNKNOWN", f"lineage: {error}", subject, tuple(early))
     except NoSample as error:
         return Report("UNKNOWN", f"{len(ranks)} of {mesh.size} ranks captured: {error}", subject, tuple(early))
-    report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
+    told = _without_conditions(reference, ranks)
+    less = made if told is None else pair(*told, mesh, batch, cuts, loss)
+    report = verify_programs(less.logical, less.plan, ops, points, seed, progress, engine)
+    if report.verdict == "REFUTED" and way.choices and not happens(made.logical, made.plan, ops, way.choices):
+        report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; no data was found that leads there")
+    if report.verdict == "REFUTED" and any(c.chosen != reference.chosen for c in ranks):  # other values were read: rounding, or other data
+        report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; ranks and the reference read other values in this run")
+    lines = reference.used  # of a gradient that a rank does not have, where the reference uses its own
+    report = replace(report, findings=tuple(replace(f, source=f.source or lines.get(str(f.tensor))) for f in report.findings))
     if len(ranks) < mesh.size:
         report = _of_a_sample(report, {c.rank for c in ranks if c.rank is not None}, mesh.size)
     return replace(
         report,
-        findings=(*report.findings, *made.findings),
+        findings=(*report.findings, *made.findings, *(f for f in early if f not in made.findings)),
         assumptions=(*_shorter(report.assumptions), *made.assumed),
         notes=(*report.notes, *made.notes),
     )

@@ -24,6 +24,10 @@ class CaptureError(Exception):
     """The user's code could not be run, or not be captured; the text says where."""
 
 
+class Reads(CaptureError):
+    """The code reads computed values in a way that is not captured: no verdict."""
+
+
 class Traced(Exception):
     """The traceback of another process."""
 

@@ -18,11 +18,14 @@ import torch
 
 from trainverify.graph.program import Source
 from trainverify.torch.emit import Place
+from trainverify.torch.names import clean
+from trainverify.torch.wrappers import Wrappers
 
 _TORCH: Final = str(Path(torch.__file__).resolve().parent) + os.sep
 _OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep
 _PYTHON: Final = str(Path(sysconfig.get_paths()["stdlib"]).resolve()) + os.sep
 _ENGINE: Final = "_engine_run_backward"
+MOST_LINES: Final = 8  # of a stack of the user's
 
 
 @cache
@@ -30,6 +33,8 @@ def is_users(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = str(Path(file).resolve())
+    if path.endswith("/typing_extensions.py"):  # the wrapper of deprecated functions
+        return False
     inside = path.startswith((_TORCH, _OURS)) or (path.startswith(_PYTHON) and "site-packages" not in path)
     return not inside
 
@@ -40,21 +45,32 @@ def shown(file: str, folder: str) -> str:
     return (path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)).as_posix()
 
 
-def source_of(frame: FrameType) -> Source:
-    return Source(shown(frame.f_code.co_filename, os.getcwd()), frame.f_lineno)
+@cache
+def source(lines: tuple[tuple[str, int], ...]) -> Source | None:
+    """The innermost of some lines, with those that led there; of very many, those next to both ends."""
+    found = None
+    for file, line in reversed(lines if len(lines) <= MOST_LINES else (*lines[: MOST_LINES // 2], *lines[-MOST_LINES // 2 :])):
+        found = Source(shown(file, os.getcwd()), line, found)
+    return found
 
 
-def user_frame(frame: FrameType | None) -> tuple[Source | None, bool]:
-    """The innermost user's line, and whether it only called `backward`: then it says nothing about the op."""
-    passed_engine = False
+def user_frame(frame: FrameType | None, passed: list[FrameType] | None = None) -> tuple[Source | None, bool]:
+    """The innermost user's line with those that led there, and whether it only called `backward`: then it says nothing.
+
+    Frames of PyTorch's on the way are added to `passed`."""
+    passed_engine, lines = False, []
     while frame is not None:
         code = frame.f_code
-        if code.co_name == _ENGINE:
-            passed_engine = True
-        elif is_users(code.co_filename):
-            return source_of(frame), passed_engine
+        if is_users(code.co_filename):
+            lines.append((code.co_filename, frame.f_lineno))
+        elif not lines:
+            passed_engine = passed_engine or code.co_name == _ENGINE
+            if passed is not None and not code.co_filename.startswith(_OURS):
+                passed.append(frame)
+        elif code.co_filename.startswith(_OURS) and code.co_name == "capture":
+            break
         frame = frame.f_back
-    return None, passed_engine
+    return source(tuple(lines)), passed_engine
 
 
 class Lines:
@@ -65,10 +81,11 @@ class Lines:
         self.stack: list[str] = []
         self.noted: dict[int, Place] = {}  # sequence number of an autograd node → place of the forward op
         self.optimizing = False
+        self.wrappers = Wrappers(lambda: user_frame(sys._getframe(1))[0])
 
     def name_modules(self, root: torch.nn.Module, prefix: str = "") -> None:
         for name, module in root.named_modules(prefix=prefix):
-            self.names.setdefault(id(module), name)
+            self.names.setdefault(id(module), clean(name))
 
     def hooks(self) -> list[Any]:
         """Global hooks that keep track of the module that runs; call `remove` on each at the end."""
@@ -84,7 +101,11 @@ class Lines:
         return [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
 
     def here(self) -> Place:
-        source, backward = user_frame(sys._getframe(1))
+        passed: list[FrameType] = []
+        source, backward = user_frame(sys._getframe(1), passed)
+        asked = self.wrappers.of(passed)
+        if asked is not None:
+            source, backward = (asked if source is None else Source(asked.file, asked.line, source)), False
         node = torch._C._current_autograd_node()
         if node is not None:
             number = int(node._sequence_nr())

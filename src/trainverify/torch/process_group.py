@@ -7,17 +7,61 @@ call. Its work objects tell when they are waited for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work as _Work
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.collectives import Flight, Group, Talk
+from trainverify.torch.discover import NotSupported
 
 BACKEND: Final = "trainverify"
+
+
+class LandingFuture(torch.futures.Future[Any]):
+    """The result of communication: it is there from `wait` or `value` on; callbacks run then."""
+
+    def __init__(self, land: Callable[[], None], result: Callable[[], Any]):
+        super().__init__()
+        self._land, self._result = land, result
+        self._there = False
+
+    def _complete(self) -> None:
+        if not self._there:
+            self._there = True
+            self._land()
+            self.set_result(self._result())
+
+    def wait(self) -> Any:
+        self._complete()
+        return super().wait()
+
+    def value(self) -> Any:
+        self._complete()
+        return super().value()
+
+    def done(self) -> bool:
+        return self._there
+
+    def then(self, callback: Any) -> Any:
+        return LandingFuture(self._complete, lambda: callback(self))
+
+    def add_done_callback(self, callback: Any) -> None:
+        raise NotSupported("add_done_callback on a future of communication: use then, and wait for what it returns")
+
+
+def _in_backward() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class CapturedWork(_Work):
@@ -27,8 +71,11 @@ class CapturedWork(_Work):
         self.flights = flights
         self.future: torch.futures.Future[Any] = torch.futures.Future()
         self.future.set_result(tensors)
+        self.real: list[Any] = []  # the work of a backend that really talks
 
     def land(self) -> None:
+        while self.real:
+            self.real.pop().wait()
         for flight in self.flights:
             self.talk.land(flight)
 
@@ -43,9 +90,12 @@ class CapturedWork(_Work):
         self.land()
 
     def get_future(self) -> Any:
-        """Futures are waited for in C++, where DDP does: asking for one counts as waiting."""
-        self.land()
-        return self.future
+        """A future that lands when it is waited for. DDP waits for it in C++, unseen: what hooks of the backward pass ask for is there."""
+        if torch._C._current_autograd_node() is not None or _in_backward():
+            self.talk.assume("futures of communication that starts in the backward pass (DDP, its hooks) are waited for before it ends")
+            self.land()
+            return self.future
+        return LandingFuture(self.land, self.future.value)
 
     def is_completed(self) -> bool:
         return all(f.landed for f in self.flights)
@@ -212,6 +262,7 @@ class CapturedGroup(dist.ProcessGroup):
         return self._work([self.talk.recv(self.group(), t, origin, tag) for t in tensors], tensors)
 
     def barrier(self, opts: Any = None) -> CapturedWork:
+        self.talk.barrier(self.group())
         return self._work([], [])
 
 
@@ -220,10 +271,74 @@ def _from_reducer() -> bool:
     return sys._getframe(2).f_code.co_filename.endswith("torch/autograd/graph.py")
 
 
-def register(talk: Talk) -> None:
+_REAL: Final = {  # methods, and those of gloo that do it
+    "allreduce": "allreduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "allgather",
+    "all_gather_single": "_allgather_base",
+    "_allgather_base": "_allgather_base",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "_reduce_scatter_base": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "alltoall_base": "alltoall_base",
+    "scatter": "scatter",
+    "gather": "gather",
+    "send": "send",
+    "recv": "recv",
+    "barrier": "barrier",
+}
+_NOT_REAL: Final = (
+    "allreduce_coalesced",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall",
+    "_start_coalescing",
+)
+
+
+class RealGroup(CapturedGroup):
+    """The same, and gloo moves real tensors."""
+
+    def __init__(self, rank: int, size: int, talk: Talk, inner: Any):
+        super().__init__(rank, size, talk)
+        self.inner = inner
+
+
+def _really(name: str, gloo: str) -> Callable[..., CapturedWork]:
+    def call(self: RealGroup, *args: Any, **kwargs: Any) -> CapturedWork:
+        work: CapturedWork = getattr(CapturedGroup, name)(self, *args, **kwargs)
+        one = args and isinstance(args[0], torch.Tensor) and gloo in ("allreduce", "broadcast")
+        given = ([args[0]], *args[1:]) if one else args
+        with _disable_current_modes(), torch.no_grad():
+            work.real.append(getattr(self.inner, gloo)(*(a for a in given if a is not None), **kwargs))
+        return work
+
+    return call
+
+
+def _not_really(name: str) -> Callable[..., Any]:
+    def call(self: RealGroup, *args: Any, **kwargs: Any) -> Any:
+        raise NotSupported(f"{name} on real tensors")
+
+    return call
+
+
+for _name, _gloo in _REAL.items():
+    setattr(RealGroup, _name, _really(_name, _gloo))
+for _name in _NOT_REAL:
+    setattr(RealGroup, _name, _not_really(_name))
+
+
+def register(talk: Talk, real: bool = False) -> None:
     """Make the backend known to this process; its groups report to `talk`."""
 
     def create(store: Any, rank: int, size: int, timeout: Any) -> CapturedGroup:
+        if real:
+            return RealGroup(rank, size, talk, dist.ProcessGroupGloo(store, rank, size, timeout))
         return CapturedGroup(rank, size, talk)
 
     dist.Backend.register_backend(BACKEND, create, devices=["cpu", "cuda"])

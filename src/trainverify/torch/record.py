@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from trainverify.torch.discover import NotSupported
 from trainverify.torch.functional import Functional
 from trainverify.torch.translate import Translator
 
@@ -46,6 +47,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.translator.item(args[0])
+        if self.translator.real and func.namespace in _COLLECTIVES:
+            raise NotSupported("functional collectives (DTensor) on real tensors")
         result = func(*args, **kwargs)
         if func.namespace in _COLLECTIVES and self.functional is not None:
             self.functional.call(func, args, kwargs, result)

@@ -121,14 +121,23 @@ class step:  # noqa: N801 (a context manager)
 
 
 def capture_script(
-    script: str, arguments: Sequence[str], rank: int, world: int, reference: bool, table: OpTable
+    script: str,
+    arguments: Sequence[str],
+    rank: int,
+    world: int,
+    reference: bool,
+    table: OpTable,
+    choices: Sequence[bool] = (),
+    accept: bool = False,
 ) -> tuple[Captured, Any, Any]:
     """Run a script as one rank until its step ends: the program, what its batch holds, and what it says about the mesh."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
-    session = Session({}, Mesh(one=1), None if reference else rank, world, table)
+    session = Session({}, Mesh(one=1), None if reference else rank, world, table, None, choices, accept)
+    session.reader.install()
     patch(session.talk, session.assumed)
+    session.lines.wrappers.install()
     environment = {
         "RANK": rank,
         "LOCAL_RANK": rank,

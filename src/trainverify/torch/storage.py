@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from trainverify.graph.types import TensorType
-from trainverify.torch.emit import Emitter
+from trainverify.torch.emit import Emitter, Place
 from trainverify.torch.values import Unknown, Unmapped, Value
 from trainverify.torch.views import Digit, View, box, is_dense, reading, writing
 
@@ -24,6 +24,8 @@ class Piece:
     value: Value
     block: View
     dtype: str
+    place: Place = field(default_factory=Place, compare=False)  # where it was written
+    old: bool = False  # before the step
 
 
 @dataclass
@@ -37,9 +39,16 @@ class Memory:
     def __init__(self, emitter: Emitter):
         self.emitter = emitter
         self.storages: dict[int, Storage] = {}
+        self.old_reads: dict[int, list[tuple[int, int]]] = {}  # ranges that the step reads as they were before it
+        self.viewed: dict[tuple[int, View], Place] = {}  # views that the user made, and where
 
     def storage(self, key: int) -> Storage:
         return self.storages.setdefault(key, Storage())
+
+    def begin(self) -> None:
+        """The step starts: what is there is older than it."""
+        for storage in self.storages.values():
+            storage.pieces = [replace(p, old=True) for p in storage.pieces]
 
     def forget(self, key: int) -> None:
         """The memory of a storage was given back."""
@@ -57,21 +66,28 @@ class Memory:
             if self.emitter.tensors[name].dtype == dtype:
                 return name
         touched = [p for p in storage.pieces if p.start < view.stop and view.offset < p.stop]
+        old = [(max(p.start, view.offset), min(p.stop, view.stop)) for p in touched if p.old]
+        if old:
+            self.old_reads.setdefault(key, []).extend(old)
         for p in touched:
             if isinstance(p.value, Unknown):
                 return p.value
             if p.dtype != dtype:
                 return Unknown(f"memory written as {p.dtype} is read as {dtype}")
         if len(touched) == 1 and touched[0].start <= view.offset and view.stop <= touched[0].stop:
-            found = self._of_piece(touched[0], view)
+            found = self._of_piece(touched[0], view, self.viewed.get((key, view)))
         else:
             joined = self._joined(touched, view)
-            found = joined if isinstance(joined, Unknown) else self._of_piece(joined, view)
+            found = joined if isinstance(joined, Unknown) else self._of_piece(joined, view, self.viewed.get((key, view)))
         if isinstance(found, str):
             storage.seen[view] = found
         return found
 
-    def _of_piece(self, piece: Piece, view: View) -> Value:
+    def written(self, key: int, view: View) -> Place | None:
+        """Where the first of what a view shows was written."""
+        return next((p.place for p in self.storage(key).pieces if p.start < view.stop and view.offset < p.stop), None)
+
+    def _of_piece(self, piece: Piece, view: View, made: Place | None = None) -> Value:
         assert isinstance(piece.value, str)
         if piece.block == view:
             return piece.value
@@ -81,10 +97,11 @@ class Memory:
                 f"view {list(view.shape)} with strides {list(view.stride)} of a tensor {list(piece.block.shape)} is no box of it"
             )
         label, self.emitter.label = self.emitter.label, "view"
+        place, self.emitter.place = self.emitter.place, made or self.emitter.place
         try:
             return self.emitter.steps(piece.value, reading(found, piece.block))
         finally:
-            self.emitter.label = label
+            self.emitter.label, self.emitter.place = label, place
 
     def _joined(self, touched: list[Piece], view: View) -> Piece | Unknown:
         """The pieces that a view touches, whole, flat and end to end."""
@@ -113,10 +130,10 @@ class Memory:
         if view.repeats:
             value = Unknown("a write to elements that are shown several times")
         if is_dense(view):
-            self._place(storage, Piece(view.offset, view.stop, value, view, dtype))
+            self._place(storage, Piece(view.offset, view.stop, value, view, dtype, self.emitter.place))
             return
         touched = [p for p in storage.pieces if p.start < view.stop and view.offset < p.stop]
-        self._place(storage, self._replaced(touched, view, dtype, value))
+        self._place(storage, replace(self._replaced(touched, view, dtype, value), place=self.emitter.place))
 
     def _replaced(self, touched: list[Piece], view: View, dtype: str, value: Value) -> Piece:
         """What a write with gaps makes of the pieces it touches."""
@@ -137,7 +154,7 @@ class Memory:
         how = writing(found, piece.block)
         e = self.emitter
         made = _replace_box(e, e.steps(piece.value, how.to_digits), e.steps(value, how.of_value), how.digits, 0)
-        return replace(piece, value=e.steps(made, how.back))
+        return replace(piece, value=e.steps(made, how.back), old=False)
 
     def _place(self, storage: Storage, piece: Piece) -> None:
         kept = []

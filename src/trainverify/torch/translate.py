@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
@@ -20,7 +21,8 @@ from trainverify.torch.mappings import MAPPINGS, Row
 from trainverify.torch.mappings.creation import RANDOM
 from trainverify.torch.mappings.foreach import each, single
 from trainverify.torch.mappings.table import Arguments, NoValue
-from trainverify.torch.meanings import MEANINGS
+from trainverify.torch.meanings import MEANINGS, Meanings
+from trainverify.torch.reading import ReadsData
 from trainverify.torch.storage import Memory, checked
 from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
 from trainverify.torch.views import View
@@ -39,12 +41,9 @@ _NOTHING: Final = frozenset(
 )
 
 
+CHOOSING: Final = frozenset(("aten::nonzero", "aten::_unique2", "aten::unique_dim"))  # results whose size depends on data
 _COPIES: Final = frozenset(("aten::to", "aten::contiguous", "aten::reshape"))  # a view, or a copy with memory of its own
 _VIEWS: Final = frozenset(("aten::_unsafe_view",))  # views without a note in their schema
-
-
-class ReadsData(Exception):
-    """The step reads a computed value in Python: what it does next may depend on data."""
 
 
 @dataclass
@@ -63,6 +62,12 @@ class Step:
     sources: dict[int, str] = field(default_factory=dict)  # storage → source that it is the memory of
     before: set[int] = field(default_factory=set)  # storages that are older than the step
     strays: dict[int, Source | None] = field(default_factory=dict)  # older storages, no sources, that the step writes
+    written: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of these, which elements
+    numbered: dict[int, str] = field(default_factory=dict)  # storage of a small known tensor that has a name → its name
+
+    def carried(self, key: int, reads: Sequence[tuple[int, int]]) -> bool:
+        """Whether a step reads what the step before it wrote."""
+        return any(a < d and c < b for a, b in reads for c, d in self.written.get(key, ()))
 
 
 def view_of(t: torch.Tensor) -> View:
@@ -97,14 +102,17 @@ class Translator:
         self.literals = Literals()
         self.missing: dict[str, Missing] = {}
         self.calls: Counter[str] = Counter()
-        self.meant: Counter[str] = Counter()  # ops whose meaning the user gave
+        self.meant = Meanings()  # ops whose meaning the user gave
         self.again: Any = None  # the recorder, for functions that are captured in an op's place
         self.poisoned: list[Unknown] = []  # values that communication needs and that are not there
         self.early: list[tuple[Unknown, Source | None]] = []  # results of communication that are read before `wait`, and where
         self.step: Step | None = None
+        self.real = False  # tensors have values: what Python reads of them is noted
+        self.read_values: list[str] = []
         self._place = place
         self._alive: dict[int, Any] = {}  # storages are kept, so that their addresses stay theirs
         self._known: dict[int, torch.Tensor] = {}  # storage → its values, where these follow from constants
+        self._shadowed: dict[int, Place] = {}  # storage → where its known values were computed
         self._counts: dict[int, torch.Tensor] = {}  # likewise of int32 tensors, for code that reads them only (DDP's used parameters)
 
     # -- reading and writing ------------------------------------------------------------------------------------------
@@ -120,7 +128,10 @@ class Translator:
         if str(t.dtype) not in DTYPES:
             return Unknown(f"a tensor of dtype {t.dtype}")
         if (found := self.known(t)) is not None:
-            return self._literal(found, type_of(t))
+            if self.step is not None and self._is_old(key) and not self.step.written.get(key):
+                view = view_of(t)
+                self.memory.old_reads.setdefault(key, []).append((view.offset, view.stop))
+            return self._literal(found, type_of(t), self._shadowed.get(key))
         return self.memory.read(key, view_of(t), DTYPES[str(t.dtype)])
 
     def known(self, t: torch.Tensor) -> torch.Tensor | None:
@@ -135,14 +146,19 @@ class Translator:
         with unset_fake_temporarily():
             return found.as_strided(t.shape, t.stride(), t.storage_offset())
 
-    def _literal(self, values: torch.Tensor | None, kind: TensorType) -> str:
+    def read_written(self, t: torch.Tensor) -> Value:
+        """A tensor after the step, as the user's line that wrote it would read it."""
+        self.emitter.place = self.memory.written(self.keep(t), view_of(t)) or Place()
+        return self.read(t)
+
+    def _literal(self, values: torch.Tensor | None, kind: TensorType, made: Place | None = None) -> str:
         assert values is not None
         with unset_fake_temporarily():
             numbers = [self.literals(v) for v in values.reshape(-1).tolist()]
         e = self.emitter
         if len(set(numbers)) <= 1:
-            return e.full(kind.shape, numbers[0] if numbers else 0, kind.dtype)
-        return e.reshape(e.op("stack", [e.full((), n, kind.dtype) for n in numbers], {"dim": 0}), kind.shape)
+            return e.full(kind.shape, numbers[0] if numbers else 0, kind.dtype, made)
+        return e.reshape(e.op("stack", [e.full((), n, kind.dtype, made) for n in numbers], {"dim": 0}), kind.shape)
 
     def write(self, t: torch.Tensor, value: Value) -> None:
         key = self.keep(t)
@@ -151,10 +167,18 @@ class Translator:
             shape = (whole.numel(),)
             if str(whole.dtype) in DTYPES:
                 dtype = DTYPES[str(whole.dtype)]
-                self.memory.write(key, View(0, shape, (1,)), dtype, self._literal(whole, TensorType(shape, dtype)))
+                made = self._literal(whole, TensorType(shape, dtype), self._shadowed.get(key))
+                self.memory.write(key, View(0, shape, (1,)), dtype, made)
         if self.step is not None and key in self.step.before and key not in self.step.sources:
-            self.step.strays.setdefault(key, self.emitter.place.source)
+            self._stray(t)
         self.memory.write(key, view_of(t), DTYPES.get(str(t.dtype), str(t.dtype)), value)
+
+    def _stray(self, t: torch.Tensor) -> None:
+        """The step writes memory that is older than it and is no source."""
+        assert self.step is not None
+        key, view = key_of(t), view_of(t)
+        self.step.strays.setdefault(key, self._place().source)
+        self.step.written.setdefault(key, []).append((view.offset, view.stop))
 
     def define(self, t: torch.Tensor, name: str) -> None:
         """From now on a tensor is a source of the program."""
@@ -173,6 +197,7 @@ class Translator:
     def begin(self) -> None:
         """The step starts here: what ran before only made what it starts from."""
         self.step = Step(before=set(self._alive))
+        self.memory.begin()
         self.emitter.prefix = ""
         self.missing.clear()
         self.calls.clear()
@@ -181,6 +206,11 @@ class Translator:
 
     def item(self, t: torch.Tensor) -> Any:
         found = self.known(t)
+        if found is None and self.real:
+            with _disable_current_modes():
+                value = t.item()
+            self.noted(f"{value!r} is read")
+            return value
         if found is None:
             found = self._counted(t)
         if found is None:
@@ -188,6 +218,13 @@ class Translator:
             raise ReadsData(f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)")
         with unset_fake_temporarily():
             return found.item()
+
+    def noted(self, what: str) -> None:
+        """A choice that a run on real tensors made."""
+        if self.step is not None:
+            text = f"chosen by the data of this run at {self._place().source}: {what}"
+            if text not in self.read_values:
+                self.read_values.append(text)
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """One call that has run, with its result."""
@@ -203,20 +240,38 @@ class Translator:
         self.calls[name] += 1
         targets = [t for n in written for t in flat(given.get(n))] if written else list(flat(out))
         if not any(isinstance(t, torch.Tensor) for t in targets):
+            if self.real and targets:
+                self.noted(f"{name} gives {out!r}")
+            return
+        if self.real and name in CHOOSING and self.step is not None:
+            self._chosen(name, targets)
             return
         if self._shadow(func, name, args, kwargs, targets, out):
             return
         self._count(func, name, args, kwargs, targets, out)
         if name in MEANINGS:
+            self.meant.check(func, name, args, kwargs)
             self._meant(name, args, kwargs, targets)
             return
         self.emitter.place = self._place()
         self.emitter.label = name.rpartition("::")[2].strip("_")
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         plain = {k: v for k, v in given.items() if not (k in written and _is_out(schema, k))}
+        if len(targets) > 1 and written and _overlapping(targets, given):
+            for t in targets:
+                self.write(t, self._unmapped(name, "tensors of a list that overlap in memory", 1)[0] or Unknown(name))
+            return
         for t, value in zip(targets, self._results(name, bool(written), plain, defaults, targets), strict=True):
             if t is not None and value is not None:
                 self.write(t, value)
+
+    def _chosen(self, name: str, targets: Sequence[Any]) -> None:
+        """Positions that depend on data are as in this run."""
+        for t in targets:
+            if isinstance(t, torch.Tensor):
+                self.noted(f"{name} gives {t.numel()} numbers")
+                with _disable_current_modes():
+                    self._known[self.keep(t)] = t.detach().clone().reshape(-1)
 
     def _meant(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any]) -> None:
         """An op of another library, by the function that the user gave for it."""
@@ -224,7 +279,6 @@ class Translator:
         with self.again:
             made = [t for t in flat(MEANINGS[name](*args, **kwargs)) if t is not None]
         self.emitter.place = self._place()
-        self.meant[name] += 1
         wanted = [t for t in targets if isinstance(t, torch.Tensor)]
         if [tuple(t.shape) for t in made] != [tuple(t.shape) for t in wanted]:
             values: Sequence[Value | None] = self._unmapped(name, "its meaning has results of other shapes", len(wanted))
@@ -238,7 +292,10 @@ class Translator:
         """A view is read where it is used. One with memory of its own is data that becomes a fake tensor."""
         inputs = [t for v in given.values() for t in flat(v) if isinstance(t, torch.Tensor)]
         keys = {self.keep(t) for t in inputs}
+        place = self._place() if self.step is not None else Place()
         for t in flat(out):
+            if place.source is not None and isinstance(t, torch.Tensor):
+                self.memory.viewed[self.keep(t), view_of(t)] = place
             if isinstance(t, torch.Tensor) and self.keep(t) not in keys:
                 found = self.known(inputs[0]) if len(inputs) == 1 else None
                 if found is None and name in _COPIES and inputs[0].numel() == t.numel():
@@ -312,6 +369,7 @@ class Translator:
             return False
         if any(self.known(t) is None for t in tensors):
             return False
+        self._old_numbers(func, short, tensors, targets)
 
         def real(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -325,9 +383,30 @@ class Translator:
             for t, r in zip(flat(out), flat(made), strict=True):
                 if isinstance(t, torch.Tensor):
                     key = self.keep(t)
+                    if tensors and self.step is not None:  # not a literal of the user's, but computed from one
+                        self._shadowed[key] = self._place()
                     if key not in self._known:
                         self._known[key] = torch.empty(0, dtype=r.dtype).set_(r.untyped_storage())
         return True
+
+    def _old_numbers(self, func: Any, short: str, tensors: Sequence[torch.Tensor], targets: Sequence[Any]) -> None:
+        """Note which known tensors that are older than the step are read and written."""
+        step = self.step
+        if step is None:
+            return
+        in_place = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+        for t in tensors:
+            overwritten = short in ("zero", "fill", "copy") and in_place and t is tensors[0]
+            if self._is_old(key_of(t)) and not overwritten and not step.written.get(key_of(t)):
+                view = view_of(t)
+                self.memory.old_reads.setdefault(key_of(t), []).append((view.offset, view.stop))
+        for t in targets if in_place else ():
+            if isinstance(t, torch.Tensor) and self._is_old(key_of(t)):
+                self._stray(t)
+
+    def _is_old(self, key: int) -> bool:
+        """Whether memory is older than the step, without being a source or a number that is compared by name."""
+        return self.step is not None and key in self.step.before and key not in self.step.sources and key not in self.step.numbered
 
     def _counted(self, t: torch.Tensor) -> torch.Tensor | None:
         found = self._counts.get(self.keep(t))
@@ -389,6 +468,17 @@ def _filled(one: str, default: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults of the op of one tensor, where the foreach op has no such argument."""
     more: dict[str, Any] = {"alpha": 1} if one in ("add", "sub") else {"value": 1} if one in ("addcmul", "addcdiv") else {}
     return {**more, **{k: v for k, v in default.items() if k != "self"}}
+
+
+def _overlapping(targets: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    """Whether an op over lists writes memory of one entry that another entry reads or writes: then their order counts."""
+    spans = [(key_of(t), view_of(t)) for t in targets if isinstance(t, torch.Tensor)]
+    lists = [[(key_of(t), view_of(t)) for t in v if isinstance(t, torch.Tensor)] for v in given.values() if isinstance(v, list | tuple)]
+    others = [(i, key, view) for entries in lists for i, (key, view) in enumerate(entries)]
+    by_key: dict[int, list[tuple[int, View]]] = {}
+    for i, (key, view) in enumerate(spans):
+        by_key.setdefault(key, []).append((i, view))
+    return any(i != j and v.offset < w.stop and w.offset < v.stop for i, key, v in others for j, w in by_key.get(key, ()))
 
 
 def _is_out(schema: Any, name: str) -> bool:

@@ -14,7 +14,7 @@ def filled(a: Arguments, value: Number) -> str:
     a.ignore(*_PLACE)
     kind = a.out[0]
     assert kind is not None
-    return a.e.full(kind.shape, value, kind.dtype)
+    return a.e.full(kind.shape, value, kind.dtype, a.e.place)
 
 
 @row("aten::zeros", "aten::new_zeros", "aten::zeros_like", "aten::zero")

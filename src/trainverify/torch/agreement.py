@@ -1,0 +1,113 @@
+"""What ranks must say alike, seen by nobody who captures one rank: the messages of a group, its creation, exchanged Python objects.
+
+The translated program has other messages than the user's where that is exact (stacked scalars are reduced one by one, a group of one
+rank says nothing, a barrier carries nothing). So ranks are compared here by what they really call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from trainverify.check.findings import Finding
+from trainverify.graph.program import Source
+
+
+@dataclass(frozen=True)
+class Said:
+    """One call of a rank."""
+
+    what: str
+    source: Source | None = None
+
+
+@dataclass
+class Ledger:
+    """The calls of one rank that others have to make too."""
+
+    messages: dict[str, list[Said]] = field(default_factory=dict)  # group → its collectives in order
+    created: list[Said] = field(default_factory=list)  # process groups
+    objects: list[Said] = field(default_factory=list)  # Python objects that ranks exchange
+    numbers: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(
+        default_factory=dict
+    )  # small constants, before and after the step
+
+    def message(self, group: str, what: str, source: Source | None) -> None:
+        self.messages.setdefault(group, []).append(Said(what, source))
+
+    def exchanged(self, how: str, value: Any, source: Source | None) -> None:
+        try:
+            text = hashlib.sha256(pickle.dumps(value)).hexdigest()[:16]
+        except Exception:  # what cannot be pickled cannot be sent either
+            text = "?"
+        self.objects.append(Said(f"{how} of {repr(value)[:40]} ({text})", source))
+
+
+def lying(t: torch.Tensor) -> str:
+    """Size, dtype and order in memory of a tensor that is communicated."""
+    order = "" if t.is_contiguous() else f" with strides {list(t.stride())} of {list(t.shape)}"
+    return f"{t.numel()} × {str(t.dtype).removeprefix('torch.')}{order}"
+
+
+def disagreements(groups: Sequence[Mapping[str, tuple[int, ...]]], ledgers: Mapping[int, Ledger]) -> Iterator[Finding]:
+    """Where ranks that were captured do not say the same; `groups` are those that each rank is in."""
+    members = {n: m for g in groups for n, m in g.items()}
+    for name, ranks in members.items():
+        lists = {r: ledgers[r].messages.get(name, []) for r in ranks if r in ledgers}
+        yield from _unlike(f"group {name}", lists, "error", "the collectives of a group are the same on all its members, in one order")
+    created = {r: led.created for r, led in ledgers.items()}
+    yield from _unlike("process groups", created, "error", "every rank calls new_group for every group, in the same order")
+    objects = {r: led.objects for r, led in ledgers.items()}
+    yield from _unlike(
+        "exchanged Python objects", objects, "unsupported", "a rank is captured as if all ranks gave the object that it gives"
+    )
+
+
+def _unlike(what: str, lists: Mapping[int, Sequence[Said]], severity: Any, hint: str) -> Iterator[Finding]:
+    """The first difference from the first rank."""
+    if not lists:
+        return
+    first, *others = lists
+    for r in others:
+        mine, theirs = lists[first], lists[r]
+        at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a.what != b.what), min(len(mine), len(theirs)))
+        if at == len(mine) == len(theirs):
+            continue
+        a, b = (_text(x[at]) if at < len(x) else "nothing more" for x in (mine, theirs))
+        rank, said = (r, theirs[at]) if at < len(theirs) else (first, mine[at])
+        message = f"{what}: number {at + 1} of rank {first} is {a}, of rank {r} it is {b}"
+        yield Finding("TV507", message, rank, None, said.source, hint, severity)
+        return
+
+
+def _text(said: Said) -> str:
+    return said.what + (f" ({said.source})" if said.source else "")
+
+
+def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Finding]:
+    """Small numbers that live from step to step and follow from constants: the same on one device and on ranks."""
+    seen: set[str] = set()
+    for rank, led in ledgers.items():
+        for name, (before, after) in led.numbers.items():
+            seen.add(name)
+            other = reference.numbers.get(name)
+            if other is None and before == after:
+                continue
+            if other is None:
+                text = f"{name} is {_shown(before)} before the step and {_shown(after)} after it, and the reference has no such tensor"
+                yield Finding("TV508", text, rank, name, None, None, "unsupported")
+            elif other != (before, after):
+                mine, theirs = (f"{_shown(b)} before the step and {_shown(a)} after it" for b, a in ((before, after), other))
+                yield Finding("TV508", f"{name} is {mine}; on one device it is {theirs}", rank, name)
+    for name, (before, after) in reference.numbers.items():
+        if name not in seen and before != after:
+            yield Finding("TV508", f"{name} is {_shown(after)} after the step on one device, and no rank has it", None, name)
+
+
+def _shown(values: tuple[float, ...]) -> str:
+    return f"{values[0]:g}" if len(values) == 1 else str(list(values[:4]))

@@ -1,0 +1,123 @@
+"""Branches on data: the step is captured once for every combination of ways, and holds if it holds on all of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from trainverify.domains.arrays import Array
+from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate.compare import DIFFERENT, suspects
+from trainverify.evaluate.run import NotComputed, PlanValues, random_inputs, run_logical, run_plan
+from trainverify.evaluate.small import Small, shrink_system
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import Plan, units
+from trainverify.graph.program import Program
+from trainverify.ops.table import OpTable
+from trainverify.report import Report
+from trainverify.torch.capture import Captured, condition_name
+from trainverify.torch.reading import MOST_BRANCHES
+from trainverify.verify import FULL, MAX_ELEMENTS, related
+
+Choices = tuple[bool, ...]
+Run = Callable[[Choices], tuple[Captured, list[Captured]]]
+SEEDS: Final = 4  # random points at which a difference is looked for, among those at which a way is taken
+SIZES: Final = (1.0, 4.0, 16.0, 0.25)  # and their values, larger and smaller
+
+
+@dataclass(frozen=True)
+class Way:
+    """One combination of ways: what was captured, and which branches were taken."""
+
+    reference: Captured
+    ranks: tuple[Captured, ...]
+
+    @property
+    def choices(self) -> Choices:
+        return tuple(b.taken for b in self.reference.branches)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{b.name} is {b.taken}" for b in self.reference.branches)
+
+    def disagreement(self) -> str | None:
+        """Ranks that decide on other things than the reference."""
+        for r, c in enumerate(self.ranks):
+            mine = tuple(b.taken for b in c.branches)
+            if mine != self.choices:
+                lines = ", ".join(str(b.source) for b in (*self.reference.branches, *c.branches))
+                return f"rank {r} has {len(mine)} conditions on data and the reference {len(self.choices)} ({lines}): no verdict"
+        return None
+
+
+def ways(run: Run) -> Iterator[Way]:
+    """All combinations, one after the other."""
+    waiting: list[Choices] = [()]
+    done = 0
+    while waiting:
+        given = waiting.pop(0)
+        one, ranks = run(given)
+        way = Way(one, tuple(ranks))
+        done += 1
+        yield way
+        if done >= 2**MOST_BRANCHES or way.disagreement() is not None:
+            return
+        waiting += [(*way.choices[:i], False) for i in range(len(given), len(way.choices))]
+
+
+def joined(reports: Sequence[tuple[Way, Report]]) -> Report:
+    """The verdict on all ways: the worst one."""
+    way, first = reports[0]
+    if len(reports) == 1 and not way.choices:
+        return first
+    worst = ("INVALID", "REFUTED", "UNKNOWN", "PROVED(sampled)", "PROVED(reduced)", "PROVED")
+    way, report = min(reports, key=lambda r: worst.index(r[1].verdict))
+    lines = ", ".join(dict.fromkeys(str(b.source) for w, _ in reports for b in w.reference.branches))
+    note = f"conditions on data ({lines}): captured {len(reports)} ways; the conditions are compared too"
+    reason = report.reason if report.verdict == "PROVED" else f"{report.reason} (where {way})"
+    return replace(report, reason=reason, notes=(*report.notes, note))
+
+
+def happens(logical: Program, plan: Plan, ops: OpTable, choices: Choices) -> bool:
+    """Whether some data leads this way on one device and on all ranks, and to a difference, if only in the next condition."""
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    small = shrink_system(related(logical, plan, ops, parts, wanted), base=FULL, most=MAX_ELEMENTS)
+    for seed, size in itertools.product(range(SEEDS), SIZES):
+        try:
+            inputs = random_inputs(small, seed)
+            given = {n: v * size if v.dtype.kind == "f" and n not in small.domains else v for n, v in inputs.items()}
+            with np.errstate(all="ignore"):
+                one, ranks = run_logical(small, given, NUMERIC), run_plan(small, plan.lineage, given, NUMERIC)
+            for i, choice in enumerate(choices):
+                values = [bool(v) for v in _conditions(i, logical, small, one, ranks)]
+                if len(set(values)) > 1:
+                    return True
+                if values and values[0] != choice:
+                    break
+            else:
+                if any(s.distance > DIFFERENT for s in suspects(small, wanted, one, ranks)[0]):
+                    return True
+        except (NotComputed, ArithmeticError, ValueError):
+            continue
+    return False
+
+
+def _conditions(i: int, logical: Program, small: Small, one: Mapping[str, Array], ranks: PlanValues) -> Iterator[float]:
+    """The values of a condition on one device and on all ranks."""
+    name = logical.output("metric", condition_name(i))
+    if name is not None:
+        yield float(one[name])
+    for c, k in enumerate(small.classes):
+        local = k.program.output("metric", condition_name(i))
+        for row in range(len(k.ranks)) if local is not None else ():
+            value = ranks.get(c, row, str(local))
+            if value is None:
+                raise NotComputed(condition_name(i))
+            yield float(value)
+
+
+__all__ = ["Choices", "Way", "happens", "joined", "ways"]
