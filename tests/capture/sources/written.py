@@ -80,11 +80,11 @@ def llama(c: Config, clip: float | None = None, bug: str | None = None):
 
 
 def gpt(c: Config, clip: float | None = None):
-    from gpt import GPT, Block
+    from gpt import GPT
 
     model = GPT(c)
 
-    def within(block: Block, x: torch.Tensor) -> torch.Tensor:
+    def within(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The order of checkpoints: all queries, then all keys, then all values."""
         rows, length, dim = x.shape
         q, k, v = block.qkv(block.norm1(x)).view(rows, length, 3, c.heads, dim // c.heads).unbind(2)
