@@ -113,6 +113,7 @@ class Translator:
         self._alive: dict[int, Any] = {}  # storages are kept, so that their addresses stay theirs
         self._known: dict[int, torch.Tensor] = {}  # storage → its values, where these follow from constants
         self._shadowed: dict[int, Place] = {}  # storage → where its known values were computed
+        self._counts_before: dict[int, torch.Tensor] = {}
         self._counts: dict[int, torch.Tensor] = {}  # likewise of int32 tensors, for code that reads them only (DDP's used parameters)
 
     # -- reading and writing ------------------------------------------------------------------------------------------
@@ -198,6 +199,8 @@ class Translator:
         """The step starts here: what ran before only made what it starts from."""
         self.step = Step(before=set(self._alive))
         self.memory.begin()
+        with _disable_current_modes():
+            self._counts_before = {key: values.clone() for key, values in self._counts.items()}
         self.emitter.prefix = ""
         self.missing.clear()
         self.calls.clear()
@@ -257,7 +260,7 @@ class Translator:
         self.emitter.label = name.rpartition("::")[2].strip("_")
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         plain = {k: v for k, v in given.items() if not (k in written and _is_out(schema, k))}
-        if len(targets) > 1 and written and _overlapping(targets, given):
+        if len(targets) > 1 and written and _overlapping([given.get(n) for n in written], given):
             for t in targets:
                 self.write(t, self._unmapped(name, "tensors of a list that overlap in memory", 1)[0] or Unknown(name))
             return
@@ -415,6 +418,12 @@ class Translator:
         with unset_fake_temporarily():
             return found.as_strided(t.shape, t.stride(), t.storage_offset())
 
+    def unchanged(self, key: int) -> bool:
+        """Whether followed counts are after the step what they were before it."""
+        before, after = self._counts_before.get(key), self._counts.get(key)
+        with _disable_current_modes():
+            return before is not None and after is not None and torch.equal(before, after)
+
     def counts(self, t: torch.Tensor) -> torch.Tensor | None:
         """The values of an int32 tensor as far as they are followed; they stop being so where others take part in them."""
         return self._counts.pop(self.keep(t), None)
@@ -470,13 +479,20 @@ def _filled(one: str, default: Mapping[str, Any]) -> dict[str, Any]:
     return {**more, **{k: v for k, v in default.items() if k != "self"}}
 
 
-def _overlapping(targets: Sequence[Any], given: Mapping[str, Any]) -> bool:
-    """Whether an op over lists writes memory of one entry that another entry reads or writes: then their order counts."""
-    spans = [(key_of(t), view_of(t)) for t in targets if isinstance(t, torch.Tensor)]
+def _overlapping(written: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    """Whether an op over lists writes memory of one entry that another entry reads or writes: then their order counts.
+
+    Entry i of one list belongs to entry i of the others; a tensor that is in no list belongs to none."""
+    spans = [
+        (i if isinstance(v, list | tuple) else -1, key_of(t), view_of(t))
+        for v in written
+        for i, t in enumerate(flat(v))
+        if isinstance(t, torch.Tensor)
+    ]
     lists = [[(key_of(t), view_of(t)) for t in v if isinstance(t, torch.Tensor)] for v in given.values() if isinstance(v, list | tuple)]
     others = [(i, key, view) for entries in lists for i, (key, view) in enumerate(entries)]
     by_key: dict[int, list[tuple[int, View]]] = {}
-    for i, (key, view) in enumerate(spans):
+    for i, key, view in spans:
         by_key.setdefault(key, []).append((i, view))
     return any(i != j and v.offset < w.stop and w.offset < v.stop for i, key, v in others for j, w in by_key.get(key, ()))
 
