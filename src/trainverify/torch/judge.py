@@ -255,7 +255,8 @@ def judge(
     early += numbers(reference.ledger, ledgers)
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
-        return stopped
+        sampled = f" ({len(ranks)} of {mesh.size} ranks captured)" if len(ranks) < mesh.size else ""
+        return replace(stopped, reason=stopped.reason + sampled)
     try:
         made = pair(reference, ranks, mesh, batch, cuts, loss)
     except NoLineage as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -42,6 +44,14 @@ _NOTHING: Final = frozenset(
 
 
 CHOOSING: Final = frozenset(("aten::nonzero", "aten::_unique2", "aten::unique_dim"))  # results whose size depends on data
+_DISPATCH: Final = (
+    "torch/_compile.py",
+    "_dynamo/eval_frame.py",
+    "_python_dispatch.py",
+    "utils/_stats.py",
+    "torch/_ops.py",
+    "fake_tensor.py",
+)
 _COPIES: Final = frozenset(("aten::to", "aten::contiguous", "aten::reshape"))  # a view, or a copy with memory of its own
 _VIEWS: Final = frozenset(("aten::_unsafe_view",))  # views without a note in their schema
 
@@ -177,6 +187,8 @@ class Translator:
     def _stray(self, t: torch.Tensor) -> None:
         """The step writes memory that is older than it and is no source."""
         assert self.step is not None
+        if t.dtype == torch.int32 and _from_backward():
+            return  # DDP's reducer notes which parameters were used, and starts anew in every step
         key, view = key_of(t), view_of(t)
         self.step.strays.setdefault(key, self._place().source)
         self.step.written.setdefault(key, []).append((view.offset, view.stop))
@@ -260,7 +272,7 @@ class Translator:
         self.emitter.label = name.rpartition("::")[2].strip("_")
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         plain = {k: v for k, v in given.items() if not (k in written and _is_out(schema, k))}
-        if len(targets) > 1 and written and _overlapping([given.get(n) for n in written], given):
+        if len(targets) > 1 and written and _overlapping(written, given):
             for t in targets:
                 self.write(t, self._unmapped(name, "tensors of a list that overlap in memory", 1)[0] or Unknown(name))
             return
@@ -479,22 +491,32 @@ def _filled(one: str, default: Mapping[str, Any]) -> dict[str, Any]:
     return {**more, **{k: v for k, v in default.items() if k != "self"}}
 
 
-def _overlapping(written: Sequence[Any], given: Mapping[str, Any]) -> bool:
-    """Whether an op over lists writes memory of one entry that another entry reads or writes: then their order counts.
+def _overlapping(written: Sequence[str], given: Mapping[str, Any]) -> bool:
+    """Whether an op over lists writes memory of one entry that another entry reads or writes: then their order counts."""
+    lists = {
+        n: [(key_of(t), view_of(t)) for t in v if isinstance(t, torch.Tensor)] for n, v in given.items() if isinstance(v, list | tuple)
+    }
+    spans: dict[int, list[tuple[str, int, View]]] = {}
+    for n in written:
+        for i, (key, view) in enumerate(lists.get(n, ())):
+            spans.setdefault(key, []).append((n, i, view))
+    return any(
+        (i != j or n != m) and v.offset < w.stop and w.offset < v.stop
+        for n, entries in lists.items()
+        for i, (key, v) in enumerate(entries)
+        for m, j, w in spans.get(key, ())
+    )
 
-    Entry i of one list belongs to entry i of the others; a tensor that is in no list belongs to none."""
-    spans = [
-        (i if isinstance(v, list | tuple) else -1, key_of(t), view_of(t))
-        for v in written
-        for i, t in enumerate(flat(v))
-        if isinstance(t, torch.Tensor)
-    ]
-    lists = [[(key_of(t), view_of(t)) for t in v if isinstance(t, torch.Tensor)] for v in given.values() if isinstance(v, list | tuple)]
-    others = [(i, key, view) for entries in lists for i, (key, view) in enumerate(entries)]
-    by_key: dict[int, list[tuple[int, View]]] = {}
-    for i, key, view in spans:
-        by_key.setdefault(key, []).append((i, view))
-    return any(i != j and v.offset < w.stop and w.offset < v.stop for i, key, v in others for j, w in by_key.get(key, ()))
+
+def _from_backward() -> bool:
+    """Whether C++ called within a backward pass, without a function of Python's in between."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.endswith(_DISPATCH) and "/trainverify/" not in file:
+            return frame.f_code.co_name == "_engine_run_backward"
+        frame = frame.f_back
+    return False
 
 
 def _is_out(schema: Any, name: str) -> bool:
