@@ -267,7 +267,8 @@ def judge(
     early += numbers(reference.ledger, ledgers)
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
-        return stopped
+        counted = "" if len(ranks) == mesh.size else f"{len(ranks)} of {mesh.size} ranks captured; "
+        return replace(stopped, reason=counted + stopped.reason)
     try:
         made = pair(reference, ranks, mesh, batch, cuts, loss)
     except NoLineage as error:
