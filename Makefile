@@ -33,7 +33,7 @@ demo: $(VENV)/core.stamp
 	@echo
 	@if $(BIN)/python -c "import torch" 2>/dev/null; then \
 		echo "--- PyTorch code as it is, data and tensor parallel on 4 ranks, captured on fake tensors: PROVED."; \
-		$(BIN)/trainverify torch examples/pytorch/train.py:reference examples/pytorch/train.py:distributed --world-size 4 > $(DEMO)/torch.txt; \
+		$(BIN)/trainverify torch examples/pytorch/train.py:reference examples/pytorch/train.py:distributed --world-size 4 --no-cache > $(DEMO)/torch.txt; \
 		code=$$?; head -1 $(DEMO)/torch.txt; exit $$code; \
 	else echo "--- PyTorch is absent: no PyTorch code is captured (pip install 'trainverify[torch]')."; fi
 

@@ -5,9 +5,12 @@ And a suite that a shell started in its background ignores Ctrl-C, as would all 
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    own = tempfile.mkdtemp(prefix="trainverify-")  # captures of tests are kept for these tests only
+    os.environ["XDG_CACHE_HOME"] = own
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
     folder: Path | None = config.getoption("--keep-plans")
     if folder is None:
         return

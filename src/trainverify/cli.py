@@ -384,6 +384,7 @@ def torch_command(
     accept_sampled: Annotated[
         bool, typer.Option("--accept-sampled", help="PROVED(sampled), of captured ranks only, counts as proved: exit code 0.")
     ] = False,
+    cached: Annotated[bool, typer.Option("--cache/--no-cache", help="Use captures of the same sources and arguments again.")] = True,
     list_ops: Annotated[bool, typer.Option("--list-ops", help="Only list the ops of the step, those without a meaning first.")] = False,
     folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")] = None,
     as_json: AsJson = False,
@@ -397,6 +398,7 @@ def torch_command(
     """Is the training step of PyTorch code on N ranks equal to the one on a single device? Python runs the code, on fake tensors."""
     try:
         from trainverify.torch import command
+        from trainverify.torch.cache import Cache, default_folder, mark
         from trainverify.torch.launch import CaptureError, Reads
     except ImportError as error:
         raise Refused(str(error)) from error
@@ -405,18 +407,24 @@ def torch_command(
     if targets[0] == "run" and len(targets) < 2:
         raise Refused("run needs a script: trainverify torch run --world-size N -- SCRIPT.py ARGS")
 
+    key = (targets, world_size, reference_args, None if ops is None else (str(ops), mark(str(ops))))
+    cache = Cache(default_folder(), key) if cached else None
+
     def subject(tell: Callable[[str], None]) -> command.Subject:
         table = table_with(ops)
         if targets[0] == "run":
             if real:
                 raise Refused("--real goes with functions, not with a script")
             alone = None if reference_args is None else shlex.split(reference_args)
-            return command.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices)
-        return command.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real)
+            return command.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices, cache)
+        return command.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real, cache)
 
     def work(tell: Callable[[str], None]) -> Report:
         try:
             report = command.verdict(subject(tell), table_with(ops), points, seed, engine, replayed, folder, tell)
+            if cache is not None and cache.used:
+                used = f"{cache.used} captures of the same sources and arguments were used again (--no-cache captures anew): {cache.folder}"
+                report = replace(report, notes=(*report.notes, used))
             return replace(report, accept_sampled=accept_sampled)
         except Reads as error:
             return Report("UNKNOWN", str(error), f"the ranks of {targets[-1]}")

@@ -49,6 +49,11 @@ class ByLine:
         return self._several(found)
 
     @cached_property
+    def everywhere(self) -> bool:
+        """Whether every op has a line."""
+        return all(op.source is not None for op in self.graph.ops.values())
+
+    @cached_property
     def _nodes(self) -> list[Node]:
         nodes = dict.fromkeys(self.graph.nodes)
         return [n for n in nodes if (op := self.graph.ops.get(n)) is not None and op.source is not None]

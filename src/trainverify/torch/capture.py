@@ -297,6 +297,8 @@ class Session:
         assert step is not None
         for key, source in step.strays.items():
             storage = self.translator._alive[key]
+            if self.translator.unchanged(key):
+                continue
             if step.carried(key, self.translator.memory.old_reads.get(key, ())):
                 text = f"memory of {storage.nbytes()} bytes, no tensor of a model or an optimizer, carries values from step to step"
                 found.append(Finding("TV505", text, self.rank, None, source, None, "unsupported"))

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainverify import files
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
+from trainverify.torch.cache import Cache
 from trainverify.torch.capture import Captured
-from trainverify.torch.inputs import Batch
+from trainverify.torch.inputs import Batch, Flags, Ids, Reals
 from trainverify.torch.judge import captures, judge, pair
 from trainverify.torch.launch import CaptureError, Failed, Reads, resolve, run
 from trainverify.torch.mappings import MAPPINGS
@@ -62,6 +63,7 @@ def functions(
     all_ranks: bool = False,
     accept: bool = False,
     real: bool = False,
+    cache: Cache | None = None,
 ) -> Subject:
     """Two functions of files; the file of the second says what the batch is."""
     said = settings_of(distributed)
@@ -73,7 +75,7 @@ def functions(
 
     def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
         given = (reference, distributed, world, said["batch"], mesh, table, None, tell)
-        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real, cache=cache)
 
     found = tuple(ways(run_way))
     one, ranks, targets = found[0].reference, found[0].ranks, (reference, distributed)
@@ -89,6 +91,7 @@ def script(
     tell: Progress,
     all_ranks: bool = False,
     accept: bool = False,
+    cache: Cache | None = None,
 ) -> Subject:
     """A script as it is: once as the only rank, then as the ranks of the world. The first of them says what the mesh is.
 
@@ -103,7 +106,18 @@ def script(
 
         works = [work(r) for r in ranks]
         found = []
-        for r, result in zip(ranks, run(works, tell=lambda n: tell(f"captured {n} of {len(works)} processes")), strict=True):
+
+        def count(n: int) -> None:
+            tell(f"captured {n} of {len(works)} processes")
+
+        results: Sequence[tuple[Captured, Any, Any] | Failed]
+        if cache is None:
+            results = run(works, tell=count)
+        else:
+            keys = [(path, "only" if r is None else r, choices, accept) for r in ranks]
+            kept = cache.captured(dict(zip(keys, works, strict=True)), lambda made: (made[0], plain(made[1], made[2])), count)
+            results = [k if isinstance(k, Failed) else (k[0], *spelled(k[1])) for k in kept]
+        for r, result in zip(ranks, results, strict=True):
             if isinstance(result, Failed):
                 who = "the only rank" if r is None else f"rank {r}"
                 kind = Reads if result.kind == "ReadsData" else CaptureError
@@ -124,6 +138,20 @@ def script(
     every = tuple(ways(run_way))
     mesh, specs, said = told[0]
     return Subject(every[0].reference, every[0].ranks, mesh, specs, said["cuts"], said["loss"], None, every)
+
+
+KINDS: Final = {"Ids": Ids, "Reals": Reals, "Flags": Flags}
+
+
+def plain(specs: Batch, settings: Mapping[str, Any]) -> Any:
+    """What a script says about its batch and mesh, as lists and dictionaries."""
+    return [{n: [type(s).__name__, {**vars(s), "shape": list(s.shape)}] for n, s in specs.items()}, dict(settings)]
+
+
+def spelled(said: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same as objects."""
+    specs, settings = said
+    return {n: KINDS[kind](**{**fields, "shape": tuple(fields["shape"])}) for n, (kind, fields) in specs.items()}, settings
 
 
 def verdict(

@@ -19,6 +19,7 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.torch.agreement import disagreements, numbers
+from trainverify.torch.cache import Cache
 from trainverify.torch.capture import Captured, capture, compared_name, condition_name
 from trainverify.torch.inputs import Batch
 from trainverify.torch.launch import CaptureError, Failed, Reads, Target, Traced, resolve, run
@@ -64,8 +65,9 @@ def captures(
     choices: Choices = (),
     accept: bool = False,
     real: bool = False,
+    cache: Cache | None = None,
 ) -> tuple[Captured, list[Captured]]:
-    """The reference and all ranks (of many, a sample; or those that are given), each in a process of its own."""
+    """The reference and all ranks (of many, a sample; or those that are given), each in a process of its own, or from `cache`."""
     if ranks is None:
         ranks = range(world_size) if all_ranks else chosen(mesh)
 
@@ -79,7 +81,17 @@ def captures(
             raise CaptureError(f"{world_size} ranks: on real tensors all of them run at once")
         works = [one(reference, None), *(one(distributed, r) for r in ranks)]
         tell(f"capturing 1 + {len(ranks)} processes")
-        found = run(works, real, seconds, lambda n: tell(f"captured {n} of {len(works)} processes"))
+
+        def count(n: int) -> None:
+            tell(f"captured {n} of {len(works)} processes")
+
+        found: list[Captured | Failed]
+        if cache is None or real:  # ranks that talk to each other run together
+            found = run(works, real, seconds, count)
+        else:
+            keys = [(t, r, repr(batch), mesh, choices, accept) for t, r in ((reference, None), *((distributed, r) for r in ranks))]
+            kept = cache.captured(dict(zip(keys, works, strict=True)), lambda result: (result, None), count, seconds)
+            found = [k if isinstance(k, Failed) else k[0] for k in kept]
     good: list[Captured] = []
     for i, result in enumerate(found):
         who = "the reference" if i == 0 else f"rank {ranks[i - 1]}"
@@ -255,8 +267,8 @@ def judge(
     early += [_with_line(f, reference.used) for f in numbers(reference.ledger, ledgers)]
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
-        sampled = f" ({len(ranks)} of {mesh.size} ranks captured)" if len(ranks) < mesh.size else ""
-        return replace(stopped, reason=stopped.reason + sampled)
+        counted = "" if len(ranks) == mesh.size else f"{len(ranks)} of {mesh.size} ranks captured; "
+        return replace(stopped, reason=counted + stopped.reason)
     try:
         made = pair(reference, ranks, mesh, batch, cuts, loss)
     except NoLineage as error:

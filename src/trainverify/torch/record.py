@@ -49,12 +49,17 @@ class Recorder(TorchDispatchMode):
             return self.translator.item(args[0])
         if self.translator.real and func.namespace in _COLLECTIVES:
             raise NotSupported("functional collectives (DTensor) on real tensors")
-        result = func(*args, **kwargs)
+        result = None if _only_writes(func, types) else func(*args, **kwargs)
         if func.namespace in _COLLECTIVES and self.functional is not None:
             self.functional.call(func, args, kwargs, result)
         else:
             self.translator.call(func, args, kwargs, result)
         return result
+
+
+def _only_writes(func: Any, types: Sequence[type]) -> bool:
+    """Fused optimizers on fake tensors have nothing to do, and without a Meta kernel PyTorch would run them on real ones of full size."""
+    return FakeTensor in types and func._schema.name.startswith("aten::_fused_") and not func._schema.returns
 
 
 def _beside() -> str | None:

@@ -123,6 +123,7 @@ class Translator:
         self._alive: dict[int, Any] = {}  # storages are kept, so that their addresses stay theirs
         self._known: dict[int, torch.Tensor] = {}  # storage → its values, where these follow from constants
         self._shadowed: dict[int, Place] = {}  # storage → where its known values were computed
+        self._counts_before: dict[int, torch.Tensor] = {}
         self._counts: dict[int, torch.Tensor] = {}  # likewise of int32 tensors, for code that reads them only (DDP's used parameters)
 
     # -- reading and writing ------------------------------------------------------------------------------------------
@@ -210,6 +211,8 @@ class Translator:
         """The step starts here: what ran before only made what it starts from."""
         self.step = Step(before=set(self._alive))
         self.memory.begin()
+        with _disable_current_modes():
+            self._counts_before = {key: values.clone() for key, values in self._counts.items()}
         self.emitter.prefix = ""
         self.missing.clear()
         self.calls.clear()
@@ -426,6 +429,12 @@ class Translator:
             return None
         with unset_fake_temporarily():
             return found.as_strided(t.shape, t.stride(), t.storage_offset())
+
+    def unchanged(self, key: int) -> bool:
+        """Whether followed counts are after the step what they were before it."""
+        before, after = self._counts_before.get(key), self._counts.get(key)
+        with _disable_current_modes():
+            return before is not None and after is not None and torch.equal(before, after)
 
     def counts(self, t: torch.Tensor) -> torch.Tensor | None:
         """The values of an int32 tensor as far as they are followed; they stop being so where others take part in them."""

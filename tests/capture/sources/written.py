@@ -84,10 +84,18 @@ def gpt(c: Config, clip: float | None = None):
 
     model = GPT(c)
 
+    def within(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The order of checkpoints: all queries, then all keys, then all values."""
+        rows, length, dim = x.shape
+        q, k, v = block.qkv(block.norm1(x)).view(rows, length, 3, c.heads, dim // c.heads).unbind(2)
+        y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        x = x + block.out(y.transpose(1, 2).reshape(rows, length, dim))
+        return x + block.down(F.gelu(block.up(block.norm2(x)), approximate="tanh"))
+
     def logits(tokens: torch.Tensor) -> torch.Tensor:
         x = model.tokens(tokens) + model.positions(torch.arange(tokens.shape[1]))
         for block in model.blocks:
-            x = block(x)
+            x = within(block, x)
         return model.head(model.norm(x))
 
     return stepping(model, logits, clip)

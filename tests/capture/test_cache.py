@@ -1,0 +1,116 @@
+"""Captures of the same sources and arguments are used again; after any change of what a capture read, they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
+
+from trainverify import files
+
+MODEL = """
+import json
+from pathlib import Path
+import torch
+settings = json.loads((Path(__file__).parent / "settings.json").read_text())
+def model():
+    return torch.nn.Linear(7, settings["width"])
+def averaged(grad):
+    torch.distributed.all_reduce(grad, op=torch.distributed.ReduceOp.AVG)
+"""
+TRAIN = """
+import torch
+import trainverify.torch as tvt
+from parts import averaged, model
+batch = {"x": tvt.Reals((6, 7), "(dp b) k")}
+loss = {"dp": "avg"}
+def stepping(reduce):
+    own = model()
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    def step(batch):
+        loss = own(batch["x"]).square().mean()
+        loss.backward()
+        for p in own.parameters():
+            reduce(p.grad)
+        optimizer.step()
+        return loss
+    return step
+def reference():
+    return stepping(lambda grad: None)
+def distributed(rank, world):
+    return stepping(averaged)
+"""
+
+
+class Project:
+    def __init__(self, folder: Path):
+        self.folder, self.cache = folder / "project", folder / "cache"
+        self.folder.mkdir()
+        self.written = 0
+        self.write("parts.py", MODEL)
+        self.write("train.py", TRAIN)
+        self.write("settings.json", json.dumps({"width": 5}))
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, "utf-8")
+        self.written += 1
+        os.utime(self.folder / name, (1_000_000_000 + self.written,) * 2)  # long ago
+
+    def run(self, *more: str, **environment: str) -> tuple[str, int]:
+        """The verdict, and how many captures were used again."""
+        command = [sys.executable, "-m", "trainverify", "torch", "train.py:reference", "train.py:distributed", "--world-size", "3"]
+        where = {**os.environ, "XDG_CACHE_HOME": str(self.cache), **environment}
+        done = subprocess.run([*command, "--json", *more], cwd=self.folder, env=where, capture_output=True, text=True, check=False)
+        report = json.loads(done.stdout)
+        notes = [n for n in report.get("notes", ()) if "used again" in n]
+        return report["verdict"], int(notes[0].split()[0]) if notes else 0
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.mark.capture
+def test_used_again(project: Project) -> None:
+    """PROVED three times: captured, from the cache, and captured again on demand."""
+    assert project.run() == ("PROVED", 0)
+    assert project.run() == ("PROVED", 4)
+    assert project.run("--no-cache") == ("PROVED", 0)
+    assert project.run(SOME_SETTING="1") == ("PROVED", 0)
+    kept = list((project.cache / "trainverify" / "captures").glob("*.logical.json.gz"))
+    assert len(kept) == 8
+    assert any(op.name == "all_reduce" for path in kept for op in files.read_program(path).ops)
+
+
+def test_a_changed_module_is_captured_again(project: Project) -> None:
+    """PROVED, then REFUTED: a module that the file imports sums where it averaged."""
+    assert project.run() == ("PROVED", 0)
+    project.write("parts.py", MODEL.replace("ReduceOp.AVG", "ReduceOp.SUM"))
+    assert project.run() == ("REFUTED", 0)
+
+
+@pytest.mark.capture
+def test_a_changed_setting_is_captured_again(project: Project) -> None:
+    """A file that the code reads counts as well, and so does a module beside it that is new."""
+    assert project.run() == ("PROVED", 0)
+    project.write("settings.json", json.dumps({"width": 6}))
+    assert project.run() == ("PROVED", 0)
+    assert project.run() == ("PROVED", 4)
+    project.write("more.py", "")
+    assert project.run() == ("PROVED", 0)
+
+
+@pytest.mark.capture
+def test_a_broken_file_is_captured_again(project: Project) -> None:
+    assert project.run() == ("PROVED", 0)
+    for path in (project.cache / "trainverify" / "captures").glob("*.facts.json"):
+        path.write_bytes(path.read_bytes()[:-3])
+    assert project.run() == ("PROVED", 0)
+    assert project.run() == ("PROVED", 4)
