@@ -132,6 +132,8 @@ def turned_in_blocks(rows: int, whole: bool, more: int = 0) -> tv.Plan:
 @pytest.mark.parametrize(("rows", "more", "verdict"), [(16, 0, "PROVED"), (16, 1, "REFUTED"), (HUGE, 0, "UNKNOWN"), (HUGE, 1, "REFUTED")])
 def test_where_rows_begin_as_a_literal(rows: int, more: int, verdict: str, whole: bool) -> None:
     report = tv.verify(turned(rows), turned_in_blocks(rows, whole, more))
+    if whole and verdict == "UNKNOWN":  # integers that grow with the rank have a form, floats do not
+        verdict = "PROVED"
     assert report.verdict == verdict, report.reason
 
 

@@ -49,9 +49,9 @@ class ByLine:
         return self._several(found)
 
     @cached_property
-    def everywhere(self) -> bool:
-        """Whether every op has a line."""
-        return all(op.source is not None for op in self.graph.ops.values())
+    def known(self) -> bool:
+        """Whether lines are known with those that led there, as of captured code."""
+        return any(op.source is not None and op.source.callers for op in self.graph.ops.values())
 
     @cached_property
     def _nodes(self) -> list[Node]:

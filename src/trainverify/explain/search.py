@@ -118,7 +118,7 @@ class Search:
         good = self.graph.marks(dict.fromkeys(self.passed, 1))
         if found := self._level_by_level(self._unlike(), reached, every, good) or self._together(reached) or self._unscaled(reached):
             return found
-        if self.lines.everywhere and (found := self._by_line(reached, every)):
+        if self.lines.known and (found := self._by_line(reached, every)):
             return found
         if found := self._level_by_level(self._kinds(), reached, every, good):
             return found
