@@ -590,19 +590,22 @@ class Forms:
         return [None if s.kind == "kept" else s.value for s in spots]
 
     def _iota(self, node: Node, dims: Sequence[Axis], line: Line | None, offset: Offset) -> Poly:
-        """Digits times weights; digits that the offset fixes are constants of the line's axis."""
+        """Digits times weights; digits that the offset fixes are constants of the line's axis. Without such an axis, start and count."""
         k = self.kernel
         step = node.attrs[1]
         root = None if line is None else line.root()
-        plain = root is None or root.axis is None
-        if plain and offset.strides:
-            raise Unsupported("integers that start elsewhere on every rank")
         kept = self._plain(dims[0])
-        whole = kept if root is None or root.axis is None else self._plain(root.axis)
-        marks = [None] * len(kept) if root is None or root.axis is None else self._fixed_digits(root.axis, dims[0], offset)
-        if not plain and step != 1:
-            raise Unsupported("integers with a step")
-        result = constant(offset.base) if plain else {}
+        whole = kept
+        marks: list[Index | None] = [None] * len(kept)
+        plain = root is None or root.axis is None
+        if root is not None and root.axis is not None:
+            if step != 1:
+                raise Unsupported("integers with a step")
+            try:
+                whole, marks = self._plain(root.axis), self._fixed_digits(root.axis, dims[0], offset)
+            except Unsupported:  # no digits of that axis, but still numbers
+                plain = True
+        result = self._integer(offset) if plain else {}
         at = 0
         for i, (a, mark) in enumerate(zip(whole, marks, strict=True)):
             weight = math.prod(b.size for b in whole[i + 1 :]) * (step if plain else 1)
