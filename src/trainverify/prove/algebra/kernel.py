@@ -63,6 +63,7 @@ from trainverify.prove.algebra.terms import (
 
 CASES: Final = 3  # masks that are told apart in the argument of a function
 SHORT: Final = 4  # terms of a sum that is known also with the sums in it opened
+OPENED: Final = 24  # terms of a sum with sums in it opened, up to which it is looked for
 CONDITIONS: Final = frozenset({"fn", "input", "cut", "digit"})  # atoms that are 0 or 1 and decide about a case
 AT_ZERO: Final[Mapping[str, int]] = {"tanh": 0, "erf": 0, "sin": 0, "cos": 1, "abs": 0, "sign": 0, "floor": 0, "as_int": 0}
 
@@ -299,12 +300,24 @@ class Kernel:
                 if not any(self.atoms[u].kind == "cut" and w == 1 for m in a.definition for u, _, w in m):
                     continue
                 trace, self.trace = self.trace, None
-                lead, common, prim = self.content(self.flat(a.definition))
+                opened = self._flat_if_short(a.definition)
+                lead, common, prim = self.content(opened)
                 self.trace = trace
-                if len(prim) > 1 and all(self.atoms[u].positive for u, _, _ in common):
+                if 1 < len(prim) <= OPENED and all(self.atoms[u].positive for u, _, _ in common):
                     form, idx = self.encode(prim)
                     self._aliases.setdefault(form, []).append((a.uid, idx, lead, common))
         return self._aliases
+
+    def _flat_if_short(self, p: Poly) -> Poly:
+        """Flat, unless that has many terms: the sum of all layers before would be opened in every layer."""
+        while len(p) <= OPENED:
+            one = next((m for m in p if sum(self.atoms[f[0]].kind == "cut" and f[2] == 1 for f in m) == 1), None)
+            cut = None if one is None else next(f for f in one if self.atoms[f[0]].kind == "cut" and f[2] == 1)
+            if one is None or cut is None or self.atoms[cut[0]].indicator:
+                return self.flat(p) if one is not None else p
+            rest = {m: c for m, c in p.items() if m != one}
+            p = self.add(rest, self.times({tuple(f for f in one if f is not cut): p[one]}, self.open(cut)))
+        return p
 
     def _uncovered(self, p: Poly, conditions: set[tuple[int, tuple[Index, ...]]], depth: int = 3) -> Poly:
         """p, with the sums opened in which these conditions occur."""
