@@ -41,7 +41,7 @@ from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
 from trainverify.evaluate.small import NotJoined, Small, TooMuch, fits, shrink_system
-from trainverify.explain.locate import locate, unexplained
+from trainverify.explain.locate import locate, unexplained, used
 from trainverify.explain.odd import Odd, ill_formed, mended, odd
 from trainverify.explain.place import Known, Place
 from trainverify.explain.watch import Stopped, Watch
@@ -542,7 +542,7 @@ class _Evaluation:
             place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
         if place is None:
             seed, clear = self._clearer(small, searched, seed) if inputs is None else (seed, searched)
-            place = locator(small, self.plan, self.wanted, clear, seed, self.system.table, self._known(), inputs)
+            place = used(small, locator(small, self.plan, self.wanted, clear, seed, self.system.table, self._known(), inputs))
         bad = {s.obligation: "different" for s in wrong}
         reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         where = described(difference.seed) if inputs is None else "the solver's model"

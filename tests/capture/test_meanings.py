@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
 
 import trainverify.torch as tvt  # noqa: E402
-from trainverify.torch.meanings import MEANINGS  # noqa: E402
+from trainverify.torch.meanings import MEANINGS, WrongMeaning, _compare  # noqa: E402
 
 BATCH = {"x": tvt.Reals((6, 3), "(dp b) k")}
 LIBRARY = torch.library.Library("tvkernels", "DEF")
@@ -68,3 +68,10 @@ def test_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error: the function computes something else."""
     with pytest.raises(tvt.CaptureError, match="meaning of tvkernels::fast: result 1 differs"):
         verify("fast", wrong, monkeypatch)
+
+
+def test_infinities_of_another_sign_differ() -> None:
+    big = torch.tensor([1.0, float("inf"), float("nan")])
+    _compare("lib::op", [big], [big.clone()])
+    with pytest.raises(WrongMeaning, match="result 1 differs"):
+        _compare("lib::op", [big], [torch.tensor([1.0, float("-inf"), float("nan")])])

@@ -12,6 +12,8 @@ from torch import nn  # noqa: E402
 
 import trainverify.torch as tvt  # noqa: E402
 from trainverify.graph.mesh import Mesh  # noqa: E402
+from trainverify.report import Report  # noqa: E402
+from trainverify.torch.judge import _of_a_sample  # noqa: E402
 from trainverify.torch.sample import chosen, everyone  # noqa: E402
 
 WIDE, DEEP = {"dp": 128}, {"dp": 12, "tp": 6}
@@ -169,3 +171,11 @@ def test_what_is_assumed_is_what_runs() -> None:
     assert [c.program for c in found] == [c.program for c in ranks]
     assert found[10].groups == {n: m for n, m in ranks[10].groups.items() if any(op.get("group") == n for op in ranks[10].program.ops)}
     assert one.rank is None
+
+
+def test_a_sample_at_reduced_sizes_is_no_proof() -> None:
+    """UNKNOWN: of captured ranks only, and at reduced sizes only; no option accepts both at once."""
+    report = Report("PROVED(reduced)", "as it seems", "a step", accept_reduced=True, accept_sampled=True)
+    found = _of_a_sample(report, {0, 1}, 128)
+    assert (found.verdict, found.exit_code) == ("UNKNOWN", 3)
+    assert found.reason.startswith("2 of 128 ranks captured")

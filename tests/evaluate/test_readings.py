@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import trainverify as tv
+from trainverify.evaluate.other_sizes import OtherSizes
 from trainverify.evaluate.readings import _factors
 
 ROWS, WIDTH = 4096, 2048
@@ -47,12 +48,11 @@ def test_a_right_count_is_not_refuted(count: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [Fraction(1, ROWS // 2), 1 / (ROWS + 1), Fraction(1, 3)])
-def test_a_wrong_count_is_not_proved(count: Any) -> None:
-    """Expected: REFUTED, or no verdict where the literal is what is wrong and may be a count."""
+def test_a_wrong_count_is_refuted(count: Any) -> None:
+    """Expected: REFUTED: no reading of it gives the mean."""
     report = tv.verify(*steps(count))
-    assert report.verdict in ("REFUTED", "UNKNOWN")
-    if report.verdict == "UNKNOWN":
-        assert "may count" in report.reason, report.reason
+    assert report.verdict == "REFUTED", report.reason
+    assert report.reason.startswith("loss differs")
 
 
 def test_another_mistake_is_refuted_whatever_a_literal_counts() -> None:
@@ -60,6 +60,14 @@ def test_another_mistake_is_refuted_whatever_a_literal_counts() -> None:
     report = tv.verify(*steps(Fraction(1, ROWS), wrong=True))
     assert report.verdict == "REFUTED", report.reason
     assert any("however literals that may count are read" in n for n in report.notes), report.notes
+
+
+def test_without_another_size_there_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: UNKNOWN: a mistake that is there at one size, while no size fits at which literals could be read otherwise."""
+    monkeypatch.setattr(OtherSizes, "_small", lambda *_: None)
+    report = tv.verify(*steps(Fraction(1, ROWS), wrong=True))
+    assert report.verdict == "UNKNOWN", report.reason
+    assert "may count" in report.reason
 
 
 def test_ways_to_read_a_literal() -> None:

@@ -29,6 +29,7 @@ SIZES: Final = (
     (WHOLE, False),
     (WHOLE, True),
 )  # base, and whether operators' own counts shrink: then literals are read in all ways
+SMALLER: Final = ((3, True), (2, True))  # tried if those are too large
 TRIED: Final = 3  # sorts of obligations, by the literals that go into them
 MAGNITUDES: Final = (1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0, 1 / 2, 1 / 8)
 
@@ -57,15 +58,22 @@ class OtherSizes:
             alike.setdefault(frozenset() if first is None else first.of(o), []).append(o)
         found: set[Obligation] = set()
         for some in [alike[places] for places in sorted(alike, key=len)[:TRIED]]:
-            left = set(some)
-            for base, own in SIZES:
-                if left:
-                    left = self._at(base, own, [o for o in some if o in left], point)
-            if left:
-                found = left
+            found = self._several(some, point)
+            if found:
                 break
         self._known.update({(o, point): o in found for o in asked})
         return found
+
+    def _several(self, some: Sequence[Obligation], point: PointName) -> set[Obligation]:
+        """Those that fail at every size that can be evaluated; none if all readings could be tried at no size."""
+        left, read = set(some), False
+        for base, own in (*SIZES, *SMALLER):
+            if not left or (read and (base, own) in SMALLER):
+                break
+            found = self._at(base, own, [o for o in some if o in left], point)
+            if found is not None:
+                left, read = found, read or own
+        return left if read else set()
 
     def _small(self, base: int, own: bool) -> Readings | None:
         try:
@@ -73,10 +81,11 @@ class OtherSizes:
         except (NotABoundary, TooMuch):
             return None
 
-    def _at(self, base: int, own: bool, several: list[Obligation], point: PointName) -> set[Obligation]:
+    def _at(self, base: int, own: bool, several: list[Obligation], point: PointName) -> set[Obligation] | None:
+        """Those that fail at one size; None where it cannot be evaluated."""
         readings = self._small(base, own)
         if readings is None:
-            return set(several)
+            return None
         every = readings.every(frozenset().union(*(readings.of(o) for o in several)))
         if every is None:
             return set()

@@ -38,20 +38,6 @@ def locate(
     watch: Watch | None = None,
 ) -> Place:
     """The first wrong tensor behind the outputs that differ, as far as there is time."""
-    return used(small, _locate(small, plan, wanted, wrong, seed, table, known, inputs, watch))
-
-
-def _locate(
-    small: Small,
-    plan: Plan,
-    wanted: Sequence[Obligation],
-    wrong: Sequence[Suspect],
-    seed: PointName,
-    table: OpTable,
-    known: Known,
-    inputs: Mapping[str, Array] | None,
-    watch: Watch | None,
-) -> Place:
     watch = watch or Watch.started()
     points = [at(small, plan, random_inputs(small, seed) if inputs is None else inputs)]
     try:

@@ -299,6 +299,8 @@ def _of_a_sample(report: Report, captured: set[int], world: int) -> Report:
     report = replace(report, findings=(*report.findings, Finding("TV506", counted, severity="warning")))
     if report.verdict == "PROVED":
         return replace(report, verdict="PROVED(sampled)", reason=f"{counted}, nothing is shown of the others; {report.reason}")
+    if report.verdict == "PROVED(reduced)":  # neither option alone accepts a proof that is both
+        return replace(report, verdict="UNKNOWN", reason=f"{counted}, and what is shown of these is so at reduced sizes; {report.reason}")
     places = [report.place.rank] if report.place is not None else [f.rank for f in report.findings if f.severity == "error"]
     if report.verdict in ("REFUTED", "INVALID") and (not places or any(r is None or r not in captured for r in places)):
         return replace(

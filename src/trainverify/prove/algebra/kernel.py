@@ -300,8 +300,7 @@ class Kernel:
                 if not any(self.atoms[u].kind == "cut" and w == 1 for m in a.definition for u, _, w in m):
                     continue
                 trace, self.trace = self.trace, None
-                opened = self._flat_if_short(a.definition)
-                lead, common, prim = self.content(opened)
+                lead, common, prim = self.content(self._flat_if_short(a.definition))
                 self.trace = trace
                 if 1 < len(prim) <= OPENED and all(self.atoms[u].positive for u, _, _ in common):
                     form, idx = self.encode(prim)
@@ -311,12 +310,13 @@ class Kernel:
     def _flat_if_short(self, p: Poly) -> Poly:
         """Flat, unless that has many terms: the sum of all layers before would be opened in every layer."""
         while len(p) <= OPENED:
-            one = next((m for m in p if sum(self.atoms[f[0]].kind == "cut" and f[2] == 1 for f in m) == 1), None)
-            cut = None if one is None else next(f for f in one if self.atoms[f[0]].kind == "cut" and f[2] == 1)
-            if one is None or cut is None or self.atoms[cut[0]].indicator:
-                return self.flat(p) if one is not None else p
-            rest = {m: c for m, c in p.items() if m != one}
-            p = self.add(rest, self.times({tuple(f for f in one if f is not cut): p[one]}, self.open(cut)))
+            alone = ((m, [f for f in m if self.atoms[f[0]].kind == "cut" and f[2] == 1]) for m in p)
+            one = next(((m, cuts[0]) for m, cuts in alone if len(cuts) == 1 and not self.atoms[cuts[0][0]].indicator), None)
+            if one is None:
+                break
+            m, cut = one
+            rest = {n: c for n, c in p.items() if n != m}
+            p = self.add(rest, self.times({tuple(f for f in m if f is not cut): p[m]}, self.open(cut)))
         return p
 
     def _uncovered(self, p: Poly, conditions: set[tuple[int, tuple[Index, ...]]], depth: int = 3) -> Poly:
