@@ -69,3 +69,27 @@ def test_units_by_value() -> None:
     assert ranks(lr=lambda rank: 0.1 * (rank + 1)) == [70]  # too many to tell apart …
     _, plan = step(dp=70, lr=lambda rank: 0.1 * (rank + 1))
     assert not alike(plan, told_apart(plan, OPS)[0], OPS)  # … so none stands for another
+
+
+@pytest.mark.parametrize("number", [int, float])
+def test_numbers_that_data_meets_make_ranks_different(number: type) -> None:
+    """x·0 + rank == 77 is decided by no rank's integers alone, and true on one rank only."""
+    p = tv.plan("met", tv.Mesh((("dp", 128),)))
+    with p.ranks() as r:
+        x = r.input("x", (3, 2), "(dp b) k")
+        here = r.eq(r.add(r.mul(x, value=0.0), value=r.each_rank(lambda i: number(i))), value=77.0)
+        r.loss(r.all_reduce(r.sum(r.mul(x, r.add(r.to(here, dtype="f32"), value=1.0))), group="dp", name="loss"))
+    plan = p.build()
+    (unit,) = told_apart(plan, OPS)
+    assert not alike(plan, unit, OPS)
+
+
+@pytest.mark.parametrize("number", [int, float])
+def test_numbers_that_meet_constants_are_computed(number: type) -> None:
+    p = tv.plan("met", tv.Mesh((("dp", 128),)))
+    with p.ranks() as r:
+        x = r.input("x", (3, 2), "(dp b) k")
+        zero = r.full(shape=(), value=number(0), dtype="i64" if number is int else "f32")
+        here = r.eq(r.add(zero, value=r.each_rank(lambda i: number(i))), value=number(77))
+        r.loss(r.all_reduce(r.sum(r.mul(x, r.add(r.to(here, dtype="f32"), value=1.0))), group="dp", name="loss"))
+    assert [77] in [list(u.ranks) for u in told_apart(p.build(), OPS)]

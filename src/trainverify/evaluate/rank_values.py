@@ -1,8 +1,8 @@
 """Ranks that run one program with values of their own, told apart by these values.
 
-A template binds values to ranks: integers (offsets, peers), names of groups, floats. Integers that follow from mesh coordinates
-say nothing new about a rank. A float, or a comparison that comes out differently (`rank == 4173`), does: such ranks are units of
-their own, so that each of them is evaluated and none is taken for another.
+A template binds values to ranks: integers (offsets, peers), names of groups, floats. Integers, and floats that grow evenly along the
+mesh, say nothing new about a rank. Any other float, or a comparison that comes out differently (`rank == 4173`), does: such ranks are
+units of their own, so that each of them is evaluated and none is taken for another.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
+from trainverify.graph.linear import uneven
 from trainverify.graph.plan import Plan, Template, pick, units
 from trainverify.graph.program import CallError, Op, Value, bind, inline, refers, refs
 from trainverify.ops.table import OpError, OpTable
+from trainverify.primitives.node import topological
 
 KINDS: Final = 16  # of values, up to which ranks are told apart by them
 MOST: Final = 1 << 25  # elements of one tensor on all ranks of a template
@@ -30,8 +32,8 @@ def told_apart(plan: Plan, table: OpTable) -> tuple[Template, ...]:
 
 
 def alike(plan: Plan, unit: Template, table: OpTable) -> bool:
-    """Whether ranks of a unit differ in nothing but integers and what is computed from those by sums and products."""
-    return not _differing(plan, unit, table)
+    """Whether ranks of a unit differ in nothing but integers that say where something is: none is a number that data meets."""
+    return not _differing(plan, unit, table) and not _Decided(plan, unit, table).meets_data()
 
 
 def _split(unit: Template, differing: Sequence[Sequence[object]]) -> list[Template]:
@@ -53,11 +55,18 @@ def _differing(plan: Plan, unit: Template, table: OpTable) -> list[list[object]]
     if len(unit.ranks) < 2 or not unit.bindings:
         return found
     for column in unit.bindings.values():
-        kinds = {type(v) for v in column}
-        if kinds != {int} and not all(isinstance(v, str) and v in plan.groups for v in column):
+        if not all(isinstance(v, str) and v in plan.groups for v in column) and not _places(plan, unit, column):
             found.append([(type(v).__name__, repr(v)) for v in column])
     found += _Decided(plan, unit, table).columns()
     return [column for column in found if len(set(column)) > 1]
+
+
+def _places(plan: Plan, unit: Template, column: Sequence[Value]) -> bool:
+    """Whether values say where something is: integers, tuples of these, or floats that grow evenly along the mesh."""
+    if all(type(v) is int or (isinstance(v, tuple) and all(type(n) is int for n in v)) for v in column):
+        return True
+    closed = set(unit.ranks) == set(range(plan.size))
+    return closed and not uneven(dict(zip(unit.ranks, column, strict=True)), set(plan.mesh.names), plan.mesh)
 
 
 class _Decided:
@@ -78,8 +87,7 @@ class _Decided:
         """Results that are no integers, one value per rank; one that is too large counts as different on every rank."""
         found: list[list[object]] = []
         for op in self.program.ops:
-            own = refers(op) and not any(i is not None for i in op.inputs)
-            if not own and not self._depends(op):
+            if not self._depends(op):
                 continue
             made = None if self._large.intersection(op.inputs) else self._computed(op, self._values)
             if made is not None:
@@ -91,15 +99,35 @@ class _Decided:
                     found.append(list(range(len(self.unit.ranks))))
         return found
 
+    def meets_data(self) -> bool:
+        """Whether an op with data has a number that is another one on other ranks: what that makes, say by a comparison, is not linear."""
+        self.columns()
+        types, unit = self.program.tensors, self.unit
+        for op in self.program.ops:
+            if not refers(op) or self._depends(op) or not self._local(op):
+                continue
+            names = sorted({r.name for _, v in op.attrs for r in refs(v)})
+            seen: set[tuple[object, ...]] = set()
+            for bound in dict.fromkeys(zip(*(unit.bindings[n] for n in names), strict=True)):
+                here = bind(op, dict(zip(names, bound, strict=True)))
+                try:
+                    lowered = self.table.lower(here.name, here.attributes, tuple([None if i is None else types[i] for i in op.inputs]))
+                except OpError:
+                    return True
+                seen.add(tuple([n.attrs for n in topological(lowered.outputs) if n.prim == "const"]))
+                if len(seen) > 1:
+                    return True
+        return False
+
     def _local(self, op: Op) -> bool:
         definition = self.table.definitions.get(op.name)
         return definition is None or not (definition.collective or definition.point_to_point)
 
     def _depends(self, op: Op) -> bool:
-        """Whether an op reads what ranks compute from their own integers, and nothing else but constants."""
+        """Whether an op has values of ranks, or reads what they compute from these, and nothing else but constants."""
         read = [i for i in op.inputs if i is not None]
         known = [i for i in read if i in self._values or i in self._large]
-        return bool(known) and all(i in known or self._constant(i) is not None for i in read)
+        return (refers(op) or bool(known)) and all(i in known or self._constant(i) is not None for i in read)
 
     def _constant(self, name: str) -> Op | None:
         """The op without inputs that makes a tensor."""

@@ -2,7 +2,7 @@
 
 An axis is folded for a class when the class has every coordinate on it and nothing it does depends on the coordinate
 in a way that is not a formula: groups run along whole mesh axes in rank order, peers differ along other axes only,
-integers are linear in the coordinates. Every rank is checked. Axes that are not folded are enumerated.
+numbers are linear in the coordinates. Every rank is checked. Axes that are not folded are enumerated.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from trainverify.axes.system import System
 from trainverify.graph.communication import Event
 from trainverify.graph.lineage import Parts, Placements, Shard
+from trainverify.graph.linear import uneven
 from trainverify.graph.mesh import Mesh
-from trainverify.graph.program import Ref, Value
+from trainverify.graph.program import Ref
 
 
 @dataclass(frozen=True)
@@ -135,29 +136,5 @@ def _irregular(system: System, c: int, ranks: tuple[int, ...], folded: set[str],
                     there = system.plan.mesh.coordinates(v)
                     bad |= {a for a in folded if there[a] != where[r][a]}
         else:
-            bad |= _nonlinear(values, folded - bad, system.plan.mesh)
+            bad |= uneven(values, folded - bad, system.plan.mesh)
     return bad
-
-
-def strides(values: Mapping[int, Value], folded: set[str], mesh: Mesh) -> dict[str, int] | None:
-    """How integers grow per coordinate, if they do so evenly; None otherwise (also where they are no integers)."""
-    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values.values()):
-        return {} if len({repr(v) for v in values.values()}) == 1 else None
-    found: dict[str, int] = {}
-    for axis in folded:
-        apart, size = mesh.step(axis)
-        steps = {int(v) - int(values[r - apart]) for r, v in values.items() if r // apart % size}  # type: ignore[arg-type]
-        if len(steps) > 1:
-            return None
-        found[axis] = steps.pop() if steps else 0
-    return found
-
-
-def _nonlinear(values: Mapping[int, Value], folded: set[str], mesh: Mesh) -> set[str]:
-    if len({repr(v) for v in values.values()}) == 1:
-        return set()
-    bad: set[str] = set()
-    for axis in sorted(folded):
-        if strides(values, folded - bad, mesh) is None and strides(values, {axis}, mesh) is None:
-            bad.add(axis)
-    return bad if strides(values, folded - bad, mesh) is not None else set(folded)

@@ -101,7 +101,7 @@ class Forms:
                 self.aligned(other, dims)
         match node.prim:
             case "const":
-                return {(): self._literal(node) if id(node) not in offsets else self._integer(offsets[id(node)])}
+                return {(): self._literal(node) if id(node) not in offsets else self._on_ranks(offsets[id(node)])}
             case "iota":
                 return {(): self._iota(node, dims, axes.lines[id(node)], offsets.get(id(node), Offset(node.attrs[0])))}
             case "map":
@@ -168,10 +168,11 @@ class Forms:
                 raise Unsupported("a literal that is not a number")
         return constant(Fraction(value) if isinstance(value, float) else int(value) if isinstance(value, bool) else value)
 
-    def _integer(self, offset: Offset) -> Poly:
+    def _on_ranks(self, offset: Offset) -> Poly:
         """A literal that is another one on every rank."""
         k = self.kernel
-        return k.add(constant(offset.base), *(scale(k.iota(self.mesh_sizes[v], v), step) for v, step in offset.strides))
+        found = k.add(constant(offset.base), *(scale(k.iota(self.mesh_sizes[v], v), step) for v, step in offset.strides))
+        return found if offset.over == 1 else scale(found, Fraction(1, offset.over))
 
     def _infinite(self, p: Poly) -> int:
         """+1 or −1 for the literal infinities, else 0."""
@@ -605,7 +606,7 @@ class Forms:
                 whole, marks = self._plain(root.axis), self._fixed_digits(root.axis, dims[0], offset)
             except Unsupported:  # no digits of that axis, but still numbers
                 plain = True
-        result = self._integer(offset) if plain else {}
+        result = self._on_ranks(offset) if plain else {}
         at = 0
         for i, (a, mark) in enumerate(zip(whole, marks, strict=True)):
             weight = math.prod(b.size for b in whole[i + 1 :]) * (step if plain else 1)

@@ -197,10 +197,11 @@ class Spot:
 
 @dataclass(frozen=True)
 class Offset:
-    """An integer that may depend on the mesh: base + Σ stride · mesh variable."""
+    """A number that may depend on the mesh: (base + Σ stride · mesh variable) / over; only literals have an `over`."""
 
     base: int
     strides: tuple[tuple[Index, int], ...] = ()
+    over: int = 1
 
 
 def mixed_radix(value: int, sizes: Sequence[int]) -> list[int]:

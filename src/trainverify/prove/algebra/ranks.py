@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import LoweredOp, Scope, System
+from trainverify.graph.linear import Rational, exact
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
 from trainverify.prove.algebra.folding import Instance
@@ -30,7 +31,7 @@ class _Places:
         """Whether the rank one step along an axis from the origin is among them."""
         return tuple(int(a == axis) for a in self.axes) in self.found
 
-    def offsets(self, steps: Mapping[str, int]) -> set[int]:
+    def offsets(self, steps: Mapping[str, Rational]) -> set[Rational]:
         """Σ step · coordinate on every one of the ranks."""
         used = tuple(n for n, a in enumerate(self.axes) if steps[a])
         if used not in self._seen:
@@ -78,20 +79,20 @@ class Ranks:
                     raise Unsupported("ranks that compute different things")
         result: dict[int, Offset] = {}
         for position, node in enumerate(nodes):
+            if all(others[position].attrs == node.attrs for _, others in table):
+                continue
             place = {"slice": 1, "iota": 0, "one_hot": 0, "pad": 1}.get(node.prim)
-            if node.prim == "const" and node.kind == "int":
+            if node.prim == "const" and node.kind != "bool":
                 place = 0
             if place is None:
-                if any(others[position].attrs != node.attrs for _, others in table):
-                    raise Unsupported(f"{node.prim} with different attributes on different ranks")
-                continue
-            base = node.attrs[place]
-            steps = {}
+                raise Unsupported(f"{node.prim} with different attributes on different ranks")
+            base = _number(node, place)
+            steps: dict[str, Rational] = {}
             for axis in instance.folded:
-                one = [o[position].attrs[place] - base for places, o in table if places.has(axis)]
+                one = [_number(o[position], place) - base for places, o in table if places.has(axis)]
                 steps[axis] = one[0] if one else 0
             for places, o in table:
-                if places.offsets(steps) != {o[position].attrs[place] - base}:
+                if places.offsets(steps) != {_number(o[position], place) - base}:
                     raise Unsupported("an offset that is not linear in the mesh coordinates")
                 here, there = _others(node.attrs, place), _others(o[position].attrs, place)
                 if node.prim == "pad":  # what comes after follows from the sizes
@@ -99,7 +100,9 @@ class Ranks:
                 if here != there:
                     raise Unsupported("different attributes on different ranks")
             if any(steps.values()):
-                result[id(node)] = Offset(base, tuple(self._strides(steps)))
+                over = math.lcm(base.denominator, *(step.denominator for step in steps.values()))
+                whole = {axis: int(step * over) for axis, step in steps.items()}
+                result[id(node)] = Offset(int(base * over), tuple(self._strides(whole)), over)
         return result
 
     def _wired(self, lowered: Lowered) -> tuple[list[Node], Wires]:
@@ -150,6 +153,13 @@ class Ranks:
 
     def scope(self, i: int) -> Scope:
         return self.system.unit_scopes[self.system.schedule.classes[self.instances[i].class_index].unit]
+
+
+def _number(node: Node, place: int) -> Rational:
+    found = exact(node.attrs[place])
+    if found is None:
+        raise Unsupported(f"{node.prim} with different attributes on different ranks")
+    return found
 
 
 def _others(attrs: tuple[object, ...], place: int) -> tuple[object, ...]:
