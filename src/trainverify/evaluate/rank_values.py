@@ -124,10 +124,12 @@ class _Decided:
         return definition is None or not (definition.collective or definition.point_to_point)
 
     def _depends(self, op: Op) -> bool:
-        """Whether an op has values of ranks, or reads what they compute from these, and nothing else but constants."""
+        """Whether an op has values of ranks, or reads what they compute from these, and nothing else but constants. A range of positions
+        that begins elsewhere on every rank is not told by its numbers."""
         read = [i for i in op.inputs if i is not None]
         known = [i for i in read if i in self._values or i in self._large]
-        return (refers(op) or bool(known)) and all(i in known or self._constant(i) is not None for i in read)
+        own = refers(op) and (not read or all(math.prod(self.program.tensors[o].shape) == 1 for o in op.outputs))
+        return (own or bool(known)) and all(i in known or self._constant(i) is not None for i in read)
 
     def _constant(self, name: str) -> Op | None:
         """The op without inputs that makes a tensor."""
