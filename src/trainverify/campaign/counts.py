@@ -30,6 +30,7 @@ POINTS: Final = 2  # at which plans are simulated
 
 Group = Literal["correct", "open", "wrong"]  # "open": correct, and rightly UNKNOWN: a rounded literal, or a spelling that no law covers
 GROUPS: Final[tuple[Group, ...]] = ("correct", "open", "wrong")
+TOGETHER: Final = 100  # seeds of one set of workers
 NO_VERDICT: Final = ("UNKNOWN", "TIME")
 
 
@@ -201,5 +202,7 @@ def _judged(seeds: list[int], workers: int, seconds: float) -> Iterator[list[Out
     if workers <= 1:
         yield from (judge(seed, seconds) for seed in seeds)
         return
-    with ProcessPoolExecutor(workers, max_tasks_per_child=100) as pool:
-        yield from pool.map(judge, seeds, [seconds] * len(seeds))
+    for start in range(0, len(seeds), TOGETHER):  # memory goes back; workers that end by themselves after some tasks may leave a pool waiting
+        some = seeds[start : start + TOGETHER]
+        with ProcessPoolExecutor(workers) as pool:
+            yield from pool.map(judge, some, [seconds] * len(some))
