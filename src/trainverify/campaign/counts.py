@@ -202,7 +202,7 @@ def _judged(seeds: list[int], workers: int, seconds: float) -> Iterator[list[Out
     if workers <= 1:
         yield from (judge(seed, seconds) for seed in seeds)
         return
-    for start in range(0, len(seeds), TOGETHER):  # memory goes back; workers that end by themselves after some tasks may leave a pool waiting
+    for start in range(0, len(seeds), TOGETHER):  # memory goes back; a pool may wait for workers that end themselves
         some = seeds[start : start + TOGETHER]
         with ProcessPoolExecutor(workers) as pool:
             yield from pool.map(judge, some, [seconds] * len(some))

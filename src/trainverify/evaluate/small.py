@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, ordered
 
 Full = tuple[Lowered, NodeAxes]  # what nodes at small sizes are made of
+WITHIN: Final = 1 << 25  # elements of anything that an op makes on its way
 
 
 @dataclass(frozen=True)
@@ -420,6 +421,15 @@ class _Shrinker(Wires):
         total, _ = self.extent()
         if total > most:
             raise TooMuch(f"{total:,} elements on {len(self.there)} ranks")
+        within = self._within_ops()
+        if within > WITHIN:
+            raise TooMuch(f"{within:,} elements at once within an op")
+
+    def _within_ops(self) -> int:
+        """Elements of the largest thing that an op makes on its way, as the scores of an attention are."""
+        ops = (self.system.logical_ops, *(self.system.unit_ops[u] for u in self._units))
+        axes = {id(x.axes): x.axes for o in ops for variants in o.values() for x in variants}
+        return max((math.prod(self._shape(dims)) for a in axes.values() for dims in a.dims.values()), default=0)
 
     def extent(self) -> tuple[int, int]:
         known: dict[int, int] = {}

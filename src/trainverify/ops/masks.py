@@ -54,7 +54,8 @@ def masked_fill(x: Node, mask: Node, *, value: float) -> Node:
 def triangle(x: Node, diagonal: int) -> Node:
     """bool[rows, columns]: on or below a diagonal."""
     rows, columns = x.shape[-2:]
-    return F.iota(columns) <= F.reshape(F.iota(rows, diagonal), (rows, 1))
+    last = F.reshape(F.iota(rows), (rows, 1))  # an addition: rows do not begin elsewhere among the columns
+    return F.iota(columns) <= (last + diagonal if diagonal else last)
 
 
 @op("tril", _MASK)
