@@ -106,7 +106,8 @@ def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: fro
             doubt, may_fail = inputs[node.attrs[0]].unsure, inputs[node.attrs[0]].fallible
         else:
             doubt, may_fail = any(id(a) in divided for a in node.args), any(id(a) in fallible for a in node.args)
-        infinite = doubt and node.prim == "map" and node.attrs[0] in DIVIDES
+        masked = any(states[id(a)] != FINITE for a in node.args)  # 1/(1 + exp(−x)) is 0 at −∞
+        infinite = (doubt or masked) and node.prim == "map" and node.attrs[0] in DIVIDES
         signs[id(node)] = "nonnegative" if infinite and sign == "positive" else sign
         if (doubt or fails) and id(node) not in strict:
             divided.add(id(node))

@@ -28,6 +28,7 @@ from trainverify.prove.algebra.terms import (
     BOUND,
     EVERYTHING,
     FEW,
+    NOTHING,
     ONE,
     Atom,
     Coef,
@@ -1185,8 +1186,26 @@ class Kernel:
             return True
         if what in ("nonzero", "positive") and self.name(uid) == "exp":  # of a maximum, if that is a number
             ((m,),) = [self.argument(uid, idx)]
-            return self.certain(named_need("finite", m[0][0], m[0][1]), known)
-        return False
+            known = tuple(known)
+            return all(self.certain(named_need("finite", u, at), known) for u, at, _ in m)
+        return what == "finite" and a.kind == "max" and self._unmasked(uid, idx, tuple(known))
+
+    def _unmasked(self, uid: int, idx: tuple[Index, ...], known: tuple[Need, ...]) -> bool:
+        """Whether a maximum of masked values is one of values: the Σ of their exponentials, 0 at −∞, is known not to be 0."""
+        if not self.from_below(uid):
+            return False
+        before, self._cases, self.noting = (self._cases, self.noting), None, NOTHING
+        try:
+            inside, over = self._open_max((uid, idx, 1))
+            total = self.sum(self.exp(inside, False, False), over)
+        except (Unsupported, TooLarge):
+            return False
+        finally:
+            self._cases, self.noting = before
+        if len(total) != 1:
+            return False
+        ((m, _),) = total.items()
+        return all(self.certain(named_need("nonzero", u, at), known) for u, at, w in m if w > 0)
 
     def log(self, p: Poly) -> Poly:
         """log(exp(m)^p·X) = p·m + log X; log of a product of positive factors is the sum of logs."""
