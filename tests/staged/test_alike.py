@@ -20,7 +20,8 @@ from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.placed import SEVERAL, distinct
-from trainverify.prove.staged.stages import Cutter, NoStage, Stage, _Walk
+from trainverify.prove.staged.records import Stage
+from trainverify.prove.staged.stages import Cutter, NoStage, _Walk
 from trainverify.prove.staged.terms import Terms
 
 Programs = Callable[[], tuple[Program, Plan]]

@@ -15,10 +15,11 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.prove.staged.align import Factor
+from trainverify.prove.staged.described import described
 from trainverify.prove.staged.engine import Engine, aligned
-from trainverify.prove.staged.stages import Cutter, Stage
-from trainverify.verify import related
+from trainverify.prove.staged.records import Factor, Stage
+from trainverify.prove.staged.stages import Cutter
+from trainverify.verdicts import related
 from trainverify.zoo.deepseek import Config, Gate
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step, llama_plan, llama_step
 
@@ -73,7 +74,7 @@ def test_forms_change_nothing(programs: Callable[[], tuple[Program, Plan]]) -> N
         alone._by_elements.clear()
         again = replace(stage, tasks=(), short={}, identical=0, partial=False, foreign=False)
         alone._number(again)
-        assert shown(again) == shown(stage), stage.text(engine.alignment)
+        assert shown(again) == shown(stage), described(stage, engine.alignment)
 
 
 def test_ranks_and_microbatches_of_experts_have_one_form() -> None:

@@ -14,7 +14,7 @@ from trainverify.campaign.agree import compare, staged
 from trainverify.campaign.run import make
 from trainverify.graph.lineage import layout
 from trainverify.prove.staged import workers
-from trainverify.verify import single, verify
+from trainverify.verdicts import single, verify
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step
 from verify.test_mlp import logical, plan
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from trainverify.verify import single, verify
 
 import trainverify as tv
 from staged.test_canonical import cut, cut_once, llama, random_pair
@@ -19,7 +20,6 @@ from trainverify.prove.staged.expressions import Expressions, Short
 from trainverify.prove.staged.graphs import Place
 from trainverify.prove.staged.signs import expression_sign, tensors
 from trainverify.prove.staged.stages import Cutter, NoStage, Part, Stage
-from trainverify.verify import single, verify
 
 BEFORE = {"tasks": (), "short": {}, "identical": 0, "partial": False, "foreign": False, "in_parts": False}
 

@@ -15,7 +15,7 @@ from trainverify.graph.program import Op, Program, Ref
 from trainverify.ops import OPS
 from trainverify.prove.staged import engine, scope
 from trainverify.prove.staged.reduce import with_fewer
-from trainverify.verify import related, verify
+from trainverify.verdicts import related, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 from verify.changes import Change, in_program, on_rank, op_of, replaced

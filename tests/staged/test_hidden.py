@@ -28,7 +28,7 @@ from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.engine import Engine, StagedProof, aligned, prove
 from trainverify.prove.staged.execute import Limits
 from trainverify.prove.staged.stages import IN_FULL
-from trainverify.verify import related, single, verify
+from trainverify.verdicts import related, single, verify
 from verify.changes import Change, attrs, replaced
 
 Hidden = Callable[[ProgramBuilder, bool], Tensor]

@@ -21,7 +21,7 @@ from trainverify.prove.staged import execute, workers
 from trainverify.prove.staged.execute import Limits
 from trainverify.prove.staged.solver import Z3
 from trainverify.prove.staged.stages import TOO_LONG
-from trainverify.verify import Disagreement, single, verify
+from trainverify.verdicts import Disagreement, single, verify
 from verify.test_mlp import logical, plan
 
 

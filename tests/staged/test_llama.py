@@ -14,7 +14,7 @@ from parallel.test_planted import LLAMA, MANY, again, column, exchanged_sends, i
 from trainverify.bench.stages import BASE, HOW
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 from verify.changes import Change, attrs, in_program, inputs, on_rank, replaced
 

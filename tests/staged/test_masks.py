@@ -17,9 +17,10 @@ from trainverify.prove.staged import expressions
 from trainverify.prove.staged.check import Assuming, _apart, _solved
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
-from trainverify.prove.staged.stages import Cutter, Part, Stage
+from trainverify.prove.staged.records import Part, Stage
+from trainverify.prove.staged.stages import Cutter
 from trainverify.prove.staged.supports import NOWHERE, all_of, common, expression_support
-from trainverify.verify import single, verify
+from trainverify.verdicts import single, verify
 from trainverify.zoo.deepseek import Config, Gate
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 

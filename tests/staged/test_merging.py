@@ -28,7 +28,7 @@ from trainverify.prove.staged.graphs import LOGICAL
 from trainverify.prove.staged.inner import Inner
 from trainverify.prove.staged.points import _rounding
 from trainverify.prove.staged.terms import Term, Terms, value
-from trainverify.verify import related
+from trainverify.verdicts import related
 from verify.test_mlp import logical as mlp
 from verify.test_mlp import plan as mlp_plan
 

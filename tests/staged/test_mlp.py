@@ -10,7 +10,7 @@ from trainverify.campaign.agree import staged
 from trainverify.evaluate import full_size
 from trainverify.prove.staged import scope
 from trainverify.prove.staged.engine import DIFFERS
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from verify.changes import Change, attrs, inputs, replaced
 from verify.test_mlp import logical, plan
 

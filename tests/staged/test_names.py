@@ -30,7 +30,7 @@ from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import MISSING, NOTHING, Table
 from trainverify.prove.staged.reduce import reduced
 from trainverify.prove.staged.stages import Cutter
-from trainverify.verify import related, verify
+from trainverify.verdicts import related, verify
 from trainverify.zoo import gpt
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
 from verify.changes import attrs

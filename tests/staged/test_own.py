@@ -10,7 +10,7 @@ import pytest
 from trainverify import cli, files
 from trainverify.axes.structure import Axis
 from trainverify.prove.staged.own import StageShapes, joined
-from trainverify.verify import reduction
+from trainverify.verdicts import reduction
 from verify.test_mlp import logical, plan
 
 

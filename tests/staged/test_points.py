@@ -22,7 +22,7 @@ from trainverify.prove.staged import points
 from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.graphs import LOGICAL
 from trainverify.prove.staged.reduce import reduced
-from trainverify.verify import related, single, verify
+from trainverify.verdicts import related, single, verify
 from trainverify.zoo.parallel import deepseek_plan, deepseek_step
 
 

@@ -15,7 +15,7 @@ from trainverify.graph.program import Program
 from trainverify.ops import OPS
 from trainverify.prove.staged import scope
 from trainverify.prove.staged.reduce import direct, reduced, reference
-from trainverify.verify import related, single, verify
+from trainverify.verdicts import related, single, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 from verify.test_mlp import logical, plan

@@ -16,10 +16,12 @@ from trainverify.domains.polynomials import Poly, Scalars
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.prove.staged import expressions
+from trainverify.prove.staged.described import described
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
-from trainverify.prove.staged.stages import IN_FULL, Cutter, Stage
-from trainverify.verify import verify
+from trainverify.prove.staged.records import Stage
+from trainverify.prove.staged.stages import IN_FULL, Cutter
+from trainverify.verdicts import verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 
@@ -142,7 +144,7 @@ def test_forms_of_a_ring_change_nothing() -> None:
         return shown(made)
 
     for stage in stages:
-        assert alone(stage) == shown(stage), stage.text(engine.alignment)
+        assert alone(stage) == shown(stage), described(stage, engine.alignment)
     stage = next(s for s in stages if s.defined)
     changes = [replace(stage, defined={})]
     for name, part in stage.defined.items():

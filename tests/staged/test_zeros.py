@@ -12,7 +12,7 @@ from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.graphs import LOGICAL
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.zeros import Leaf, Made, Zeros
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.gpt import Config
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step
 

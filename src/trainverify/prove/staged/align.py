@@ -29,6 +29,7 @@ from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_o
 from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
 from trainverify.prove.staged.needed import Needed
 from trainverify.prove.staged.points import LENIENT, Digits, drawn
+from trainverify.prove.staged.records import PLAIN, Factor
 from trainverify.prove.staged.signs import leaves_of, tensors, term_state
 from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
@@ -46,25 +47,12 @@ class Contradiction(Exception):
 
 
 @dataclass(frozen=True)
-class Factor:
-    """number · element^power; `element` is an id of a scalar."""
-
-    number: Fraction | int = 1
-    element: int | None = None
-    power: int = 1
-
-    @property
-    def plain(self) -> bool:
-        return self.element is None and self.number == 1
-
-
-@dataclass(frozen=True)
 class Claim:
     """A tensor on a rank is, element by element, these elements of the logical program, times a factor."""
 
     place: Place
     ids: Array  # flat, of int64
-    factor: Factor = Factor()
+    factor: Factor = PLAIN
 
 
 class Alignment:

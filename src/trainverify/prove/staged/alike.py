@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.align import Factor
 from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.expressions import COMPARES
 from trainverify.prove.staged.graphs import Call, Place
 from trainverify.prove.staged.needed import Closure
-
-if TYPE_CHECKING:
-    from trainverify.prove.staged.stages import Part, Stage
+from trainverify.prove.staged.records import Factor, Part, Stage
 
 FEWEST: Final = 64  # elements of a goal that are worth it
 ELEMENTS: Final = 8  # in a group, on average: below that, one by one is as good

@@ -9,17 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.align import Alignment, Factor
+from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.needed import Divisor
-
-if TYPE_CHECKING:
-    from trainverify.prove.staged.stages import Part, Stage
+from trainverify.prove.staged.records import Factor, Part, Stage
 
 
 class Canonical:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,14 +17,11 @@ from trainverify.domains.arrays import Array
 from trainverify.primitives.node import topological
 from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place
 from trainverify.prove.staged.needed import Divisor, Needed
+from trainverify.prove.staged.records import Granted, Part, Stage
 from trainverify.prove.staged.structure import LARGE
 from trainverify.prove.staged.terms import MAY_FAIL, Term
 
-if TYPE_CHECKING:
-    from trainverify.prove.staged.stages import Part, Stage
-
 MANY: Final = 10_000  # elements that an op makes, of which all are looked at
-Granted = tuple[Call, Term, frozenset[int]]  # the op, what it divides by, over inputs of the op, and the symbols in that
 Leaves = tuple[Array, Array]  # rows of input and position, and the number of the term that each is in
 
 

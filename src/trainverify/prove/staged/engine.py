@@ -23,12 +23,14 @@ from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
 from trainverify.prove.staged.align import Alignment, Claim, Contradiction
+from trainverify.prove.staged.described import described
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.points import Run
+from trainverify.prove.staged.records import Goal, Stage, Summand
 from trainverify.prove.staged.scope import NoStages, different, looked_at
-from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, Goal, NoStage, Stage, Term
+from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, NoStage
 from trainverify.prove.staged.workers import run_all
 
 DIFFERENT: Final = 1e-6
@@ -190,7 +192,7 @@ class Engine:
             else:
                 proof.failed[o] = self._why(bad, valid)
                 if bad in self.stages:
-                    proof.violated[o] = self.stages[bad].text(self.alignment)
+                    proof.violated[o] = described(self.stages[bad], self.alignment)
                     proof.models[o] = self._model(bad)
         used = {key: self.results[key] for s in self.stages.values() for key, _ in s.tasks if key in self.results}
         proof.stages = len(self.stages)
@@ -301,7 +303,7 @@ class Engine:
                     right.update(str(step.inputs[n.attrs[0]]) for n in topological([node]) if n.prim == "input")
         return [n for n, whole in there.items() if not whole and n not in right]
 
-    def _terms(self, lay: Layout, rank: int, part: Part) -> tuple[Term, ...]:
+    def _terms(self, lay: Layout, rank: int, part: Part) -> tuple[Summand, ...]:
         small = self.small
         shares: dict[int, tuple[int, Part]] = {}
         if part.partial is None:
@@ -321,7 +323,7 @@ class Engine:
         for at, p in shares.values():
             c, row = small.places[at]
             place = self.alignment.graph.first((c, row, lay.local))
-            terms.append(Term(number, place, _region(p, small.local_shapes[c][lay.local])))
+            terms.append(Summand(number, place, _region(p, small.local_shapes[c][lay.local])))
         return tuple(terms)
 
     # -- rounds ------------------------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from typing import Any, Final
 from trainverify.domains.element import Element
 from trainverify.domains.polynomials import Need, Poly, Scalars, TooLarge, Unsupported, rational
 from trainverify.prove.signs import FINITE
-from trainverify.prove.staged.align import Alignment, Factor
+from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.check import equal, solved
-from trainverify.prove.staged.expressions import Short
+from trainverify.prove.staged.described import definition
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.records import Factor, Part, Short, Stage
 from trainverify.prove.staged.solver import Z3, Solver
-from trainverify.prove.staged.stages import Part, Stage
 from trainverify.prove.staged.terms import SEEN, Sight, sight, symbol, value
 
 
@@ -171,7 +171,7 @@ class _Check:
     def granted(self) -> dict[Need, None]:
         """What the logical program divides by in any case, of the symbols that are met by now: those are in its key."""
         a, part = self.alignment, self.stage.logical
-        known = {i for i in self.met if i not in self.stage.extra and self.stage.definition(i, a) is None}
+        known = {i for i in self.met if i not in self.stage.extra and definition(self.stage, i, a) is None}
         found: dict[Need, None] = {}
         for call, term, symbols in a.divisors.granted(self.stage):
 
@@ -307,7 +307,7 @@ class _Check:
 
     def _symbol(self, i: int) -> Any:
         if i not in self.symbols:
-            defined = self.stage.definition(i, self.alignment)
+            defined = definition(self.stage, i, self.alignment)
             if defined is not None:
                 self.symbols[i] = self.value(*defined)
                 return self.symbols[i]
@@ -315,6 +315,6 @@ class _Check:
                 raise Unsupported("an element that may be infinite")
             self.symbols[i] = symbol(self.scalars, i, *self.alignment.symbol_kind(i))
             for other in self.alignment.supports.get(i, ()):
-                if self.stage.definition(other, self.alignment) is None:
+                if definition(self.stage, other, self.alignment) is None:
                     self.scalars.vanishes(self.symbols[i], self._symbol(other))
         return self.symbols[i]

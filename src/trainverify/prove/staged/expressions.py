@@ -7,20 +7,18 @@ that both sides have in common need not be looked into: what holds for any value
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trainverify.prove.signs import FINITE, POSITIONS, WILD
-from trainverify.prove.staged.align import Alignment, Factor
+from trainverify.prove.staged.align import Alignment
+from trainverify.prove.staged.described import definition
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
 from trainverify.prove.staged.masks import Masks
 from trainverify.prove.staged.numbered import Numbered
+from trainverify.prove.staged.records import Factor, Part, Short, Stage
 from trainverify.prove.staged.terms import Made, Term, finite_arguments
-
-if TYPE_CHECKING:
-    from trainverify.prove.staged.stages import Part, Stage
 
 FEW: Final = 300  # expressions of a stage that are looked through as they are
 ROUNDS: Final = 12
@@ -30,19 +28,6 @@ BITS: Final = 1_000_000_000  # expressions times symbols of a stage whose elemen
 VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
 COMPARES: Final = frozenset(("lt", "le", "eq", "sign"))
 _NOTHING: Final = {"real": Fraction(0), "int": 0, "bool": 0}
-
-
-@dataclass(frozen=True)
-class Short:
-    """got, factor, want of an element, and what else is not 0, as the logical program divides by it; over numbered symbols: those of the
-    stage, and parts that both sides have in common."""
-
-    term: Term
-    kinds: tuple[tuple[str, Any], ...]
-    vanishing: tuple[tuple[int, int], ...]  # which of them are 0 wherever which others are
-    nonzero: tuple[int, ...]  # which of them are not 0: other stages show it, or the logical program divides by them
-    partial: bool  # whether it rests on what the logical program divides by, or takes a root or logarithm of
-    loose: bool  # whether it may be infinite, for all that is said of it
 
 
 class Expressions(Numbered):
@@ -94,7 +79,7 @@ class Expressions(Numbered):
         if i in self.stage.extra:
             place, part = self.stage.extra[i]
             return self._element(part, place, 0)
-        defined = self.stage.definition(i, self.alignment)
+        defined = definition(self.stage, i, self.alignment)
         return self.number(("symbol", i, ())) if defined is None else self._element(*defined)
 
     def _scaled(self, number: int, factor: Factor) -> int:

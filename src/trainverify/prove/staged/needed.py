@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.prove.staged.graphs import Call, Graph, Place
+from trainverify.prove.staged.records import Part
 from trainverify.prove.staged.terms import Term
-
-if TYPE_CHECKING:
-    from trainverify.prove.staged.stages import Part
 
 Made = tuple[Array, Array]  # how elements are made, as numbers; rows of input and position, those of the first element first
 Divisor = tuple[Call, Any, Term]  # the op, what it does with the term (the last argument), and the term, over inputs of the op

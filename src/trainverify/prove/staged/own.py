@@ -20,10 +20,11 @@ from trainverify.graph.obligations import Obligation
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import topological
 from trainverify.prove.staged.align import Alignment
+from trainverify.prove.staged.described import described
 from trainverify.prove.staged.engine import Engine, aligned
 from trainverify.prove.staged.graphs import LOGICAL, Place
+from trainverify.prove.staged.records import Part, Stage
 from trainverify.prove.staged.reduce import LEAST, Shape
-from trainverify.prove.staged.stages import Part, Stage
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def stage_shapes(system: System, wanted: Sequence[Obligation], lineage: tuple[La
     engine = Engine(*aligned(system, wanted, lineage), wanted)
     own = _Own(system, engine.alignment)
     found: dict[object, StageShapes] = {}
-    texts = sorted(((stage.text(engine.alignment), n, stage) for n, stage in enumerate(engine.first())), key=lambda t: t[:2])
+    texts = sorted(((described(stage, engine.alignment), n, stage) for n, stage in enumerate(engine.first())), key=lambda t: t[:2])
     for text, _, stage in texts:
         tensors = tuple(own.shapes(stage))
         ops = [tuple(c.signature for c in part.calls) for part in (stage.logical, stage.plan)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Final
@@ -16,16 +15,15 @@ from typing import Any, Final
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.align import Alignment, Claim, Factor
+from trainverify.prove.staged.align import Alignment, Claim
 from trainverify.prove.staged.alike import Alike
 from trainverify.prove.staged.canonical import Canonical
-from trainverify.prove.staged.divisors import Granted
-from trainverify.prove.staged.expressions import Expressions, Short
+from trainverify.prove.staged.described import definition
+from trainverify.prove.staged.expressions import Expressions
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.records import PLAIN, Factor, Goal, Part, Stage, Summand
 
-Uses = frozenset[Place]
-_PLAIN: Final = Factor()
 MAX_CALLS: Final = 4000
 FACT: Final = -2
 VALUE: Final = -3
@@ -37,89 +35,6 @@ MAX_TOKENS: Final = 50_000  # of an element's expressions on both sides
 
 class NoStage(Exception):
     """A claim that cannot be cut out: something it needs is never computed, or it is too much."""
-
-
-@dataclass(frozen=True)
-class Term:
-    """number · some elements of a tensor on a rank."""
-
-    number: Fraction
-    place: Place
-    elements: Array  # flat positions
-
-
-@dataclass(frozen=True)
-class Goal:
-    """Σ terms = factor · logical elements `ids`."""
-
-    name: str  # of the logical tensor
-    terms: tuple[Term, ...]
-    ids: Array
-    factor: Factor = _PLAIN
-    ids_in_tensor: Array | None = None  # positions in the tensor of that name, for goals of obligations
-
-    def wanted(self) -> dict[Place, list[Array]]:
-        """The positions of the plan's tensors that it speaks of."""
-        found: dict[Place, list[Array]] = {}
-        for t in self.terms:
-            found.setdefault(t.place, []).append(t.elements)
-        return found
-
-
-@dataclass
-class Part:
-    """A piece of a graph: calls in order, and where it stops."""
-
-    calls: list[Call] = field(default_factory=list)
-    leaves: dict[Place, tuple[Array, Factor]] = field(default_factory=dict)
-
-    def __contains__(self, place: Place) -> bool:
-        return place in self.leaves or any(place in c.outputs for c in self.calls)
-
-
-@dataclass
-class Stage:
-    goal: Goal
-    plan: Part
-    logical: Part
-    extra: dict[int, tuple[Place, Part]]  # scalars of the plan that are written out
-    uses: Uses
-    with_facts: bool = False  # whether facts may be used; only then the solver is asked about conditions
-    facts: tuple[int, ...] = ()  # scalars of the plan that are assumed not to be 0, which other stages prove
-    written: dict[int, Part] = field(default_factory=dict)  # definitions of those, over the inputs
-    defined: dict[str, Part] = field(default_factory=dict)  # logical tensors that only the plan's side speaks of, written out
-    divisions: list[Part] = field(default_factory=list)  # logical ops one of which may need what is to be shown
-    nonzero: bool = False  # the goal is that it is not 0
-    value: bool = False  # or only that it has a value, whatever the inputs are
-    compares: bool = False  # some leaves have elements that the plan compares
-    gentler: bool = False  # some leaves are gradients, others are not
-    granted: list[Granted] | None = None  # what is not 0, as the logical program divides by it, once asked for
-    tasks: tuple[tuple[Any, int], ...] = ()  # (key, an element of the goal): equal keys differ in names only
-    short: dict[int, Short] = field(default_factory=dict)  # elements of tasks that are shown for any value of common parts
-    in_parts: bool = False  # whether some of these are parts of elements, numbered behind all of them
-    identical: int = 0  # elements that are the same expression on both sides
-    partial: bool = False  # some of those divide, or take roots or logarithms
-    foreign: bool = False  # the logical side speaks of elements that the plan's side does not know
-
-    def definition(self, i: int, alignment: Alignment) -> tuple[Part, Place, int] | None:
-        """Where an element is written out, if it is one of those."""
-        if not self.defined or not 0 <= i < alignment.count:
-            return None
-        name = alignment.owner[i]
-        return (self.defined[name], (LOGICAL, 0, name), i - alignment.start[name]) if name in self.defined else None
-
-    def parts(self) -> list[Part]:
-        """All pieces of both graphs in it."""
-        extra = [part for _, part in self.extra.values()]
-        return [self.plan, self.logical, *extra, *self.written.values(), *self.defined.values(), *self.divisions]
-
-    def text(self, alignment: Alignment) -> str:
-        show = alignment.graph.show
-        leaves = [show(p) for p in self.plan.leaves]
-        shown = ", ".join(leaves[:4]) + (f" and {len(leaves) - 4} more" if len(leaves) > 4 else "")
-        made = ", ".join(dict.fromkeys(show(t.place) for t in self.goal.terms))
-        size = f"{len(self.plan.calls)} plan ops, {len(self.logical.calls)} logical ops"
-        return f"stage {self.goal.name}: {made} from {shown or 'constants'} ({size})"
 
 
 def fact(i: int) -> Place:
@@ -156,7 +71,7 @@ class Cutter:
     def goal_of(self, claim: Claim) -> Goal:
         size = len(claim.ids)
         name = self._name(claim.ids, claim.place[2])
-        return Goal(name, (Term(Fraction(1), claim.place, np.arange(size)),), claim.ids, claim.factor)
+        return Goal(name, (Summand(Fraction(1), claim.place, np.arange(size)),), claim.ids, claim.factor)
 
     def _name(self, ids: Array, otherwise: str) -> str:
         named = [i for i in ids.tolist() if 0 <= i < self.alignment.count]
@@ -302,12 +217,12 @@ class Cutter:
                 if i in leaves:
                     part.leaves[i] = leaves[i]
                 elif self._is_logical_source(i):
-                    part.leaves[i] = (a.ids[i[2]].reshape(-1), _PLAIN)
+                    part.leaves[i] = (a.ids[i[2]].reshape(-1), PLAIN)
                 elif self.graph.kind(i) == "real":
                     same = self._equals(a.ids[i[2]].reshape(-1), mine)
                     if not known.issuperset(self.alignment.owners([same])):
                         break
-                    part.leaves[i] = (same, _PLAIN)
+                    part.leaves[i] = (same, PLAIN)
                 else:
                     break
             else:
@@ -338,8 +253,8 @@ class Cutter:
         a = self.alignment
         place = a.extra[i] if i >= a.count else (LOGICAL, 0, a.owner[i])
         uses: set[Place] = set()
-        plan = self._back([place], set(), uses) if i >= a.count else Part(leaves={place: (np.array([i]), _PLAIN)})
-        goal = Goal(f"{place[2]} ≠ 0", (Term(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
+        plan = self._back([place], set(), uses) if i >= a.count else Part(leaves={place: (np.array([i]), PLAIN)})
+        goal = Goal(f"{place[2]} ≠ 0", (Summand(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
         if uses:
             raise NoStage("a scalar that is not a function of the inputs alone")
         divisions = [self._back([p], set(), uses) for p in a.divides_by(place)]  # that two logical elements are equal is to be shown
@@ -353,7 +268,7 @@ class Cutter:
         uses: set[Place] = set()
         plan = self._back([place], set(), uses)
         known = {j for ids, f in plan.leaves.values() for j in (*ids.tolist(), f.element) if j is not None and j >= self.alignment.count}
-        goal = Goal(f"{place[2]} has a value", (Term(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
+        goal = Goal(f"{place[2]} has a value", (Summand(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
         made = Stage(goal, plan, Part(), {}, frozenset(uses | {has_value(j) for j in known}), nonzero=True, value=True)
         self._number(made)
         return made
@@ -387,18 +302,18 @@ class Cutter:
     def _leaf(self, place: Place, is_goal: bool, opened: set[Place], uses: set[Place]) -> tuple[Array, Factor] | None:
         a = self.alignment
         if place in a.sources:
-            return a.sources[place].reshape(-1), _PLAIN
+            return a.sources[place].reshape(-1), PLAIN
         if place[0] == LOGICAL:
             if place not in self.graph.makers:
-                return a.ids[place[2]].reshape(-1), _PLAIN
+                return a.ids[place[2]].reshape(-1), PLAIN
             if is_goal or place in opened or self.graph.kind(place) != "real":
                 return None
-            return self._equals(a.ids[place[2]].reshape(-1), uses), _PLAIN
+            return self._equals(a.ids[place[2]].reshape(-1), uses), PLAIN
         if is_goal or place in opened or place in self.dropped:
             return None
         if place in self._extra_at:
             i = self._extra_at[place]
-            return None if has_value(i) in self.dropped else (np.array([i]), _PLAIN)
+            return None if has_value(i) in self.dropped else (np.array([i]), PLAIN)
         claim = a.claims.get(place)
         if claim is None or (claim.factor.element is not None and has_value(claim.factor.element) in self.dropped):
             return None
@@ -481,7 +396,7 @@ class Cutter:
             call = self.graph.makers.get(place)
             ids = a.ids[name].reshape(-1)
             if call is None:
-                part.leaves[place] = (ids, _PLAIN)
+                part.leaves[place] = (ids, PLAIN)
                 continue
             if name not in whole and self.graph.kind(place) == "real":
                 mine: set[Place] = set()
@@ -489,7 +404,7 @@ class Cutter:
                 spoken = name not in goals and owners.issuperset(a.owners([same]))
                 if spoken or (same == NOTHING).any():
                     uses |= mine
-                    part.leaves[place] = (same, _PLAIN)
+                    part.leaves[place] = (same, PLAIN)
                     if not spoken:
                         vanishing.add(place)
                     continue
@@ -627,7 +542,7 @@ class _Walk:
         elif i in self.stage.extra:
             place, part = self.stage.extra[i]
             self.place(part, place, 0)
-        elif (defined := self.stage.definition(i, self.cutter.alignment)) is not None:
+        elif (defined := definition(self.stage, i, self.cutter.alignment)) is not None:
             self.place(*defined)
         else:
             self.tokens.append(self.numbers.setdefault(i, len(self.numbers)))

@@ -17,7 +17,7 @@ from typing import Final
 from trainverify.limits import OutOfTime
 from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.execute import Limits, Result, check
-from trainverify.prove.staged.stages import Stage
+from trainverify.prove.staged.records import Stage
 
 _MEMORY: Final = 4000  # MB of address space of a worker, beyond what it starts with
 
