@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    verify: Any = importlib.import_module("trainverify.verify")
+    verify: Any = importlib.import_module("trainverify.verdicts")
     validate, init = verify.validate, System.__init__
     last: list[Any] = [None, None]
 

@@ -66,7 +66,7 @@ from trainverify.terminal import (
     out,
     progress,
 )
-from trainverify.verify import lineage, reduction, verify
+from trainverify.verdicts import lineage, reduction, verify
 from trainverify.zoo.parallel.degrees import ContextKind, Degrees, Normalise, Schedule, Sharding
 from trainverify.zoo.recipes import FAMILIES, Wish, described, family_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trainverify as tv
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 
 def counted(tokens: int, capacity: int) -> Program:

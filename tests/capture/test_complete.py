@@ -17,7 +17,7 @@ from trainverify.graph.mesh import Mesh  # noqa: E402
 from trainverify.graph.program import Program  # noqa: E402
 from trainverify.report import Report  # noqa: E402
 from trainverify.torch.discover import STEPS_TAKEN  # noqa: E402
-from trainverify.verify import verify  # noqa: E402
+from trainverify.verdicts import verify  # noqa: E402
 from trainverify.zoo import gpt as zoo_gpt  # noqa: E402
 from trainverify.zoo import llama as zoo_llama  # noqa: E402
 

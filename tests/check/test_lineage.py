@@ -14,7 +14,7 @@ from trainverify.build.plan import RankBuilder
 from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Replicate, Run, Shard, layout
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Domain, Output, Program
-from trainverify.verify import assumptions
+from trainverify.verdicts import assumptions
 
 MESH = tv.Mesh(dp=3, tp=2)
 

@@ -16,7 +16,7 @@ from trainverify.graph.plan import Edit, Plan
 from trainverify.graph.program import Domain, Program
 from trainverify.primitives import node as F
 from trainverify.report import Report
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 Tensors = Mapping[str, Any]
 Body = Callable[[Any, Tensors], Any]

@@ -20,7 +20,7 @@ from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program, Ref
 from trainverify.ops import OPS
 from trainverify.prove.algebra.engine import Proof, prove
-from trainverify.verify import Disagreement, related, verify
+from trainverify.verdicts import Disagreement, related, verify
 from trainverify.zoo.deepseek import PRESETS
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 from trainverify.zoo.recipes import Wish
@@ -140,7 +140,7 @@ def test_a_rank_among_128_is_named() -> None:
 
 def test_a_wrong_proof_of_a_large_plan_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too large for enclosures: what is as far off in extended precision as in float64 is enough."""
-    module = importlib.import_module("trainverify.verify")  # the package's attribute of this name is the function
+    module = importlib.import_module("trainverify.verdicts")  # the package's attribute of this name is the function
     monkeypatch.setattr(module, "ENCLOSED", 0)
     monkeypatch.setattr(module, "prove", lambda system, wanted: Proof(proved=list(wanted)))
     logical, plan = Wish("llama3-8b", Degrees(dp=2, tp=4, zero=1), layers=1).build()
@@ -186,7 +186,7 @@ def test_few_ranks_with_many_experts_are_sampled_too(monkeypatch: pytest.MonkeyP
     """160 experts on 16 ranks: with all of them there are too many elements."""
     config = replace(V2, layers=1, dense_layers=0, batch=8)
     logical, plan = deepseek_step(config), deepseek_plan(config, Degrees(dp=8, ep=8, tp=2, normalise="loss"))
-    module = importlib.import_module("trainverify.verify")
+    module = importlib.import_module("trainverify.verdicts")
     monkeypatch.setattr(module, "EVALUATED", 100_000)
     report = verify(logical, plan)
     assert report.verdict == "PROVED", report.reason

@@ -18,7 +18,7 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Edit, Plan, expand, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.verify import related, verify
+from trainverify.verdicts import related, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 
@@ -102,7 +102,7 @@ def test_a_circle_is_not_run() -> None:
 
 
 def test_without_joining_the_verdict_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("trainverify.verify")
+    module = importlib.import_module("trainverify.verdicts")
     asked = []
 
     def refused(*given: Any, **options: Any) -> Small:

@@ -11,7 +11,7 @@ from trainverify.evaluate.rank_values import alike, told_apart
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 RANKS = 8192
 

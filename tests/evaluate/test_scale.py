@@ -16,7 +16,7 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Edit, Plan, units
 from trainverify.graph.program import Program, Ref
 from trainverify.ops import OPS
-from trainverify.verify import related, verify
+from trainverify.verdicts import related, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 

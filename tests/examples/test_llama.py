@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.recipes import Wish
 
 FILE = Path(__file__).parents[2] / "examples" / "llama.py"

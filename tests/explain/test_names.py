@@ -11,7 +11,7 @@ import trainverify as tv
 from trainverify.explain.siblings import renumbered
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import mlp

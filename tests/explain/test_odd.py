@@ -10,7 +10,7 @@ import pytest
 from trainverify.explain.odd import odd
 from trainverify.graph.plan import Edit, Plan, expand, fold, units
 from trainverify.graph.program import Op, Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 

@@ -8,7 +8,7 @@ import pytest
 
 import trainverify as tv
 from trainverify.graph.program import Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 
 def masked(right: bool) -> Program:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from trainverify.explain.watch import STOPPED, Stopped, Watch
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from verify.exchange import logical, plan
 
 

@@ -11,7 +11,7 @@ from trainverify.graph.plan import Edit, Plan
 from trainverify.graph.program import Op, Program
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 

@@ -8,7 +8,7 @@ from nnscaler.plans import DATA
 from trainverify import files
 from trainverify.graph.plan import Plan
 from trainverify.report import Report
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 
 def judged(plan: Plan) -> Report:

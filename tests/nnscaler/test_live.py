@@ -15,7 +15,7 @@ from trainverify.graph.program import Program
 from trainverify.nnscaler import convert, export, parse, plan, program, read, snapshot
 from trainverify.nnscaler.table import main
 from trainverify.ops import OPS
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 
 class Fake:

@@ -14,7 +14,7 @@ from trainverify.explain.place import Place
 from trainverify.files.errors import FileError
 from trainverify.nnscaler import parse, plan, program
 from trainverify.ops import OPS
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from trainverify.nnscaler import Trainer, parse, plan, program
 from trainverify.nnscaler.trainer import optimizer_of
 from trainverify.ops import OPS
 from trainverify.report import Report
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 MLP = "mlp2l_v08_dp2pp2tp2nm2"
 RANDOM = "mlp4b_v08_dp2pp1tp2nm1_rand1"

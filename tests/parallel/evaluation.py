@@ -12,7 +12,7 @@ from trainverify.report import Report
 
 
 def evaluated(logical: Program, plan: Plan, points: int = 1) -> Report:
-    module = importlib.import_module("trainverify.verify")  # the package's attribute of this name is the function
+    module = importlib.import_module("trainverify.verdicts")  # the package's attribute of this name is the function
     with patch.object(module, "prove", lambda system, wanted: Proof(failed=dict.fromkeys(wanted, "not tried"))):
         report: Report = module.verify(logical, plan, points=points)
         return report

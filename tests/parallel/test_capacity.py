@@ -13,7 +13,7 @@ from parallel.test_experts_planted import AT, CONFIG, HOW, turned
 from trainverify.build.tape import BuildError
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.deepseek import PRESETS
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 from verify.changes import Change, attrs, edited, in_program, inputs, op_of

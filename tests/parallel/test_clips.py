@@ -17,7 +17,7 @@ import pytest
 
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo import gpt, llama
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
 from trainverify.zoo.recipes import NAMES, Wish

@@ -12,7 +12,7 @@ from parallel.test_planted import skipped
 from trainverify.build.tape import BuildError
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program, Ref
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo import deepseek, gpt
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step, gpt_plan, gpt_step
 from verify.changes import Change, attrs

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainverify.build.tape import BuildError
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainverify.build.tape import BuildError
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.deepseek import PRESETS, Config, Gate
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 

@@ -12,7 +12,7 @@ from parallel.test_planted import column, skipped, together
 from trainverify.graph.lineage import Parts
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo import llama
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 from verify.changes import Change, attrs, edited, lineage, on_rank, replaced

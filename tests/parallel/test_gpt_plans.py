@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainverify.check import validate
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.gpt import Config
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from parallel.test_degrees import passes
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo import gpt, llama
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
 

@@ -11,7 +11,7 @@ import pytest
 from parallel.evaluation import evaluated
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo import gpt, llama
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
 from verify.changes import Change, attrs, edited, in_program, inputs, lineage, on_rank, op_of, replaced

@@ -11,7 +11,7 @@ from parallel.test_planted import skipped
 from trainverify.build.tape import BuildError
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.parallel.resnet import resnet_plan, resnet_step
 from trainverify.zoo.resnet import Config

@@ -11,7 +11,7 @@ from parallel.evaluation import evaluated
 from parallel.test_planted import exchanged_sends
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 from verify.changes import Change, in_program, inputs

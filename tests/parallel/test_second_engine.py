@@ -6,7 +6,7 @@ import pytest
 
 from parallel.test_planted import skipped
 from trainverify.graph.program import Ref
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.table import CONFIRMED, checked
 from verify.changes import Change, attrs
 

@@ -12,7 +12,7 @@ from trainverify.graph.lineage import Part, Run
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
 from trainverify.ops import OPS
-from trainverify.verify import FULL, related, verify
+from trainverify.verdicts import FULL, related, verify
 from trainverify.zoo import gpt, llama
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
 from trainverify.zoo.parallel.zero import flattened, within

@@ -25,7 +25,7 @@ from trainverify.prove.algebra.engine import Prover
 from trainverify.prove.algebra.evaluate_forms import Balls, Evaluator, Floats, place
 from trainverify.prove.algebra.grids import mixed_radix
 from trainverify.prove.listed.engine import ListedProver
-from trainverify.verify import declared, single
+from trainverify.verdicts import declared, single
 
 TOLERANCE = 1e-8
 FULL = 10**9  # no size is reduced

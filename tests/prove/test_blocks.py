@@ -13,7 +13,7 @@ from trainverify.check import validate
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.prove.algebra.engine import Prover
-from trainverify.verify import single
+from trainverify.verdicts import single
 from trainverify.zoo import llama
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 

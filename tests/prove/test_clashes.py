@@ -16,7 +16,7 @@ from trainverify.build.tape import Tensor
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.prove.algebra.engine import Prover
-from trainverify.verify import single
+from trainverify.verdicts import single
 
 Builder = ProgramBuilder | RankBuilder
 Steps = list[tuple[str, dict[str, Any]]]

@@ -12,7 +12,7 @@ from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 ROWS, RANKS = 6, 4
 

@@ -13,7 +13,7 @@ from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 TOKENS, WIDTH, HIDDEN, EXPERTS = 4096, 1024, 2816, 8
 Builder = ProgramBuilder | RankBuilder

@@ -28,7 +28,7 @@ from trainverify.prove.algebra.engine import prove, prove_again
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.terms import scale
 from trainverify.prove.listed import engine as listed
-from trainverify.verify import related, single, verify
+from trainverify.verdicts import related, single, verify
 
 Body = Callable[[ProgramBuilder, bool], Tensor]
 

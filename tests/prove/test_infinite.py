@@ -8,7 +8,7 @@ from prove.infinite import FINITE, INFINITE, Body, made, place_in_the_row
 from prove.test_hidden import shown
 from staged.test_hidden import shown as shown_by_stages
 from trainverify.prove.staged import expressions
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 
 @pytest.mark.parametrize("body", INFINITE)

@@ -15,7 +15,7 @@ from trainverify.graph.program import Program
 from trainverify.prove.algebra.engine import Proof, prove, prove_again
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.terms import Limits, TooLarge
-from trainverify.verify import single
+from trainverify.verdicts import single
 
 SECONDS = 30  # of processor time; a few are usual
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainverify.prove.algebra.discover import Found
-from trainverify.verify import lineage
+from trainverify.verdicts import lineage
 from verify.test_mlp import logical, plan
 
 

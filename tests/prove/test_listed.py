@@ -27,7 +27,7 @@ from trainverify.prove.listed import engine, guesses
 from trainverify.prove.listed.engine import ListedProver, prove
 from trainverify.prove.listed.forms import ListedForms
 from trainverify.prove.listed.opened import Opened
-from trainverify.verify import single, verify
+from trainverify.verdicts import single, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import trainverify as tv
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 
 def scaled(*squares: float, value: float | None = None) -> tv.Program:

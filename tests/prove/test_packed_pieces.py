@@ -13,7 +13,7 @@ from trainverify.graph.lineage import Part, Parts, Run
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.prove.algebra.engine import Prover
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 WIDTH, HEADS, VOCABULARY = 1024, 8, 32000
 WEIGHTS = ("wq", "wk", "wv", "wo")

@@ -11,7 +11,7 @@ from trainverify.build.tape import Tensor
 from trainverify.graph.lineage import Part, Parts, Run
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 BATCH, LENGTH, WIDTH, HEADS = 6, 4096, 1024, 8
 WEIGHTS = ("wq", "wk", "wv", "wo")

@@ -15,7 +15,7 @@ from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
 from trainverify.prove.algebra.engine import Prover
-from trainverify.verify import related, single, verify
+from trainverify.verdicts import related, single, verify
 
 BATCH, LENGTH, VOCABULARY, WIDTH = 6, 4096, 32000, 1024
 

@@ -13,7 +13,7 @@ from trainverify.graph.program import Program
 from trainverify.prove.algebra.engine import Proof, Prover, prove
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.terms import Limits, Poly, TooLarge
-from trainverify.verify import single, verify
+from trainverify.verdicts import single, verify
 from trainverify.zoo.gpt import Config
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step
 

@@ -10,7 +10,7 @@ from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 ROWS, WIDTH, HIDDEN = 512, 1024, 768
 Builder = ProgramBuilder | RankBuilder

@@ -12,7 +12,7 @@ from prove.unseen import LARGE, UNSEEN, Wrong, sign_of_an_exponential
 from staged.test_hidden import shown as shown_by_stages
 from trainverify.prove.attempt import Engine
 from trainverify.prove.staged import expressions
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 each = pytest.mark.parametrize("wrong", [pytest.param(w, id=w.name) for w in UNSEEN])
 

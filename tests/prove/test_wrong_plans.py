@@ -16,7 +16,7 @@ from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
 from trainverify.prove.algebra.engine import Proof, prove, prove_again
-from trainverify.verify import single
+from trainverify.verdicts import single
 
 Case = Callable[[], tuple[Program, Plan]]
 CASES: dict[str, Case] = {}

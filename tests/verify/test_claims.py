@@ -13,7 +13,7 @@ from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Function, Op, Output, Program
 from trainverify.graph.types import TensorType
 from trainverify.prove.algebra.engine import prove, prove_again
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 
 def vector(*shape: int) -> TensorType:

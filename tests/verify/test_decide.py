@@ -10,9 +10,9 @@ import pytest
 
 from cli.test_verdicts import model, plan
 from trainverify.evaluate.compare import Decision, Difference, Suspect
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
-package = importlib.import_module("trainverify.verify")  # the function has its name
+package = importlib.import_module("trainverify.verdicts")  # the function has its name
 
 
 def test_the_rank_that_is_furthest_off_is_decided_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import trainverify as tv
 from trainverify.graph.lineage import Layout, Placements, layout
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from verify.changes import Change, attrs, becomes, in_program, inputs, lineage, on_rank, replaced, swapped, without_output
 
 ROWS, WIDTH, HIDDEN, OUT, MICRO = 5, 6, 14, 3, 2

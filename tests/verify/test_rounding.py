@@ -9,7 +9,7 @@ from trainverify.evaluate.small import shrink_system
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.ops import OPS
-from trainverify.verify import compare_at, related, verify
+from trainverify.verdicts import compare_at, related, verify
 
 
 def logical() -> tv.Program:

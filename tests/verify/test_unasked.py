@@ -11,7 +11,7 @@ import trainverify as tv
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Output, Program
 from trainverify.report import Report
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 Engine = Literal["algebra", "smt"]
 ENGINES: tuple[Engine, ...] = ("algebra", "smt")

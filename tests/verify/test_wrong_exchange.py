@@ -13,7 +13,7 @@ from trainverify.evaluate.sample import ALL
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
 from trainverify.ops import OPS
-from trainverify.verify import related, verify
+from trainverify.verdicts import related, verify
 from verify.exchange import Mistake, logical, plan
 
 SIZES = (64, 66, 1024, 4096)  # 66 positions as [2, 33] and as [33, 2] do not align

@@ -12,7 +12,7 @@ from trainverify.evaluate.sample import ALL
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
 from trainverify.ops import OPS
-from trainverify.verify import related, verify
+from trainverify.verdicts import related, verify
 from verify.rows import EP, OWN, ROWS, Start, logical, plan, right
 
 

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from trainverify.graph.communication import Communication
 from trainverify.graph.lineage import Layout, Parts
+from trainverify.graph.mesh import Mesh
+from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 
-if TYPE_CHECKING:
-    from trainverify.axes.system import System
 
-
-def taken_out(system: System, u: int) -> Iterator[tuple[str, str]]:
+def taken_out(logical: Program, plan: Plan, talk: Communication, program: Program, u: int) -> Iterator[tuple[str, str]]:
     """(tensor of a unit, logical tensor) pairs of one shape: the first is cut out of a bucket where the second lies."""
-    program = system.unit_programs[u]
     flat: dict[str, list[Layout]] = {}
-    for lay in system.plan.lineage:
+    for lay in plan.lineage:
         if isinstance(lay.form, Parts) and lay.local in program.sources and len(program.tensors[lay.local].shape) == 1:
             flat.setdefault(lay.local, []).append(lay)
     for op in program.ops:
         if op.name == "all_gather" and op.inputs[0] in flat:
-            rank = system.talk.units[u].ranks[0]
-            members = system.talk.groups[str(system.talk.value(rank, op.get("group")))]
+            rank = talk.units[u].ranks[0]
+            members = talk.groups[str(talk.value(rank, op.get("group")))]
             size = program.tensors[str(op.inputs[0])].shape[0]
             for lay in flat[str(op.inputs[0])]:
-                start = _start(system, lay, members, size)
+                start = _start(logical, plan.mesh, lay, members, size)
                 if start is not None:
-                    yield from ((t, lay.logical) for t in _cut_out(system, program, op.outputs[0], start, lay.logical))
+                    yield from ((t, lay.logical) for t in _cut_out(logical, program, op.outputs[0], start, lay.logical))
 
 
-def _start(system: System, lay: Layout, members: tuple[int, ...], size: int) -> int | None:
+def _start(logical: Program, mesh: Mesh, lay: Layout, members: tuple[int, ...], size: int) -> int | None:
     """Where a logical tensor begins in the bucket that is gathered, if it lies there in one piece."""
-    shape = system.logical.tensors[lay.logical].shape
+    shape = logical.tensors[lay.logical].shape
     found: set[int] = set()
     for j, rank in enumerate(members):
-        for part in lay.parts(system.plan.mesh, rank, shape):
+        for part in lay.parts(mesh, rank, shape):
             if not part.padding:
                 if not part.flat or part.logical[0].count > 1:
                     return None
@@ -43,9 +41,9 @@ def _start(system: System, lay: Layout, members: tuple[int, ...], size: int) -> 
     return found.pop() if len(found) == 1 else None
 
 
-def _cut_out(system: System, program: Program, bucket: str, start: int, logical: str) -> Iterator[str]:
+def _cut_out(logical: Program, program: Program, bucket: str, start: int, name: str) -> Iterator[str]:
     """Views of the slice of a bucket from a position on, in the shape of a logical tensor."""
-    kind = system.logical.tensors[logical]
+    kind = logical.tensors[name]
     slices = {bucket} if start == 0 else set()
     for op in program.ops:
         if op.name == "slice" and op.inputs[0] == bucket and op.get("start") == start:

@@ -132,7 +132,7 @@ class System:
         self._lineage()
         if self.flat:
             for u, scope in enumerate(self.unit_scopes):
-                for name, logical in taken_out(self, u):
+                for name, logical in taken_out(self.logical, self.plan, self.talk, self.unit_programs[u], u):
                     self.inference.same_dims(scope.dims[name], self.scope.dims[logical])
         self.inference.finish()
         return self

@@ -20,7 +20,7 @@ from trainverify.graph.plan import units
 from trainverify.limits import seldom_collected
 from trainverify.ops import OPS
 from trainverify.prove.algebra.engine import Prover
-from trainverify.verify import MAX_ELEMENTS, compare_at
+from trainverify.verdicts import MAX_ELEMENTS, compare_at
 
 PROVE: Final = ("validate", "schedule", "axes", "fold", "logical", "plan", "compare")  # what a proof needs
 CROSS_CHECK: Final = ("shrink", "evaluate")  # one random point, all ranks

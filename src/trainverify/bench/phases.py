@@ -16,7 +16,7 @@ from trainverify.bench.case import Case
 from trainverify.bench.clock import Clock, walks
 from trainverify.graph.plan import Plan
 from trainverify.report import Report
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 
 PHASES: Final[tuple[str, ...]] = ("build", "validate", "axes", "logical", "plan", "compare", "cross-check", "explain")
 _BEGINS: Final = {  # what `verify` says when a phase begins

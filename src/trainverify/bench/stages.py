@@ -12,7 +12,7 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
 from trainverify.ops import OPS
 from trainverify.prove.staged.engine import prove
-from trainverify.verify import related
+from trainverify.verdicts import related
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
 

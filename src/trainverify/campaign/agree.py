@@ -35,7 +35,7 @@ from trainverify.nnscaler.trainer import Trainer
 from trainverify.ops import OPS
 from trainverify.prove.attempt import Contradiction
 from trainverify.prove.staged.engine import DIFFERS, StagedProof, prove
-from trainverify.verify import declared, related, verify
+from trainverify.verdicts import declared, related, verify
 
 BAD: Final = ("contradiction", "crash")
 T = TypeVar("T")

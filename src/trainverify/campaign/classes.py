@@ -37,7 +37,7 @@ from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
 from trainverify.primitives.node import Node
-from trainverify.verify import related
+from trainverify.verdicts import related
 
 FULL: Final = 1 << 60  # no axis is longer, so that none shrinks
 CLOSE: Final = 1e-9  # relative to the largest entry of a tensor

@@ -25,7 +25,7 @@ from trainverify.campaign.simulate import worst
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime, limited
-from trainverify.verify import Disagreement
+from trainverify.verdicts import Disagreement
 
 DIFFERENT: Final = 1e-6
 AUTOGRAD: Final = 0.15  # share of plans whose backward is per-rank reverse mode

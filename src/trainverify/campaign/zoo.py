@@ -28,7 +28,7 @@ from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime, limited
 from trainverify.ops import OPS
-from trainverify.verify import MAX_ELEMENTS, Disagreement, related, verify
+from trainverify.verdicts import MAX_ELEMENTS, Disagreement, related, verify
 from trainverify.zoo import deepseek, gpt, llama, resnet
 from trainverify.zoo.recipes import Wish, family_of
 

@@ -7,6 +7,7 @@ those of weights add up over the whole step.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -15,8 +16,7 @@ from typing import Any
 from trainverify.check.findings import Finding, names
 from trainverify.graph.program import Domain, Op, Output, Phase, Program, Source, attributes
 from trainverify.graph.types import TensorType
-from trainverify.nnscaler import prims
-from trainverify.nnscaler.dump import FUSED, OPERATIONS, Cell, Dump, Slice, Step, positions
+from trainverify.nnscaler.dump import OPERATIONS, Cell, Dump, Slice, Step, positions
 from trainverify.nnscaler.functions import Call, Unsupported, call_of
 from trainverify.ops.table import GRAD, OpError, OpTable
 
@@ -90,7 +90,7 @@ class Scope:
     ran: dict[int, Ran] = field(default_factory=dict)
 
 
-class Device:
+class Device(ABC):
     """Builds the program of one plan device, as its replica 0 runs it."""
 
     def __init__(self, dump: Dump, device: int, table: OpTable):
@@ -461,24 +461,9 @@ class Device:
 
     # -- communication ----------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def adapter(self, cell: Cell, scope: Scope) -> None:
-        for prim in cell.prims:
-            if cell.fused and prim.kind in FUSED:
-                source, target = cell.tensors()[:1], cell.results()[:1]
-                if not source or not target:
-                    raise self.broken("TV101", f"{prim.kind} without a tensor")
-                value = prims.fused(self, prim, cell.isfw, self.get(scope, source[0]), target[0].full.name)
-                self.checked(target[0], value)
-                if cell.isfw:
-                    scope.values[target[0].tid] = value
-                else:
-                    self.put(scope, target[0], value, cell)
-            else:
-                prims.plain(self, prim, scope)
-        for t in cell.results():
-            if t.tid not in scope.values:
-                raise self.broken("TV101", f"its prims do not make {t} (tensor {t.tid})", cell)
-            self.passed.setdefault((self.device, cell.cid, self.micro), scope.values[t.tid])
+        """What a cell that communicates does, prim by prim."""
 
     def reducer(self, cell: Cell) -> None:
         """Gradients of weights summed over the reducer's ranks."""

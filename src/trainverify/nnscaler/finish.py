@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from trainverify.files.errors import FileError
 from trainverify.graph.program import Output
-from trainverify.nnscaler.device import Shard
+from trainverify.nnscaler.device import Device, Shard
+from trainverify.nnscaler.trainer import Trainer
 
 Copies = dict[tuple[int, str], int]  # (device, weight) → number of ranks that hold the same
-
-if TYPE_CHECKING:
-    from trainverify.nnscaler.device import Device
-    from trainverify.nnscaler.trainer import Trainer
 
 
 def finish(devices: Sequence[Device], trainer: Trainer, width: int) -> None:

@@ -23,7 +23,7 @@ from trainverify.nnscaler.trainer import PLAIN, Trainer
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.report import Report
-from trainverify.verify import Progress, verify
+from trainverify.verdicts import Progress, verify
 
 Found = Sequence[tuple[Suspect, Fault]]
 

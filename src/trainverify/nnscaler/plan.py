@@ -14,6 +14,7 @@ from trainverify.graph.lineage import Layout, Part, Parts, Pattern, Run
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Domain, Op, Output, Program, Ref, Value
+from trainverify.nnscaler.adapters import RankDevice
 from trainverify.nnscaler.claims import claims
 from trainverify.nnscaler.device import Device, Held, Origin, group_name, scaled
 from trainverify.nnscaler.dump import COMPLEX, Dump
@@ -46,7 +47,7 @@ def program(dump: Dump, table: OpTable, trainer: Trainer = PLAIN, batches: int =
     if dump.ranks != 1 or dump.microbatches != 1:
         what = f"{dump.ranks} ranks and {dump.microbatches} micro-batches"
         raise FileError(dump.path, "runtime_ndevs", f"{what}: the logical program is a plan for one device and one batch")
-    d = Device(dump, 0, table)
+    d = RankDevice(dump, 0, table)
     d.run(forward_only=True)
     losses = d.losses()
     if len(losses) != 1:
@@ -66,7 +67,7 @@ def plan(dump: Dump, table: OpTable, trainer: Trainer = PLAIN) -> Translated:
     """The plan of all ranks."""
     devices = []
     for number in dump.devices:
-        d = Device(dump, number, table)
+        d = RankDevice(dump, number, table)
         d.run()
         devices.append(d)
     tensor = _width(devices)

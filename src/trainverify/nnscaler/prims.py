@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trainverify.graph.types import TensorType
+from trainverify.nnscaler.device import Device, Scope
 from trainverify.nnscaler.dump import Prim, Slice, Thing, positions
-
-if TYPE_CHECKING:
-    from trainverify.nnscaler.device import Device, Scope
 
 # fused prim → (forward, backward)
 _FUSED: Final = {

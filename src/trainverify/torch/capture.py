@@ -29,10 +29,10 @@ from trainverify.torch.inputs import Batch, Ids, Input, lies, local_shape
 from trainverify.torch.lines import Lines
 from trainverify.torch.mappings import Row
 from trainverify.torch.placed import Described, described, local
-from trainverify.torch.reading import Branch, Reader, ReadsData
+from trainverify.torch.reading import Branch, Reader
 from trainverify.torch.record import Recorder
 from trainverify.torch.translate import Missing, Translator, type_of
-from trainverify.torch.values import Unknown, Value
+from trainverify.torch.values import ReadsData, Unknown, Value
 
 
 @dataclass

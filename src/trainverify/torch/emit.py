@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from trainverify.graph.types import DTYPES, TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpError, OpTable
 from trainverify.torch.names import clean
-from trainverify.torch.rewrites import rewritten
 from trainverify.torch.values import Unmapped
 
 
@@ -30,11 +29,15 @@ def mask_name(module: str, keep: float, drawn: Sequence[str]) -> str:
     return f"{base}.{sum(n.rpartition('.')[0] == base for n in drawn)}"
 
 
+Rewriting = Callable[["Emitter", str, Sequence[str | None], Mapping[str, Any]], str | None]
+
+
 class Emitter:
     """The program of one rank under construction."""
 
-    def __init__(self, table: OpTable = OPS):
+    def __init__(self, table: OpTable = OPS, rewritten: Rewriting | None = None):
         self.table = table
+        self._rewritten = rewritten  # an op in another way, if there is one
         self.ops: list[Op] = []
         self.tensors: dict[str, TensorType] = {}
         self.made: dict[str | None, Op] = {}  # tensor → the op that makes it
@@ -64,7 +67,7 @@ class Emitter:
 
     def op(self, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any] | None = None, label: str | None = None) -> str:
         """Append an op with one result."""
-        other = rewritten(self, name, inputs, attrs or {})
+        other = None if self._rewritten is None else self._rewritten(self, name, inputs, attrs or {})
         return self.several(name, inputs, attrs, label)[0] if other is None else other
 
     def several(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from trainverify.torch.emit import Emitter
+from trainverify.torch.emit import Emitter
 
 # Operators whose result is not negative if none of their integer arguments is
 _KEEPS: Final = frozenset(

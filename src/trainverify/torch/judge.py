@@ -28,7 +28,7 @@ from trainverify.torch.mappings import Row
 from trainverify.torch.positions import aligned
 from trainverify.torch.sample import NoSample, assumption, chosen, everyone
 from trainverify.torch.ways import Choices, Way, happens, joined, ways
-from trainverify.verify import verify as verify_programs
+from trainverify.verdicts import verify as verify_programs
 
 Loss = str | Mapping[str, Reduction]  # "whole", or over which mesh axes the local losses are summed or averaged
 Progress = Callable[[str], None]

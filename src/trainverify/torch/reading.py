@@ -10,14 +10,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
 from trainverify.graph.program import Source
-
-if TYPE_CHECKING:
-    from trainverify.torch.translate import Translator
+from trainverify.torch.translate import Translator
+from trainverify.torch.values import ReadsData
 
 MOST_BRANCHES: Final = 3  # conditions on data that are captured both ways
 _BINARY: Final = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")
@@ -27,10 +26,6 @@ _COMPARISONS: Final = ("lt", "le", "gt", "ge", "eq", "ne")
 _FUNCTIONS: Final = frozenset(
     (*_COMPARISONS, "abs", "neg", "logical_and", "logical_or", "logical_not", "to", "reshape", "identity", "mul", "where")
 )
-
-
-class ReadsData(Exception):
-    """The step reads a computed value in Python: what it does next may depend on data."""
 
 
 @dataclass(frozen=True)

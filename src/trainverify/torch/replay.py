@@ -25,7 +25,7 @@ from trainverify.torch.eager import Arrays, Outputs, run_eagerly
 from trainverify.torch.inputs import Batch
 from trainverify.torch.judge import Pair
 from trainverify.torch.launch import CaptureError, Failed, Target, resolve, run
-from trainverify.verify import FULL, MAX_ELEMENTS, related
+from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 
 TOLERANCE: Final = 2e-4  # of the largest element of a tensor: float32 against float64
 

@@ -10,12 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from trainverify.torch.emit import Emitter
 from trainverify.torch.vocabulary import looked_up_backward, masked_lookup, written
-
-if TYPE_CHECKING:
-    from trainverify.torch.emit import Emitter
 
 _UNARY: Final = frozenset(("pow", "square", "sqrt", "abs", "neg", "reciprocal", "to", "identity"))
 _BY_VALUE: Final = frozenset(("mul", "div", "add", "sub"))

@@ -24,9 +24,9 @@ from trainverify.torch.mappings.creation import RANDOM
 from trainverify.torch.mappings.foreach import each, single
 from trainverify.torch.mappings.table import Arguments, NoValue
 from trainverify.torch.meanings import MEANINGS, Meanings
-from trainverify.torch.reading import ReadsData
+from trainverify.torch.rewrites import rewritten
 from trainverify.torch.storage import Memory, checked
-from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
+from trainverify.torch.values import DTYPES, ReadsData, Unknown, Unmapped, Value
 from trainverify.torch.views import View
 
 SHADOWED: Final = 1  # elements of a tensor whose value is followed while it depends on constants only
@@ -106,7 +106,7 @@ def flat(value: Any) -> Iterator[Any]:
 
 class Translator:
     def __init__(self, place: Callable[[], Place], table: OpTable = OPS, mappings: Mapping[str, Row] | None = None):
-        self.emitter = Emitter(table)
+        self.emitter = Emitter(table, rewritten)
         self.memory = Memory(self.emitter)
         self.mappings = {**MAPPINGS, **(mappings or {})}
         self.literals = Literals()

@@ -44,3 +44,7 @@ Value = str | Unknown
 
 class Unmapped(Exception):
     """An op, or an argument of one, that has no meaning here."""
+
+
+class ReadsData(Exception):
+    """The step reads a computed value in Python: what it does next may depend on data."""

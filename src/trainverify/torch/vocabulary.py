@@ -6,10 +6,8 @@ A rank masks ids outside of its rows (`outside` = ids < start or ids ≥ start +
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainverify.torch.emit import Emitter
+from trainverify.torch.emit import Emitter
 
 
 def masked_lookup(e: Emitter, inputs: Sequence[str | None]) -> str | None:

@@ -21,7 +21,7 @@ from trainverify.ops.table import OpTable
 from trainverify.report import Report
 from trainverify.torch.capture import Captured, condition_name
 from trainverify.torch.reading import MOST_BRANCHES
-from trainverify.verify import FULL, MAX_ELEMENTS, related
+from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 
 Choices = tuple[bool, ...]
 Run = Callable[[Choices], tuple[Captured, list[Captured]]]

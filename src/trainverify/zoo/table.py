@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from trainverify.report import Verdict
-from trainverify.verify import verify
+from trainverify.verdicts import verify
 from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.recipes import Wish
 

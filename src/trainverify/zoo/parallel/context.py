@@ -18,7 +18,7 @@ from trainverify.complete.optimizers import Optimizer
 from trainverify.graph.plan import Plan
 from trainverify.zoo.llama import Config, forward
 from trainverify.zoo.parallel.degrees import Degrees, axes_for, divided
-from trainverify.zoo.parallel.llama import LlamaModel
+from trainverify.zoo.parallel.llama_model import LlamaModel
 from trainverify.zoo.parallel.model import gradients, run
 from trainverify.zoo.parallel.stage import Stage
 

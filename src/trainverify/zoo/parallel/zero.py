@@ -7,16 +7,26 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from trainverify.build.plan import Spelling
+from trainverify.build.plan import RankBuilder, Spelling
 from trainverify.build.tape import BuildError, Tensor
 from trainverify.graph.lineage import Part, Parts, Pattern, Run, layout, pattern_dims
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Value
+from trainverify.zoo.parallel.degrees import Axes, Degrees
 
-if TYPE_CHECKING:
-    from trainverify.zoo.parallel.stage import Stage
+
+class Holder(Protocol):
+    """Who holds the weights: ranks of a stage."""
+
+    r: RankBuilder
+    how: Degrees
+    axes: Axes
+    weights: dict[str, Weight]
+    ranks: tuple[int, ...]
+
+    def offset(self, size: int, ends: int = 0, axes: tuple[str, ...] | None = None) -> Value: ...
 
 
 ALIGNED: Final = 128  # elements of a flat bucket that stay together
@@ -46,7 +56,7 @@ class Weight:
         return part
 
 
-def buckets(stage: Stage) -> list[Bucket]:
+def buckets(stage: Holder) -> list[Bucket]:
     """Weights as they are cut: each alone, or together those of a layer that are treated alike (vectors have no weight decay)."""
     weights = list(stage.weights.values())
     if stage.how.zero == 0 or stage.how.shards == "parameter":
@@ -72,7 +82,7 @@ class Bucket:
     Shards are equally long; what does not divide is flattened and padded with zeros at the end, as torch does before it scatters.
     """
 
-    def __init__(self, stage: Stage, name: str, weights: Sequence[Weight], flat: bool):
+    def __init__(self, stage: Holder, name: str, weights: Sequence[Weight], flat: bool):
         self.stage = stage
         self.r = stage.r
         self.name = name
