@@ -88,6 +88,10 @@ def limited(seconds: float | None, megabytes: int | None, processor: bool = Fals
             soft = min(x for x in (megabytes << 20, *limits) if x != resource.RLIM_INFINITY)  # a lower limit stays
             resource.setrlimit(resource.RLIMIT_AS, (soft, limits[1]))
         yield
+    except ImportError as error:  # part of a library that is loaded when it is first used
+        if megabytes is not None and any(sign in str(error).lower() for sign in ("failed to map", "cannot allocate memory")):
+            raise MemoryError(str(error)) from error
+        raise
     finally:
         if seconds is not None:
             signal.setitimer(timer, 0)
