@@ -547,7 +547,9 @@ class _Evaluation:
             seed, clear = self._clearer(small, searched, seed) if inputs is None else (seed, searched)
             place = used(small, locator(small, self.plan, self.wanted, clear, seed, self.system.table, self._known(), inputs))
         bad = {s.obligation: "different" for s in wrong}
-        reason = f"{difference.obligation} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
+        reason = f"{difference.obligation} differs on rank {difference.rank}"
+        if place.tensor:  # a caller may not want it to be searched for
+            reason += f"; first wrong tensor: {place.tensor} on rank {place.rank}"
         where = described(difference.seed) if inputs is None else "the solver's model"
         note = f"counterexample: {where}, {scope}"
         forms = tuple(f"{o}: {self.proof.failed[o]}" for o in bad if o in self.proof.failed)[:1]
@@ -654,7 +656,9 @@ class _Evaluation:
         o = difference.obligation
         self._stop_if_contested([o])
         place = Place(o.output.tensor, None, difference.rank, difference.layout.local, None, "seen at full size only: not searched")
-        reason = f"{o} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
+        reason = f"{o} differs on rank {difference.rank}"
+        if place.tensor:
+            reason += f"; first wrong tensor: {place.tensor} on rank {place.rank}"
         note = f"counterexample: random inputs of seed {difference.seed}, {CLASSES}"
         return Report(
             "REFUTED", reason, self.subject, self.findings, self._shown("agreed", {o: "different"}), difference, place, notes=(note,)
