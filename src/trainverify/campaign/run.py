@@ -6,13 +6,14 @@ INVALID. A mistake that is PROVED must be harmless: every rank's outputs equal a
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime, limited
 from trainverify.verdicts import Disagreement
 
+TOGETHER: Final = 400  # cases of one set of workers
 DIFFERENT: Final = 1e-6
 AUTOGRAD: Final = 0.15  # share of plans whose backward is per-rank reverse mode
 FULL_SIZE: Final = 3  # points evaluated at full size behind a PROVED mistake
@@ -228,20 +230,12 @@ def _outcomes(seeds: Iterator[tuple[int, bool]], workers: int, seconds: float, o
         for seed, mutant in seeds:
             yield run(seed, mutant, seconds, oracle)
         return
-    with ProcessPoolExecutor(workers, max_tasks_per_child=200) as pool:
-        running: set[Future[Outcome]] = set()
-        more = True
-        while more or running:
-            while more and len(running) < 4 * workers:
-                item = next(seeds, None)
-                if item is None:
-                    more = False
-                    break
-                running.add(pool.submit(run, item[0], item[1], seconds, oracle))
+    while some := list(itertools.islice(seeds, TOGETHER)):  # memory goes back; a pool may wait for workers that end themselves
+        with ProcessPoolExecutor(workers) as pool:
+            running = {pool.submit(run, seed, mutant, seconds, oracle) for seed, mutant in some}
             try:
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in as_completed(running):
+                    yield future.result()
             except KeyboardInterrupt:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-            for future in finished:
-                yield future.result()
