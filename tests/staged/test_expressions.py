@@ -8,7 +8,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from trainverify.verify import single, verify
 
 import trainverify as tv
 from staged.test_canonical import cut, cut_once, llama, random_pair
@@ -16,10 +15,12 @@ from trainverify.prove.signs import BELOW, FINITE, WILD, expression_state
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import check
-from trainverify.prove.staged.expressions import Expressions, Short
+from trainverify.prove.staged.expressions import Expressions
 from trainverify.prove.staged.graphs import Place
+from trainverify.prove.staged.records import Part, Short, Stage
 from trainverify.prove.staged.signs import expression_sign, tensors
-from trainverify.prove.staged.stages import Cutter, NoStage, Part, Stage
+from trainverify.prove.staged.stages import Cutter, NoStage
+from trainverify.verdicts import single, verify
 
 BEFORE = {"tasks": (), "short": {}, "identical": 0, "partial": False, "foreign": False, "in_parts": False}
 
