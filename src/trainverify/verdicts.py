@@ -656,9 +656,7 @@ class _Evaluation:
         o = difference.obligation
         self._stop_if_contested([o])
         place = Place(o.output.tensor, None, difference.rank, difference.layout.local, None, "seen at full size only: not searched")
-        reason = f"{o} differs on rank {difference.rank}"
-        if place.tensor:
-            reason += f"; first wrong tensor: {place.tensor} on rank {place.rank}"
+        reason = f"{o} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
         note = f"counterexample: random inputs of seed {difference.seed}, {CLASSES}"
         return Report(
             "REFUTED", reason, self.subject, self.findings, self._shown("agreed", {o: "different"}), difference, place, notes=(note,)

@@ -93,3 +93,24 @@ def test_numbers_that_meet_constants_are_computed(number: type) -> None:
         here = r.eq(r.add(zero, value=r.each_rank(lambda i: number(i))), value=number(77))
         r.loss(r.all_reduce(r.sum(r.mul(x, r.add(r.to(here, dtype="f32"), value=1.0))), group="dp", name="loss"))
     assert [77] in [list(u.ranks) for u in told_apart(p.build(), OPS)]
+
+
+@pytest.mark.parametrize("engine", ["algebra", "smt"])
+@pytest.mark.parametrize("odd", [None, 77])
+def test_one_rank_of_128_that_permutes_otherwise(engine: Literal["algebra", "smt"], odd: int | None) -> None:
+    """Too large to be evaluated with all ranks: the odd one is told from the others by its tuple."""
+    b = tv.program("permuted")
+    x, y = b.input("x", (128, 256, 256)), b.input("y", (128, 256, 256))
+    b.loss(b.sum(b.mul(b.tanh(x), y), name="loss"))
+    p = tv.plan("permuted", tv.Mesh(dp=128))
+    with p.ranks() as r:
+        x, y = r.input("x", (1, 256, 256), "(dp b) i j"), r.input("y", (1, 256, 256), "(dp b) i j")
+        x = r.permute(x, dims=r.each_rank(lambda i: (0, 2, 1) if i == odd else (0, 1, 2)), name="moved")
+        r.loss(r.all_reduce(r.sum(r.mul(r.tanh(x), y)), group="dp", name="loss"))
+    report = verify(b.build(), p.build(), engine=engine, points=1)
+    if odd is None:
+        assert report.verdict == ("PROVED" if engine == "algebra" else "PROVED(reduced)")
+    else:
+        assert report.verdict == "REFUTED"
+        assert report.place is not None
+        assert (report.place.tensor, report.place.rank) == ("moved", odd)

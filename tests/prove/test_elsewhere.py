@@ -135,4 +135,4 @@ def of_a_divisor_that_is_granted_later(wrong: bool) -> Program:
     ],
 )
 def test_the_wrong_one_is_not_proved(build: Build, engine: Any) -> None:
-    assert tv.verify(build(False), build(True), points=1, engine=engine).verdict != "PROVED"
+    assert not tv.verify(build(False), build(True), points=1, engine=engine).verdict.startswith("PROVED")

@@ -11,8 +11,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 import trainverify as tv
@@ -20,6 +20,7 @@ from trainverify.campaign import counted_places, counted_statistics, counted_ste
 from trainverify.campaign.counted import Counted, Draw
 from trainverify.campaign.run import generic
 from trainverify.campaign.simulate import worst
+from trainverify.campaign.workers import judged
 from trainverify.graph.plan import Plan
 from trainverify.limits import OutOfTime, limited
 
@@ -30,7 +31,6 @@ POINTS: Final = 2  # at which plans are simulated
 
 Group = Literal["correct", "open", "wrong"]  # "open": correct, and rightly UNKNOWN: a rounded literal, or a spelling that no law covers
 GROUPS: Final[tuple[Group, ...]] = ("correct", "open", "wrong")
-TOGETHER: Final = 100  # seeds of one set of workers
 NO_VERDICT: Final = ("UNKNOWN", "TIME")
 
 
@@ -188,7 +188,7 @@ def campaign(seeds: Iterable[int], workers: int = 1, seconds: float = 20.0, done
     """All cases, in `workers` processes; after Ctrl-C those that were judged."""
     summary = Summary()
     try:
-        for outcomes in _judged(list(seeds), workers, seconds):
+        for outcomes in judged(partial(judge, seconds=seconds), seeds, workers):
             for o in outcomes:
                 summary.add(o)
                 if done is not None:
@@ -196,13 +196,3 @@ def campaign(seeds: Iterable[int], workers: int = 1, seconds: float = 20.0, done
     except KeyboardInterrupt:
         summary.interrupted = True
     return summary
-
-
-def _judged(seeds: list[int], workers: int, seconds: float) -> Iterator[list[Outcome]]:
-    if workers <= 1:
-        yield from (judge(seed, seconds) for seed in seeds)
-        return
-    for start in range(0, len(seeds), TOGETHER):  # memory goes back; a pool may wait for workers that end themselves
-        some = seeds[start : start + TOGETHER]
-        with ProcessPoolExecutor(workers) as pool:
-            yield from pool.map(judge, some, [seconds] * len(some))

@@ -6,15 +6,14 @@ INVALID. A mistake that is PROVED must be harmless: every rank's outputs equal a
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import trainverify as tv
@@ -23,12 +22,12 @@ from trainverify.campaign.mutations import Mutant, mutate
 from trainverify.campaign.plans import partition, setting
 from trainverify.campaign.programs import step
 from trainverify.campaign.simulate import worst
+from trainverify.campaign.workers import judged
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime, limited
 from trainverify.verdicts import Disagreement
 
-TOGETHER: Final = 400  # cases of one set of workers
 DIFFERENT: Final = 1e-6
 AUTOGRAD: Final = 0.15  # share of plans whose backward is per-rank reverse mode
 FULL_SIZE: Final = 3  # points evaluated at full size behind a PROVED mistake
@@ -216,7 +215,7 @@ def campaign(
     """All cases, in `workers` processes; after Ctrl-C those that were judged."""
     summary = Summary()
     try:
-        for o in _outcomes(iter(seeds), workers, seconds, oracle):
+        for o in judged(partial(_run, seconds=seconds, oracle=oracle), seeds, workers):
             summary.add(o)
             if done is not None:
                 done(o)
@@ -225,17 +224,6 @@ def campaign(
     return summary
 
 
-def _outcomes(seeds: Iterator[tuple[int, bool]], workers: int, seconds: float, oracle: float) -> Iterator[Outcome]:
-    if workers <= 1:
-        for seed, mutant in seeds:
-            yield run(seed, mutant, seconds, oracle)
-        return
-    while some := list(itertools.islice(seeds, TOGETHER)):  # memory goes back; a pool may wait for workers that end themselves
-        with ProcessPoolExecutor(workers) as pool:
-            running = {pool.submit(run, seed, mutant, seconds, oracle) for seed, mutant in some}
-            try:
-                for future in as_completed(running):
-                    yield future.result()
-            except KeyboardInterrupt:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+def _run(case: tuple[int, bool], seconds: float, oracle: float) -> Outcome:
+    seed, mutant = case
+    return run(seed, mutant, seconds, oracle)

@@ -1,8 +1,8 @@
 """Ranks that run one program with values of their own, told apart by these values.
 
-A template binds values to ranks: integers (offsets, peers), names of groups, floats. Integers, and floats that grow evenly along the
-mesh, say nothing new about a rank. Any other float, or a comparison that comes out differently (`rank == 4173`), does: such ranks are
-units of their own, so that each of them is evaluated and none is taken for another.
+A template binds values to ranks: integers (offsets, peers), names of groups, floats, tuples. Integers say nothing new about a rank, nor
+do floats and tuples that grow evenly along the mesh. Any other value, or a comparison that comes out differently (`rank == 4173`), does:
+such ranks are units of their own, so that each of them is evaluated and none is taken for another.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _differing(plan: Plan, unit: Template, table: OpTable) -> list[list[object]]
 
 
 def _places(plan: Plan, unit: Template, column: Sequence[Value]) -> bool:
-    """Whether values say where something is: integers, tuples of these, or floats that grow evenly along the mesh."""
-    if all(type(v) is int or (isinstance(v, tuple) and all(type(n) is int for n in v)) for v in column):
+    """Whether values say where something is: integers, or floats and tuples that grow evenly along the mesh."""
+    if all(type(v) is int for v in column):  # those that are out of line are in every sample
         return True
     closed = set(unit.ranks) == set(range(plan.size))
     return closed and not uneven(dict(zip(unit.ranks, column, strict=True)), set(plan.mesh.names), plan.mesh)
