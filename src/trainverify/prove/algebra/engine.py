@@ -21,12 +21,11 @@ from trainverify.prove.algebra.grids import Grid, Offset
 from trainverify.prove.algebra.held import Held
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.masked import MaskedSums
-from trainverify.prove.algebra.memo import Memo
+from trainverify.prove.algebra.memo import Memo, inside
 from trainverify.prove.algebra.notation import show
 from trainverify.prove.algebra.ranks import Ranks
-from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, Need, Poly, TooLarge, Unsupported
+from trainverify.prove.algebra.terms import NOTHING, Need, Poly, TooLarge, Ungranted, Unsupported
 from trainverify.prove.algebra.values import Missing, Values, get
-from trainverify.prove.signs import SURE, Signs, of_source
 from trainverify.prove.strict import Step, Strict
 
 WRITTEN_OUT = 10_000  # ops of a plan up to which a failed proof is tried again without blocks
@@ -123,7 +122,11 @@ class Prover:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def prove(self, wanted: Sequence[Obligation]) -> Proof:
+        self.kernel.assuming = NOTHING  # only nodes of the logical program that must have a value say what they need
         self._run_logical()
+        if self.kernel.reasons:  # once more, with all that is known
+            self._forget()
+            self._run_logical()
         needed = set(self.kernel.needs)
         stable = {rest for rest, uses in self.forms.exps.items() if all(safe for _, safe in uses)}
         self.forms.exps = {}
@@ -139,7 +142,7 @@ class Prover:
         for o in wanted:
             why = self._check(o)
             if why is None and extra:
-                why = f"the plan divides by (or takes a root or log of) something that the logical program does not: {self._show(extra)}"
+                why = self._show(min(extra))
             if why is None:
                 result.proved.append(o)
             else:
@@ -151,9 +154,34 @@ class Prover:
         result.preconditions = list(dict.fromkeys(f"{n[0]}: {self.name_of(n[1])}" for n in sorted(needed) if not self.kernel.certain(n)))
         return result
 
-    def _show(self, extra: set[Need]) -> str:
-        what, u, _ = min(extra)
-        return f"{self.name_of(u)} must be {what}"
+    def _forget(self) -> None:
+        """What the logical program computes, but not what is known of it."""
+        for name in list(self.logical):
+            del self.logical[name]
+        self.logical.later.clear()
+        self.forms.exps = {}
+        if self.memo is not None:
+            self.memo = Memo(self.kernel, self.forms)
+
+    def _show(self, need: Need) -> str:
+        what, u, _ = need
+        which = f"{self.name_of(u)} must be {what}"
+        return f"the plan divides by (or takes a root or log of) something that the logical program does not: {which}"
+
+    def _why(self, p: Poly) -> str:
+        """What the plan would have to know, if it has a function of its own that no law takes apart."""
+        waiting = [u for m in p for u, _, _ in m]
+        seen: set[int] = set()
+        while waiting:
+            u = waiting.pop()
+            if u < self.kernel.named or u in seen:
+                continue
+            seen.add(u)
+            reason = self.kernel.reasons.get(u)
+            if isinstance(reason, Ungranted):
+                return f"{self._show(reason.need)}; "
+            waiting += inside(self.kernel.atoms[u])
+        return ""
 
     def name_of(self, uid: int) -> str:
         if not self._names:
@@ -184,18 +212,14 @@ class Prover:
         lowered = [system.logical_ops[n][0].lowered for n in range(len(system.logical.ops))]
         ops = [Step(op.inputs, op.outputs, x.outputs) for op, x in zip(system.logical.ops, lowered, strict=True)]
         strict = Strict([o.tensor for o in system.logical.outputs], ops)
-        kinds = {n: d.kind for n, d in system.logical.domains.items()}
-        signs = Signs({n: of_source(system.logical.tensors[n].kind, kinds.get(n)) for n in system.logical.sources}, ops, strict)
 
         def run(n: int, env: Values) -> None:
-            self.forms.strict, self.forms.roots, self.forms.unsure = strict.nodes[n], strict.roots[n], signs.unsure[n]
+            self.forms.strict, self.forms.roots = strict.nodes[n], strict.roots[n]
             self._apply(system.logical_ops[n][0], system.logical.ops[n], env, {}, loose, system.scope)
-            self.forms.strict, self.forms.roots, self.forms.unsure = None, (), SURE
+            self.forms.strict, self.forms.roots = (), ()
 
-        self.kernel.noting = NOTHING  # only nodes that must have a value say what they need, not how something is kept
         for block in system.logical_blocks:
-            self._block(block, self.logical, tuple([(strict.outputs[n], signs.given[n]) for n in block.ops]), loose, run)
-        self.kernel.noting = EVERYTHING
+            self._block(block, self.logical, tuple([strict.outputs[n] for n in block.ops]), loose, run)
 
     def _source(self, name: str, grid: Grid, key: tuple[int, ...], flags: dict[str, bool]) -> Poly:
         """A block of an input: a tensor of its own, over the leaves that it has."""
@@ -313,8 +337,6 @@ class Prover:
         for i, instance in enumerate(self.instances):
             self.by_class.setdefault(instance.class_index, []).append(i)
         self._positions = system.talking
-        held = {lay.local for lay in system.plan.lineage}
-        self._unused_of = [_unused(p, held, set(talking)) for p, talking in zip(system.unit_programs, system.talking, strict=True)]
         self._meetings = {
             (c, self._positions[system.schedule.classes[c].unit][e]): meeting for meeting in system.meetings for c, e in meeting.step
         }
@@ -368,8 +390,7 @@ class Prover:
             x = pending.next()
             if isinstance(x, Block):
                 unit = self.ranks.unit(i)
-                context = self._context_of[i], tuple([n in self._unused_of[unit] for n in x.ops])
-                self._block(x, self.local[i], context, self._loose_of[unit], lambda n, env: self._run_op(i, n, env))
+                self._block(x, self.local[i], self._context_of[i], self._loose_of[unit], lambda n, env: self._run_op(i, n, env))
                 pending.arrived(x.outputs)
             else:
                 self._run_op(i, x, self.local[i])
@@ -393,10 +414,7 @@ class Prover:
         except Unsupported as error:
             env.update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
         else:
-            if n in self._unused_of[unit]:  # nobody needs that it has a value
-                self.forms.strict, self.kernel.noting = frozenset(), NOTHING
             self._apply(x, op, env, offsets, self._loose_of[unit], self.system.unit_scopes[unit])
-            self.forms.strict, self.kernel.noting = None, EVERYTHING
 
     # -- lineage -----------------------------------------------------------------------------------------------------
 
@@ -482,7 +500,7 @@ class Prover:
                     for got, want in self.held.expected(h.layout, instance, unit, held):
                         for key in want:
                             if not self._equal(got[key], want[key]):
-                                forms = f"got {show(self.kernel, got[key])}, want {show(self.kernel, want[key])}"
+                                forms = f"{self._why(got[key])}got {show(self.kernel, got[key])}, want {show(self.kernel, want[key])}"
                                 return f"rank {instance.rank}: {h.layout.local} is not {h.layout.logical}: {forms}"
                     for rest in self.held.padding(h.layout, instance, unit, held) if o.stays else ():
                         if not all(self._equal(p, {}) for p in rest.values()):
@@ -519,19 +537,6 @@ def _loose(program: Program) -> set[str]:
     found = {t for t, alone in once.items() if alone and t not in outputs}
     _loose_cache[id(program)] = (program, found)
     return found
-
-
-def _unused(program: Program, held: set[str], talking: set[int]) -> frozenset[int]:
-    """Ops of a rank whose results go nowhere: not into an output, a tensor that is said to be something, or another rank."""
-    wanted = held | {o.tensor for o in program.outputs}
-    found: set[int] = set()
-    for n in range(len(program.ops) - 1, -1, -1):
-        op = program.ops[n]
-        if n in talking or not wanted.isdisjoint(op.outputs):
-            wanted.update(i for i in op.inputs if i is not None)
-        else:
-            found.add(n)
-    return frozenset(found)
 
 
 def prove(system: System, wanted: Sequence[Obligation]) -> Proof:

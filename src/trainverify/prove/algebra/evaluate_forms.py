@@ -18,7 +18,7 @@ from flint import arb, fmpq
 
 from trainverify.axes.structure import Axes, Axis
 from trainverify.primitives.scalars import SCALARS, Undecided, hashed_uniform, nearest_float
-from trainverify.prove.algebra.terms import Atom, Coef, Index, Poly, Power
+from trainverify.prove.algebra.terms import OPAQUE, Atom, Coef, Index, Poly, Power
 
 Number = Any  # float or arb
 Place = tuple[tuple[int, ...], dict[Index, int]]  # the tags of a block, and the values of its position variables
@@ -271,14 +271,10 @@ class Evaluator:
         numbers = self.numbers
         terms = self._terms(form, slots)
         markers = {u for _, fs in terms for u, _, _ in fs if self._is_marker(u)}
+        if name.startswith(OPAQUE):
+            return self._by_name(name.removeprefix(OPAQUE), param, terms)
         if markers or (name == "max2" or (name in SCALARS and SCALARS[name].arity > 1)):
-            parts: list[list[Any]] = [[] for _ in range(param)]
-            for c, fs in terms:
-                mine = [f for f in fs if f[0] in markers]
-                if len(mine) != 1 or mine[0][2] != 1:
-                    raise Contradiction(f"{name} with arguments that cannot be told apart")
-                parts[self._marker(mine[0][0])].append((c, [f for f in fs if f[0] not in markers]))
-            values = [self._total(p) for p in parts]
+            values = self._values(name, param, terms)
             return numbers.largest(values) if name == "max2" else numbers.apply(name, values, None)
         value = self._total(terms)
         zero = numbers.of(0)
@@ -300,6 +296,26 @@ class Evaluator:
             case "pow":
                 return numbers.power(value, param)
         return numbers.apply(name, [value], param)
+
+    def _values(self, name: str, count: int, terms: Sequence[tuple[Coef, list[tuple[int, tuple[int, ...], Power]]]]) -> list[Number]:
+        """Of several arguments, told apart by markers."""
+        parts: list[list[Any]] = [[] for _ in range(count)]
+        for c, fs in terms:
+            mine = [f for f in fs if self._is_marker(f[0])]
+            if len(mine) != 1 or mine[0][2] != 1:
+                raise Contradiction(f"{name} with arguments that cannot be told apart")
+            parts[self._marker(mine[0][0])].append((c, [f for f in fs if f is not mine[0]]))
+        return [self._total(p) for p in parts]
+
+    def _by_name(self, name: str, param: Any, terms: Sequence[tuple[Coef, list[tuple[int, tuple[int, ...], Power]]]]) -> Number:
+        """A function of which the kernel uses no law; sums and products have any number of arguments."""
+        count, own = param
+        values = self._values(name, count, terms)
+        if name == "select":
+            return values[1] if self.numbers.same(values[0], self.numbers.of(1)) else values[2]
+        while len(values) > 2 and name in ("add", "mul"):
+            values = [self.numbers.apply(name, values[:2], None), *values[2:]]
+        return self.numbers.apply(name, values, own)
 
     def _is_marker(self, uid: int) -> bool:
         a = self.atoms[uid]

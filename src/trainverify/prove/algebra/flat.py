@@ -134,13 +134,13 @@ class Flat:
         if not frames:
             return function(list(polys))
         k = self.kernel
-        noting = k.noting
+        assuming = k.assuming
         if not k.named and not all(f.whole for f in frames.values()):
-            k.noting = NOTHING  # the logical program needs something of a piece: that is not of the whole
+            k.assuming = NOTHING  # the logical program needs something of a piece: that is not of the whole
         try:
             return self.lower(function(lifted), frames)
         finally:
-            k.noting = noting
+            k.assuming = assuming
 
     # -- sums --------------------------------------------------------------------------------------------------------
 

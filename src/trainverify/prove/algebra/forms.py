@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any, Final
 
 from trainverify.axes.inference import Line, NodeAxes
 from trainverify.axes.structure import Axes, Axis, is_shifted
@@ -25,6 +26,7 @@ from trainverify.prove.algebra.terms import (
     EVERYTHING,
     NOTHING,
     OF_ROOTS,
+    OPAQUE,
     Index,
     Poly,
     Unsupported,
@@ -35,11 +37,13 @@ from trainverify.prove.algebra.terms import (
     scale,
     with_constant,
 )
-from trainverify.prove.signs import SURE, Unsure
-from trainverify.prove.strict import seen
 
 Value = dict[Key, Poly]  # blocks by their tags
 Dims = Sequence[Axis]
+_TRUTH: Final = frozenset({"lt", "le", "eq", "and", "or", "not", "as_bool"})  # functions that are 0 or 1
+_ANY_ORDER: Final = frozenset({"add", "mul", "max", "min", "eq", "and", "or"})  # of their arguments
+_NESTED: Final = frozenset({"add", "mul"})  # f(a, f(b, c)) = f(f(a, b), c), also of infinities and what has no value
+_PLACED: Final = frozenset({"const", "iota", "reshape", "transpose", "broadcast", "slice", "concat", "pad"})  # elements stay as they are
 
 
 @dataclass
@@ -51,9 +55,8 @@ class Forms:
     domains: dict[str, Domain] = field(default_factory=dict)
     mesh_sizes: dict[Index, int] = field(default_factory=dict)  # of mesh leaf variables
     where: str = ""  # the op at hand
-    strict: Collection[int] | None = None  # nodes of the op at hand whose conditions are noted; all of them, if None
-    roots: Collection[int] = ()  # others that must be numbers
-    unsure: Unsure = SURE
+    strict: Collection[int] = ()  # nodes of the op at hand that have a value wherever the logical program has one
+    roots: Collection[int] = ()  # others that are numbers there, or infinite
     exps: dict[object, list[tuple[str, bool]]] = field(default_factory=dict)  # argument without maxima → (op, maximum subtracted)
 
     def __post_init__(self) -> None:
@@ -75,22 +78,33 @@ class Forms:
                 assert value is not None
                 found[id(node)] = value
             else:
-                found[id(node)] = self._noted(node, [found[id(a)] for a in node.args], axes, offsets)
+                found[id(node)] = self._evaluated(node, [found[id(a)] for a in node.args], axes, offsets)
         return [found[id(o)] for o in lowered.outputs]
 
-    def _noted(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
-        """What a node makes; what that needs is noted if the node must have a value."""
-        before = self.kernel.noting
-        if not seen(node) and any(id(a) in self.unsure.unseen for a in node.args):
-            raise Unsupported("a comparison of what may have no value")
-        if self.strict is None or id(node) in self.strict:
-            self.kernel.noting = EVERYTHING
-        else:
-            self.kernel.noting = OF_ROOTS if id(node) in self.roots else NOTHING
+    def _evaluated(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
+        """What a node makes. What its laws need holds if it must have a value; else it must be known, or no law is used."""
+        k = self.kernel
+        before = k.assuming
+        must = id(node) in self.strict
+        k.assuming = EVERYTHING if must else OF_ROOTS if id(node) in self.roots else NOTHING
         try:
-            return self._node(node, args, axes, offsets)
+            if node.prim not in _PLACED and node.prim not in ("map", "select") and any(k.wild(p) for a in args for p in a.values()):
+                made = self._by_name(node, args, axes)
+            else:
+                made = self._node(node, args, axes, offsets)
+            if must and k.reasons:
+                for p in made.values():
+                    self._has_value(p)
         finally:
-            self.kernel.noting = before
+            k.assuming = before
+        return made
+
+    def _has_value(self, p: Poly) -> None:
+        """Note of an opaque function that it has a value."""
+        if len(p) == 1:
+            ((m, c),) = p.items()
+            if c == 1 and len(m) == 1 and m[0][2] == 1 and self.kernel.is_opaque(m[0][0]) and self.kernel.wild(p):
+                self.kernel.need("finite", m[0][0], m[0][1])
 
     def _node(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
         dims = axes.dims[id(node)]
@@ -107,7 +121,7 @@ class Forms:
             case "map":
                 return {key: self.flat.through(lambda ps: self._map(node, ps, axes), [a[key] for a in args]) for key in grid.blocks()}
             case "select":
-                return {key: self.flat.through(lambda ps: self._select(*ps), [a[key] for a in args]) for key in grid.blocks()}
+                return {key: self.flat.through(self._select, [a[key] for a in args]) for key in grid.blocks()}
             case "contract":
                 return self._contract(node, args, given, dims)
             case "reduce":
@@ -115,6 +129,7 @@ class Forms:
             case "reshape":
                 old, new = self.grid(given[0]).leaves, grid.leaves
                 if [(id(x.axis), x.owner) for x in old] != [(id(x.axis), x.owner) for x in new]:
+                    self._sure(args[0])
                     return self.flat.recast(args[0], given[0], dims)
                 return args[0]
             case "transpose":
@@ -126,6 +141,7 @@ class Forms:
                 if step < 0:
                     raise Unsupported("a reversed axis")
                 if is_shifted(dims[d], given[0][d]):
+                    self._sure(args[0])
                     return self._shifted(args[0], given[0], dims, d, start)
                 return self.piece(args[0], given[0], dims, d, offsets.get(id(node), Offset(start)), step)
             case "concat":
@@ -135,6 +151,7 @@ class Forms:
                 if value != 0:
                     raise Unsupported("padding with something else than zero")
                 if is_shifted(given[0][d], dims[d]):
+                    self._sure(args[0])
                     return self._put_back(args[0], given[0], dims, d, low)
                 return self.padded(args[0], given[0], dims, d, offsets.get(id(node), Offset(low)))
             case "one_hot":
@@ -146,6 +163,14 @@ class Forms:
             case "rowwise":
                 return self._rowwise(node, args[0], given[0], dims)
         raise Unsupported(f"primitive {node.prim}")
+
+    def _sure(self, value: Value) -> None:
+        if any(self.kernel.wild(p) for p in value.values()):
+            raise Unsupported("positions of what may have no value")
+
+    def _by_name(self, node: Node, args: list[Value], axes: NodeAxes) -> Value:
+        """A function of rows, some of which may have no value."""
+        raise Unsupported(f"{node.prim} of what may have no value")
 
     def aligned(self, given: Dims, dims: Dims) -> None:
         """Dimensions that are to be the same are made of the same leaves; after a clash of axes they may not be."""
@@ -183,10 +208,33 @@ class Forms:
         return 0
 
     def _map(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
+        """A function of elements: by laws, or, if those need what is not known, by its name."""
+        fn, param = node.attrs[0], node.attrs[1] if len(node.attrs) > 1 else None
+        if any(self.kernel.wild(a) for a in args):
+            return self._named(fn, args, param, Unsupported("an argument that may have no value"))
+        try:
+            return self._by_laws(node, args, axes)
+        except Unsupported as why:
+            return self._named(fn, args, param, why)
+
+    def _named(self, fn: str, args: Sequence[Poly], param: Any, why: Unsupported) -> Poly:
+        """A function by its name. Sums and products have no order."""
+        k = self.kernel
+        given: list[Poly] = []
+        for a in args:
+            inner = next(iter(a))[0] if fn in _NESTED and len(a) == 1 and [*a.values()] == [1] and len(next(iter(a))) == 1 else None
+            nested = inner is not None and inner[2] == 1 and k.name(inner[0]) == OPAQUE + fn
+            given += k.arguments(inner[0], inner[1]) if inner is not None and nested else [a]
+        if fn in _ANY_ORDER:
+            given.sort(key=lambda p: repr(k.encode(p)))
+        truth = fn in _TRUTH
+        return k.opaque(fn, given, param, why, indicator=truth, nonnegative=truth)
+
+    def _by_laws(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
         k = self.kernel
         fn = node.attrs[0]
         if fn == "add":
-            return self.added(args)
+            return self._added(args)
         if any(self._infinite(a) for a in args):
             raise Unsupported(f"{fn} of infinity")
         match fn:
@@ -206,8 +254,7 @@ class Forms:
                 return k.power(args[0], Fraction(node.attrs[1]))
             case "exp":
                 self._note_exp(args[0])
-                at = id(node.args[0])
-                return k.exp(args[0], at not in self.unsure.divided, at not in self.unsure.fallible)
+                return k.exp(args[0])
             case "log":
                 return k.log(args[0])
             case "as_real":
@@ -238,6 +285,15 @@ class Forms:
         return self._opaque(fn, args)
 
     def added(self, args: Sequence[Poly]) -> Poly:
+        """A sum of several, as `_map` makes it."""
+        try:
+            if any(self.kernel.wild(a) for a in args):
+                raise Unsupported("an argument that may have no value")
+            return self._added(args)
+        except Unsupported as why:
+            return self._named("add", args, None, why)
+
+    def _added(self, args: Sequence[Poly]) -> Poly:
         if any(self._infinite(a) for a in args):
             raise Unsupported("add of infinity")
         return self.kernel.plus(*args)
@@ -299,7 +355,15 @@ class Forms:
                     return self._digits_of(name, leaves, mixed_radix(int(c), [a.size for a in leaves]))
         return k.indicator_of("eq0", k.add(k.number(args[0]), scale(k.number(args[1]), -1)))
 
-    def _select(self, c: Poly, a: Poly, b: Poly) -> Poly:
+    def _select(self, args: Sequence[Poly]) -> Poly:
+        try:
+            if any(self.kernel.wild(a) for a in args):
+                raise Unsupported("an argument that may have no value")
+            return self._selected(*args)
+        except Unsupported as why:
+            return self._named("select", args, None, why)
+
+    def _selected(self, c: Poly, a: Poly, b: Poly) -> Poly:
         """c·a + (1−c)·b; against −∞ it is a + log(c), which exp turns back into a mask."""
         k = self.kernel
         c = k.flat(c)  # a mask that is a tensor of its own has a name

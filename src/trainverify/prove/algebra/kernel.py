@@ -30,6 +30,8 @@ from trainverify.prove.algebra.terms import (
     FEW,
     NOTHING,
     ONE,
+    OPAQUE,
+    Assuming,
     Atom,
     Coef,
     Factor,
@@ -37,11 +39,12 @@ from trainverify.prove.algebra.terms import (
     Limits,
     Mono,
     Need,
-    Noting,
+    Needs,
     Poly,
     Power,
     TooLarge,
     Trace,
+    Ungranted,
     Unsupported,
     alike,
     as_constant,
@@ -73,7 +76,7 @@ AT_ZERO: Final[Mapping[str, int]] = {"tanh": 0, "erf": 0, "sin": 0, "cos": 1, "a
 class Kernel:
     limits: Limits = field(default_factory=Limits)
     atoms: list[Atom] = field(default_factory=list)
-    needs: set[Need] = field(default_factory=set)  # conditions used so far
+    needs: Needs = field(default_factory=Needs)  # conditions used so far
     _table: dict[Any, int] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)  # atom of a prime under a root → the prime
     named: int = 0  # atoms below this are the logical program's; sums of others are opened when they are added to
@@ -90,9 +93,9 @@ class Kernel:
     _steps: int = 0  # sums within the sum at hand, also one after the other
     _summing: bool = False
     trace: Trace | None = None
-    noting: Noting = EVERYTHING  # which conditions are noted; not those of what need not have a value
-    uncertain: bool = False  # whether some case of the last distinction needs something that it does not have by its form
-    _cases: list[Need] | None = None  # what the case at hand needs
+    assuming: Assuming = EVERYTHING  # conditions that hold if they are needed, and are noted; others must be known
+    reasons: dict[int, Unsupported] = field(default_factory=dict)  # opaque function → why no law was used
+    _opaque: dict[int, bool] = field(default_factory=dict)
     _opening: bool = False
 
     # -- atoms -------------------------------------------------------------------------------------------------------
@@ -168,6 +171,8 @@ class Kernel:
             return self._apply_equality(equal, result, coef)
         if len(result) > self.limits.factors:
             raise TooLarge(f"a product of {len(result)} factors")
+        if self.reasons and len(result) + (coef != 1) > 1:
+            self._apart(result, coef)
         result = self._digits(result)
         if conditions:
             result = self._implied(result)
@@ -213,19 +218,16 @@ class Kernel:
         return min(found, default=None)
 
     def _by_cases(self, condition: tuple[int, tuple[Index, ...]], p: Poly, function: Callable[[Poly], Poly]) -> Poly:
-        """f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0). What a case needs, it needs where it holds: nothing is noted."""
+        """f(p) = I·f(p where I = 1) + (1 − I)·f(p where I = 0). What a case needs must be known: it would hold in that case only."""
         holds = self.add(*[self.monomial([f for f in m if f[:2] != condition], c) for m, c in p.items()])
         fails = {m: c for m, c in p.items() if not any(f[:2] == condition for f in m)}
         mask = self.monomial([(*condition, 1)])
-        noted, self._cases = self._cases, []
+        assuming, self.assuming = self.assuming, NOTHING
         try:
             yes, no = function(holds), function(fails)
-            uncertain = any(not self.certain(n) for n in self._cases)
         finally:
-            self._cases = noted
-        made = self.add(self.times(mask, yes), no, scale(self.times(mask, no), -1))
-        self.uncertain = uncertain  # last: what is made on the way may have cases of its own
-        return made
+            self.assuming = assuming
+        return self.add(self.times(mask, yes), no, scale(self.times(mask, no), -1))
 
     def add(self, *polys: Poly) -> Poly:
         out: Poly = {}
@@ -928,6 +930,8 @@ class Kernel:
 
     def _sum_atom(self, kind: str, factors: list[Factor], over: Mapping[Index, int]) -> Factor:
         """A hash-consed component: the smallest form over all orders of factors that look alike."""
+        if self.reasons and any(self._wild(u, idx) for u, idx, _ in factors):
+            raise Unsupported("a sum of what may have no value")
         groups: dict[Any, list[Factor]] = {}
         for f in sorted(factors, key=lambda f: (f[0], f[2])):
             groups.setdefault((f[0], f[2]), []).append(f)
@@ -1020,6 +1024,68 @@ class Kernel:
         form, idx = self.encode(p)
         return {(self.shared("fn", (name, param, form), idx, self.slot_sizes(p), lambda: flags),): 1}
 
+    def opaque(self, name: str, args: Sequence[Poly], param: Any, why: Unsupported, **flags: Any) -> Poly:
+        """A function of several arguments by its name alone: whatever these are, equal ones have equal results, or none."""
+        joined: Poly = {}
+        for i, a in enumerate(args):
+            marker: Poly = {((self.atom("marker", i, ()), (), 1),): 1}
+            joined = self.add(joined, self.times(marker, self.single(a)) if a else {})
+        made = self.fn(OPAQUE + name, joined, (len(args), param), **flags)
+        ((factor,),) = made
+        self.reasons.setdefault(factor[0], why)
+        return made
+
+    def arguments(self, uid: int, idx: Sequence[Index]) -> list[Poly]:
+        """Those of such a function."""
+        count, _ = self.atoms[uid].data[0][1]
+        parts: list[Poly] = [{} for _ in range(count)]
+        for m, c in self.argument(uid, idx).items():
+            (marker,) = [f for f in m if self.atoms[f[0]].kind == "marker"]
+            parts[self.atoms[marker[0]].data][tuple(f for f in m if f is not marker)] = c
+        return parts
+
+    def is_opaque(self, uid: int) -> bool:
+        """Whether an atom is such a function, or has one in it that is not an argument."""
+        known = self._opaque.get(uid)
+        if known is None:
+            a = self.atoms[uid]
+            if a.kind == "fn":
+                known = self.name(uid).startswith(OPAQUE)
+            elif a.kind == "cut":
+                known = any(self.is_opaque(u) for _, factors in a.data[0][0] for u, _ in factors)
+            elif a.kind == "sum":
+                known = any(self.is_opaque(u) for u, _, _ in a.data[0][0])
+            elif a.kind == "at":
+                known = self.is_opaque(a.data[0])
+            elif a.kind == "max" or (a.kind.startswith("row") and not a.kind.startswith("row arg")):
+                known = a.kind.startswith("row " + OPAQUE) or any(self.is_opaque(u) for _, fs in a.data[0][0] for u, _, _ in fs)
+            else:
+                known = False
+            self._opaque[uid] = known
+        return known
+
+    def wild(self, p: Poly) -> bool:
+        """Whether something in p may have no value: an opaque function that is not known to have one."""
+        return bool(self.reasons) and any(self._wild(u, idx) for m in p for u, idx, _ in m)
+
+    def _wild(self, uid: int, idx: tuple[Index, ...]) -> bool:
+        if not self.is_opaque(uid):
+            return False
+        kind = self.atoms[uid].kind
+        if kind == "cut":
+            return self.wild(self.open((uid, idx, 1)))
+        if kind == "sum":
+            return any(self._wild(u, at) for u, at, _ in self._opened(uid, idx)[0])
+        return kind == "at" or not self._noted("finite", uid, idx)
+
+    def _apart(self, factors: Sequence[Factor], coef: Coef) -> None:
+        """What may have no value is not multiplied: it is only put at a place, by equalities."""
+        for u, idx, w in factors:
+            if self._wild(u, idx):
+                beside = (self.atoms[v].kind in ("delta", "marker") for v, at, _ in factors if (v, at) != (u, idx))
+                if w != 1 or coef != 1 or not all(beside):
+                    raise Unsupported("a product with what may have no value")
+
     def applied(self, name: str, p: Poly, param: Any = None) -> Poly:
         """A function that is defined everywhere; of masked values it is one of the values, where the mask is 1."""
         p = self.flat(p, self.closed)
@@ -1047,9 +1113,8 @@ class Kernel:
             out = self.add(out, self.monomial(parts, c))
         return out
 
-    def exp(self, p: Poly, bounded: bool = True, everywhere: bool = True) -> Poly:
-        """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator. It is 0 at −∞, which p may be if it is not bounded,
-        or, in a case of it, not everywhere."""
+    def exp(self, p: Poly) -> Poly:
+        """exp(Σ cᵢmᵢ) = Π exp(mᵢ)^cᵢ; exp(log x) = x; exp(log 0-or-1) = the indicator. It is 0 at −∞."""
         result = constant(1)
         opened = self.flat(p, self.closed)
         few = len(self._conditions(opened)) <= CASES
@@ -1066,16 +1131,19 @@ class Kernel:
                     result = self.times(result, self.power(inner, c))
                     continue
             alone = len(m) == 1 and m[0][2] == 1
-            peak = alone and self.atoms[m[0][0]].kind == "max" and self.infinite(m[0][0])
-            if alone and c < 0 and (self.named or not self.infinite(m[0][0]) or self.from_below(m[0][0])):
+            peak = alone and c > 0 and self.atoms[m[0][0]].kind == "max" and self.infinite(m[0][0])
+            if alone and c < 0 and (not self.infinite(m[0][0]) or self.from_below(m[0][0])):
                 self.finite({m: 1})  # that of ∞ is not finite
             elif not peak:  # the exponential of −∞ is 0
                 self.number({m: 1})
             condition = self._condition({m: 1})
             if condition is not None and (few or self.atoms[condition[0]].kind == "fn"):  # of few masks, or of a comparison
-                result = self.times(result, self._by_cases(condition, {m: c}, lambda q: self.exp(q, everywhere)))
-                continue
-            unit = self.fn("exp", {m: 1}, positive=bounded and not any(self.masked(u) for u, _, _ in m), nonnegative=True)
+                try:
+                    result = self.times(result, self._by_cases(condition, {m: c}, self.exp))
+                    continue
+                except Ungranted:
+                    pass
+            unit = self.fn("exp", {m: 1}, positive=not any(self.masked(u) for u, _, _ in m), nonnegative=True)
             ((factor,),) = unit
             result = self.times(result, self.monomial([(factor[0], factor[1], tidy(c))]))
         return result
@@ -1149,15 +1217,17 @@ class Kernel:
             self.need("finite", uid, idx)
 
     def need(self, what: str, uid: int, idx: Sequence[Index]) -> None:
-        """Note a condition."""
-        if what not in self.noting:
+        """A condition of a law: it is known, or holds as what is at hand has a value, and is noted."""
+        condition = named_need(what, uid, idx)
+        if self.certain(condition):
             return
-        if self._cases is not None:
-            self._cases.append(named_need(what, uid, idx))
+        if what not in self.assuming:
+            if not self._noted(what, uid, idx):
+                raise Ungranted(condition)
         elif self.trace is not None:
             self.trace.needs.append((what, uid, tuple(idx)))
         else:
-            self.needs.add(named_need(what, uid, idx))
+            self.needs.add(condition)
 
     def _noted(self, what: str, uid: int, idx: Sequence[Index]) -> bool:
         """Whether a condition is among those that were noted."""
@@ -1171,7 +1241,7 @@ class Kernel:
         self.trace.given.append((what, uid, tuple(idx)))  # a block like this one may rest on it only if it is noted there too
         return True
 
-    def certain(self, need: Need, known: Iterable[Need] = ()) -> bool:
+    def certain(self, need: Need, known: Collection[Need] = ()) -> bool:
         """Whether a condition holds by itself, or is an instance of one that is known; what is positive is not zero, nor negative."""
         what, uid, idx = need
         a = self.atoms[uid]
@@ -1182,26 +1252,26 @@ class Kernel:
             enough.append("positive")
         elif what == "positive" and a.nonnegative:
             enough.append("nonzero")
-        if any(w in enough and u == uid and instance(idx, general) for w, u, general in known):
+        about = known.about(uid) if isinstance(known, Needs) else known
+        if any(w in enough and u == uid and instance(idx, general) for w, u, general in about):
             return True
         if what in ("nonzero", "positive") and self.name(uid) == "exp":  # of a maximum, if that is a number
             ((m,),) = [self.argument(uid, idx)]
-            known = tuple(known)
             return all(self.certain(named_need("finite", u, at), known) for u, at, _ in m)
-        return what == "finite" and a.kind == "max" and self._unmasked(uid, idx, tuple(known))
+        return what == "finite" and a.kind == "max" and self._unmasked(uid, idx, known)
 
-    def _unmasked(self, uid: int, idx: tuple[Index, ...], known: tuple[Need, ...]) -> bool:
+    def _unmasked(self, uid: int, idx: tuple[Index, ...], known: Collection[Need]) -> bool:
         """Whether a maximum of masked values is one of values: the Σ of their exponentials, 0 at −∞, is known not to be 0."""
         if not self.from_below(uid):
             return False
-        before, self._cases, self.noting = (self._cases, self.noting), None, NOTHING
+        assuming, self.assuming = self.assuming, NOTHING
         try:
             inside, over = self._open_max((uid, idx, 1))
-            total = self.sum(self.exp(inside, False, False), over)
+            total = self.sum(self.exp(inside), over)
         except (Unsupported, TooLarge):
             return False
         finally:
-            self._cases, self.noting = before
+            self.assuming = assuming
         if len(total) != 1:
             return False
         ((m, _),) = total.items()
@@ -1255,10 +1325,10 @@ class Kernel:
         condition = self._condition(p) if len(p) > 1 else None
         if condition is None or all(any(f[:2] == condition for f in m) for m in p):
             return self._power_of_one(self.single(p), e)
-        made = self._by_cases(condition, p, lambda q: self.power(q, e))
-        if self.uncertain:
-            self._power_of_one(self.single(p), e)  # what it needs is what both cases need, each where it holds
-        return made
+        try:
+            return self._by_cases(condition, p, lambda q: self.power(q, e))
+        except Ungranted:
+            return self._power_of_one(self.single(p), e)
 
     def _power_of_one(self, one: Poly, e: Power) -> Poly:
         """The power of a single term, and what that needs."""
@@ -1282,9 +1352,7 @@ class Kernel:
             return self.times(root, self.monomial(outside))
         product = self.monomial(inside, sign)
         wrapped = self.fn("pow", product, e, nonnegative=True)
-        if e < 0 and not self.named and not all(self._settled(f) for f in inside):
-            pass  # as of a quotient: 1/∞ is 0
-        elif sign > 0 and (self._nonnegative(tuple(inside)) or len(inside) == 1):
+        if sign > 0 and (self._nonnegative(tuple(inside)) or len(inside) == 1):
             for u, idx, w in inside:
                 if e < 0 or not (self.atoms[u].nonnegative or _even(w)):
                     self.need("nonzero" if _even(w) else "positive" if e < 0 or w < 0 else "nonnegative", u, idx)
@@ -1294,12 +1362,10 @@ class Kernel:
         return self.times(root, self.times(self.monomial(outside), wrapped))
 
     def _settled(self, f: Factor) -> bool:
-        """Whether a factor that divides is not zero. In a branch of the logical program it may be, where that is not taken."""
+        """Whether a factor that divides is known not to be zero."""
         return f[2] >= 0 or self.atoms[f[0]].positive or self._noted("nonzero", f[0], f[1])
 
     def _nonzero(self, m: Mono) -> None:
-        if not self.named and not all(self._settled(f) for f in m):
-            return  # b + y/x, of which y/x may not be taken, is (b·x + y)/x: that is zero where x is, b need not be
         for u, idx, w in m:
             a = self.atoms[u]
             if a.indicator:
@@ -1332,7 +1398,7 @@ class Kernel:
         if c is not None:
             return constant(int({"gt0": c > 0, "ge0": c >= 0, "eq0": c == 0}[name]))
         lead, factors, prim = self.content(p)
-        keep = [f for f in factors if not (self.atoms[f[0]].positive or (f[2] < 0 and self.atoms[f[0]].nonnegative and self._settled(f)))]
+        keep = [f for f in factors if not (self.atoms[f[0]].positive or (self.atoms[f[0]].nonnegative and self._noted("nonzero", *f[:2])))]
         sign = 1 if lead > 0 else -1
         argument = self.times(self.monomial(keep, sign if name != "eq0" else 1), prim)
         if as_constant(argument) is not None:

@@ -235,7 +235,7 @@ class Memo:
         if known is None:
             a = self.kernel.atoms[uid]
             k = self.kernel
-            masks = (k.infinite(uid), k.masked(uid), k.infinite(uid) and k.from_below(uid))
+            masks = (k.infinite(uid), k.masked(uid), k.infinite(uid) and k.from_below(uid), k.is_opaque(uid))
             flags = (a.sizes, a.indicator, a.positive, a.nonnegative, a.covers, uid < k.named, masks)
             if a.kind in _RIGID and _chosen(a) is None:
                 known = uid
@@ -516,6 +516,11 @@ def _taken_apart(a: Atom) -> tuple[Hashable, tuple[int, ...]]:
             form = tuple([(c, tuple([(w, e) for _, w, e in fs])) for c, fs in terms]), tuple(rest)
             inside = [u for _, fs in terms for u, _, _ in fs]
     return (a.kind, a.sizes, pattern, form, content), tuple(inside + more)
+
+
+def inside(a: Atom) -> tuple[int, ...]:
+    """The atoms that an atom is made of."""
+    return _taken_apart(a)[1]
 
 
 def _chosen(a: Atom) -> int | None:

@@ -17,10 +17,32 @@ Poly = dict[Mono, Coef]
 
 # ("nonzero" | "positive" | "nonnegative" | "finite" | "defined", atom, indices): for all values of the variables, numbered from -1 down
 Need = tuple[str, int, tuple[Index, ...]]
-Noting = frozenset[str]  # which of them are noted
-EVERYTHING: Final[Noting] = frozenset(("nonzero", "positive", "nonnegative", "finite", "defined"))
-OF_ROOTS: Final[Noting] = frozenset(("nonnegative", "defined"))  # of what may be infinite, but must be a number
-NOTHING: Final[Noting] = frozenset()
+Assuming = frozenset[str]  # which of them hold, as what is at hand has a value
+EVERYTHING: Final[Assuming] = frozenset(("nonzero", "positive", "nonnegative", "finite", "defined"))
+OF_ROOTS: Final[Assuming] = frozenset(("nonnegative", "defined"))  # of what may be infinite, but must be a number
+NOTHING: Final[Assuming] = frozenset()
+OPAQUE: Final = "?"  # names of functions of which no law is used begin with it
+
+
+class Needs(set[Need]):
+    """Conditions, also by the atom that they are about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._about: dict[int, list[Need]] = {}
+
+    def add(self, need: Need) -> None:
+        if need not in self:
+            super().add(need)
+            self._about.setdefault(need[1], []).append(need)
+
+    def clear(self) -> None:
+        super().clear()
+        self._about.clear()
+
+    def about(self, uid: int) -> Sequence[Need]:
+        return self._about.get(uid, ())
+
 
 ONE: Final[Mono] = ()
 BOUND: Final = -(10**9)  # bound variables inside stored definitions count down from here
@@ -28,6 +50,14 @@ BOUND: Final = -(10**9)  # bound variables inside stored definitions count down 
 
 class Unsupported(Exception):
     """No law covers this; the prover gives up on the value, it never guesses."""
+
+
+class Ungranted(Unsupported):
+    """A law needs something that is not known."""
+
+    def __init__(self, need: Need):
+        super().__init__(f"something must be {need[0]}")
+        self.need = need
 
 
 class TooLarge(Exception):

@@ -78,6 +78,10 @@ class ListedProver(Prover):
     def _count(self, dims: Dims) -> int:
         return math.prod(a.size for a in self.system.inference.axes.leaves(dims) if ListedAxes.listed(a))
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._steps.clear()
+
     def _run_plan(self) -> None:
         self.kernel.keep_constants = True  # every rank and micro-batch is written out: constants are what they are
         self.guesses = Guesses(self.system, self.forms)
@@ -100,8 +104,7 @@ class ListedProver(Prover):
         self.forms.where = f"{op.name}{f' ({op.source})' if op.source else ''}"
         try:
             inputs = [None if i is None else get(env, i) for i in op.inputs]
-            needed = self.forms.strict is None  # of what is not, conditions are not noted
-            same = (id(x.lowered), id(x.axes), needed, tuple(name in loose for name in op.outputs), tuple(map(_content, inputs)))
+            same = (id(x.lowered), id(x.axes), tuple(name in loose for name in op.outputs), tuple(map(_content, inputs)))
             if self._here is not None and same in self._done:  # another rank had the same
                 env.update(zip(op.outputs, self._done[same], strict=True))
                 return

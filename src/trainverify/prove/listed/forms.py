@@ -204,7 +204,7 @@ class ListedForms(Forms):
                 value = inputs[node.attrs[0]]
                 assert value is not None
             else:
-                value = self._noted(node, [found[id(a)] for a in node.args], axes, offsets)
+                value = self._evaluated(node, [found[id(a)] for a in node.args], axes, offsets)
                 if node.kind == "real" and id(node) not in ends and not _open_ended(users[id(node)]):
                     value = {key: self._settled(p) for key, p in value.items()}
                 if node.kind == "real" and id(node) not in ends and node.prim in ("map", "contract", "reduce"):
@@ -227,7 +227,7 @@ class ListedForms(Forms):
             case "map" | "select":
                 args = [self.viewed(a, g, dims) for a, g in zip(args, given, strict=True)]
                 if node.prim == "select":
-                    return {key: self._select(*(a[key] for a in args)) for key in self.grid(dims).blocks()}
+                    return {key: self._select([a[key] for a in args]) for key in self.grid(dims).blocks()}
                 return {key: self._map(node, [a[key] for a in args], axes) for key in self.grid(dims).blocks()}
             case "const":
                 return {(): self._literal(node)}
@@ -267,11 +267,11 @@ class ListedForms(Forms):
                 return self._picked(node, args, given, axes)
         return super()._node(node, args, axes, offsets)
 
-    def _map(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
+    def _by_laws(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
         signs = [self._infinite(a) for a in args]
         if any(signs):
             return self._infinity(node.attrs[0], args, signs)
-        return super()._map(node, args, axes)
+        return super()._by_laws(node, args, axes)
 
     def _infinity(self, fn: str, args: list[Poly], signs: list[int]) -> Poly:
         """A mask that is decided leaves a plain −∞."""
