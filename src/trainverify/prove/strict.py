@@ -140,7 +140,7 @@ def _arguments(node: Node, level: int, kept: Sequence[int]) -> list[Use]:
             n, apart = node.shape[d], abs(step)
             bits = ((1 << (n * apart)) - 1) // ((1 << apart) - 1)  # one in every `apart`, n times
             return [Use(along={d: bits << min(start, start + step * (n - 1))} if level == FINITE else {})]
-    rows = [_picks(a) for a in node.args] if node.prim == "contract" or node.attrs[:1] == ("mul",) else []
+    rows = [picks(a) for a in node.args] if node.prim == "contract" or node.attrs[:1] == ("mul",) else []
     if any(rows):  # elements that are not looked up are not multiplied by 0
         return [Use(whole=level == FINITE, number=level == NUMBER) if picks else Use() for picks in rows]
     found = []
@@ -150,10 +150,10 @@ def _arguments(node: Node, level: int, kept: Sequence[int]) -> list[Use]:
     return found
 
 
-def _picks(node: Node) -> bool:
+def picks(node: Node) -> bool:
     """Whether something is 0 but for elements that an op looks up by their positions."""
     if node.prim in ("contract", "reshape", "transpose", "broadcast") or node.attrs[:1] == ("mul",):
-        return any(_picks(a) for a in node.args)
+        return any(picks(a) for a in node.args)
     return node.prim == "one_hot"
 
 

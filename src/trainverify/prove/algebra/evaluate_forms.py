@@ -338,7 +338,11 @@ class Evaluator:
             values.append(self._total(terms))
         if a.kind == "max":
             return self.numbers.largest(values)
-        _, fn, descending, *tags = a.kind.split(" ")
+        _, fn, *more = a.kind.split(" ")
+        fn = fn.removeprefix(OPAQUE)
+        if fn in ("max", "min", "sum", "prod"):
+            return self._folded(fn, values)
+        descending, *tags = more
         if tags:
             raise NotImplementedError("results of a row function on unequal pieces")
         position = 0
@@ -355,6 +359,13 @@ class Evaluator:
             case "sort":
                 return values[order[position]]
         raise NotImplementedError(f"row function {fn}")
+
+    def _folded(self, fn: str, values: Sequence[Number]) -> Number:
+        f = {"sum": "add", "prod": "mul"}.get(fn, fn)
+        found = values[0]
+        for v in values[1:]:
+            found = self.numbers.apply(f, [found, v], None)
+        return found
 
     def _compare(self, values: Sequence[Number], descending: bool) -> Callable[[int, int], int]:
         def compare(i: int, j: int) -> int:

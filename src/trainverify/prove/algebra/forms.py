@@ -37,13 +37,14 @@ from trainverify.prove.algebra.terms import (
     scale,
     with_constant,
 )
+from trainverify.prove.strict import picks
 
 Value = dict[Key, Poly]  # blocks by their tags
 Dims = Sequence[Axis]
 _TRUTH: Final = frozenset({"lt", "le", "eq", "and", "or", "not", "as_bool"})  # functions that are 0 or 1
 _ANY_ORDER: Final = frozenset({"add", "mul", "max", "min", "eq", "and", "or"})  # of their arguments
 _NESTED: Final = frozenset({"add", "mul"})  # f(a, f(b, c)) = f(f(a, b), c), also of infinities and what has no value
-_PLACED: Final = frozenset({"const", "iota", "reshape", "transpose", "broadcast", "slice", "concat", "pad"})  # elements stay as they are
+_ROWS: Final = frozenset({"contract", "reduce", "rowwise", "gather", "one_hot"})  # primitives that take several elements to one
 
 
 @dataclass
@@ -88,10 +89,7 @@ class Forms:
         must = id(node) in self.strict
         k.assuming = EVERYTHING if must else OF_ROOTS if id(node) in self.roots else NOTHING
         try:
-            if node.prim not in _PLACED and node.prim not in ("map", "select") and any(k.wild(p) for a in args for p in a.values()):
-                made = self._by_name(node, args, axes)
-            else:
-                made = self._node(node, args, axes, offsets)
+            made = self._row_by_row(node, args, axes, offsets) if node.prim in _ROWS else self._node(node, args, axes, offsets)
             if must and k.reasons:
                 for p in made.values():
                     self._has_value(p)
@@ -110,6 +108,8 @@ class Forms:
         dims = axes.dims[id(node)]
         given = [axes.dims[id(a)] for a in node.args]
         grid = self.grid(dims)
+        if 0 in node.shape:  # nothing, whatever it is
+            return {key: {} for key in grid.blocks()}
         if node.prim in ("map", "select"):
             for other in given:
                 self.aligned(other, dims)
@@ -168,9 +168,37 @@ class Forms:
         if any(self.kernel.wild(p) for p in value.values()):
             raise Unsupported("positions of what may have no value")
 
-    def _by_name(self, node: Node, args: list[Value], axes: NodeAxes) -> Value:
-        """A function of rows, some of which may have no value."""
-        raise Unsupported(f"{node.prim} of what may have no value")
+    def _row_by_row(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
+        """A function of rows: by laws, or, if those need what is not known, by its name."""
+        try:
+            for value in args:
+                self._sure(value)
+            return self._node(node, args, axes, offsets)
+        except Unsupported as why:
+            return self._by_name(node, args, axes, why)
+
+    def _by_name(self, node: Node, args: list[Value], axes: NodeAxes, why: Unsupported) -> Value:
+        dims, given = axes.dims[id(node)], [axes.dims[id(a)] for a in node.args]
+        match node.prim:
+            case "contract":
+                return self._contract(node, args, given, dims, why)
+            case "reduce":
+                return self._reduce(node, args[0], given[0], dims, why)
+            case "rowwise":
+                return self._rowwise(node, args[0], given[0], dims, why)
+            case "gather":
+                return self._gather(node, args, given, axes, why)
+        raise why
+
+    def _row_named(self, fn: str, p: Poly, over: Mapping[Index, int], why: Unsupported, at: Mapping[Index, int] | None = None) -> Poly:
+        """A function of a row by its name."""
+        if not over:
+            return p
+        at = at or {}
+        made = self.kernel.row(f"row {OPAQUE}{fn}", p, over, list(at), list(at.values()))
+        ((factor,),) = made
+        self.kernel.reasons.setdefault(factor[0], why)
+        return made
 
     def aligned(self, given: Dims, dims: Dims) -> None:
         """Dimensions that are to be the same are made of the same leaves; after a clash of axes they may not be."""
@@ -209,7 +237,7 @@ class Forms:
 
     def _map(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
         """A function of elements: by laws, or, if those need what is not known, by its name."""
-        fn, param = node.attrs[0], node.attrs[1] if len(node.attrs) > 1 else None
+        fn, param = _name(node), node.attrs[1] if len(node.attrs) > 1 else None
         if any(self.kernel.wild(a) for a in args):
             return self._named(fn, args, param, Unsupported("an argument that may have no value"))
         try:
@@ -503,11 +531,13 @@ class Forms:
         parts = []
         start = 0
         for value, axes in zip(args, given, strict=True):
-            parts.append(self.padded(value, axes, dims, d, Offset(start)))
+            if axes[d].size:
+                parts.append(self.padded(value, axes, dims, d, Offset(start)))
             start += axes[d].size
         return {key: self.kernel.collapse(self.kernel.add(*(p[key] for p in parts))) for key in parts[0]}
 
-    def _contract(self, node: Node, args: list[Value], given: list[list[Axis]], dims: Dims) -> Value:
+    def _contract(self, node: Node, args: list[Value], given: list[list[Axis]], dims: Dims, why: Unsupported | None = None) -> Value:
+        """A Σ of products; by names alone, if it is said why."""
         k = self.kernel
         terms, target = node.attrs
         new = self.grid(dims)
@@ -541,19 +571,26 @@ class Forms:
                     skip |= any(tags[v] != 0 for v in dead)  # a tag inside a piece that is not chosen counts once
                 if skip:
                     continue
+                blocks = [value[tuple(tags[to[-1 - o]] for o in g.tags)] for value, g, to in zip(args, grids, names, strict=True)]
+                if why is not None:
+                    if hidden or flat:
+                        raise why
+                    moved = [k.substitute(p, to) for p, to in zip(blocks, names, strict=True)]
+                    total = self._row_named("sum", moved[0] if len(moved) == 1 else self._named(_name(node), moved, None, why), over, why)
+                    continue
                 product = constant(1)
-                for value, g, to in zip(args, grids, names, strict=True):
-                    block = value[tuple(tags[to[-1 - o]] for o in g.tags)]
-                    moved = k.substitute(k.finite(block), to)
-                    product = moved if len(args) == 1 else k.joint(product, moved)
+                for p, to in zip(blocks, names, strict=True):
+                    factor = k.substitute(k.finite(p), to)
+                    product = factor if len(args) == 1 else k.joint(product, factor)
                 total = k.add(total, self.flat.sum(product, over, flat))
             out[key] = k.collapse(total) if hidden else total  # all blocks of one form are a Σ over them
         return out
 
-    def _reduce(self, node: Node, value: Value, given: Dims, dims: Dims) -> Value:
+    def _reduce(self, node: Node, value: Value, given: Dims, dims: Dims, why: Unsupported | None = None) -> Value:
+        """A maximum or minimum; by its name alone, if it is said why."""
         fn, gone = node.attrs
-        if fn == "prod":
-            raise Unsupported("a product over an axis")
+        if why is None and (fn == "prod" or any(given[d].size == 0 for d in gone)):
+            raise Unsupported("a product over an axis" if fn == "prod" else f"the {fn} of nothing")
         k = self.kernel
         old, new = self.grid(given), self.grid(dims)
         names: dict[Index, Index] = {}
@@ -576,8 +613,10 @@ class Forms:
                     skip |= any(tags[v] != 0 for v in dead)
                 if not skip:
                     p = k.substitute(value[tuple(tags[names[-1 - o]] for o in old.tags)], names)
-                    found.append(k.maximum(scale(p, sign), over))
-            out[key] = scale(self._largest(found), sign)
+                    found.append(k.maximum(scale(p, sign), over) if why is None else self._row_named(fn, p, over, why))
+            if why is not None and len(found) != 1:
+                raise why
+            out[key] = scale(self._largest(found), sign) if why is None else found[0]
         return out
 
     def _largest(self, several: Sequence[Poly]) -> Poly:
@@ -595,8 +634,9 @@ class Forms:
             largest = self._extremum(largest, p, 1)
         return largest
 
-    def _rowwise(self, node: Node, value: Value, given: Dims, dims: Dims) -> Value:
-        """Sorting and choosing along a dimension: a function of the whole row; a cumulative sum is a Σ with a mask."""
+    def _rowwise(self, node: Node, value: Value, given: Dims, dims: Dims, why: Unsupported | None = None) -> Value:
+        """Sorting and choosing along a dimension: a function of the whole row; a cumulative sum is a Σ with a mask, if it is not said why
+        not."""
         fn, d, descending = node.attrs
         k = self.kernel
         old, new = self.grid(given), self.grid(dims)
@@ -617,8 +657,8 @@ class Forms:
             tags = dict(zip(new.tags, key, strict=True))
             source = value[tuple(tags[-1 - names[-1 - o]] for o in old.tags)]
             # positions of the largest are defined among −∞ too
-            p = k.substitute(source if fn.startswith("arg") else k.number(source), names)
-            if fn == "cumsum":
+            p = k.substitute(source if fn.startswith("arg") or why is not None else k.number(source), names)
+            if fn == "cumsum" and why is None:
                 below = k.add(
                     self._number([(names[-1 - o], old.leaves[o].axis.size) for o in old.spans[d]]),
                     scale(self._number([(-1 - n, new.leaves[n].axis.size) for n in result]), -1),
@@ -628,8 +668,12 @@ class Forms:
                 continue
             active = [n for n in new.active(key) if n in result]
             chosen = [tags[n] for n in result if n in new.tags]
-            kind = " ".join(map(str, ["row", fn, int(descending), *chosen]))
-            out[key] = k.row(kind, p, over, [-1 - n for n in active], [new.leaves[n].axis.size for n in active])
+            at = {-1 - n: new.leaves[n].axis.size for n in active}
+            name = " ".join(map(str, [fn, int(descending), *chosen]))
+            if why is None or fn.startswith("arg"):
+                out[key] = k.row(f"row {name}", p, over, list(at), list(at.values()))
+            else:
+                out[key] = self._row_named(name, p, over, why, at)
         return out
 
     def _number(self, digits: Sequence[tuple[Index, int]]) -> Poly:
@@ -799,8 +843,8 @@ class Forms:
             del rest[hit[0]]
         return None if rest else found
 
-    def _gather(self, node: Node, args: list[Value], given: list[list[Axis]], axes: NodeAxes) -> Value:
-        """Σ_n D(ids)[n]·x[n], x finite."""
+    def _gather(self, node: Node, args: list[Value], given: list[list[Axis]], axes: NodeAxes, why: Unsupported | None = None) -> Value:
+        """Σ_n D(ids)[n]·x[n], x finite; by its name alone, if it is said why."""
         k = self.kernel
         (d,) = node.attrs
         x_dims, id_dims = given
@@ -810,7 +854,6 @@ class Forms:
         for e in range(len(x_dims)):
             if e != d:
                 self.aligned([x_dims[e]], [id_dims[e]])
-        hot = self._one_hot(args[1][()], id_dims, x_dims[d], axes.lines[id(node.args[1])], Offset(0))
         names: dict[Index, Index] = {}
         over: dict[Index, int] = {}
         fresh: dict[Index, Index] = {}
@@ -823,8 +866,18 @@ class Forms:
                     fresh[-1 - (len(new.leaves) + i)] = b
             else:
                 names.update({-1 - o: -1 - n for o, n in zip(span, new.spans[e], strict=True)})
+        if why is not None:
+            moved = [args[1][()], k.substitute(args[0][()], names)]
+            return {(): self._row_named("look up", self._named("look up", moved, None, why), over, why)}
+        hot = self._one_hot(args[1][()], id_dims, x_dims[d], axes.lines[id(node.args[1])], Offset(0))
         x = k.substitute(k.number(args[0][()]), names)
         return {(): k.sum(k.times(k.substitute(hot, fresh), k.single(x)), over)}
+
+
+def _name(node: Node) -> str:
+    """What a node is called where no law is used: within an op, a product with what is looked up is no product, 0·∞ does not occur."""
+    fn = str(node.attrs[0]) if node.prim == "map" else "mul"
+    return "pick" if fn == "mul" and any(picks(a) for a in node.args) else fn
 
 
 def _in_range(domain: Domain) -> bool:

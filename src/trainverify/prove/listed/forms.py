@@ -355,7 +355,10 @@ class ListedForms(Forms):
                 return found + [{}] * (k.atoms[m[0][0]].data[0][1] - len(found))
         return [p]
 
-    def _reduce(self, node: Node, value: Value, given: Dims, dims: Dims) -> Value:
+    def _by_name(self, node: Node, args: list[Value], axes: NodeAxes, why: Unsupported) -> Value:
+        raise why
+
+    def _reduce(self, node: Node, value: Value, given: Dims, dims: Dims, _why: Unsupported | None = None) -> Value:
         fn, gone = node.attrs
         if fn == "prod":
             raise Unsupported("a product over an axis")
