@@ -317,7 +317,7 @@ def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:
         (part,) = lies(name, spec).parts(mesh, rank, spec.shape)
         whole = whole[np.ix_(*(run.positions() for run in part.logical))]
     with _disable_current_modes():
-        return torch.from_numpy(np.ascontiguousarray(whole)).to(getattr(torch, spec.dtype))
+        return torch.from_numpy(np.array(whole)).to(getattr(torch, spec.dtype))
 
 
 def _values(value: torch.Tensor) -> tuple[float, ...]:

@@ -35,7 +35,7 @@ def run_eagerly(
     for optimizer in found.optimizers:
         named += list(preset(optimizer, lambda p: by_tensor.get(id(p))))
     _set(named, values)
-    inputs = {n: torch.from_numpy(np.ascontiguousarray(values[n])).to(getattr(torch, s.dtype)) for n, s in batch.items()}
+    inputs = {n: torch.from_numpy(np.array(values[n])).to(getattr(torch, s.dtype)) for n, s in batch.items()}
     made: Outputs = {}
     grads: dict[str, torch.Tensor] = {}
     handle = _note_gradients(by_tensor, grads)
@@ -72,7 +72,7 @@ class Masks(TorchDispatchMode):
             name = mask_name(self.lines.here().module, args[1], self.drawn)
             if name in self.values:
                 self.drawn.append(name)
-                return args[0].copy_(torch.from_numpy(np.ascontiguousarray(self.values[name])))
+                return args[0].copy_(torch.from_numpy(np.array(self.values[name])))
         return func(*args, **(kwargs or {}))
 
 
@@ -81,7 +81,7 @@ def _set(named: Sequence[Named], values: Arrays) -> None:
         for n in named:
             if n.name in values:
                 here = local(n.tensor)
-                here.copy_(torch.from_numpy(np.ascontiguousarray(values[n.name])).to(here.dtype))
+                here.copy_(torch.from_numpy(np.array(values[n.name])).to(here.dtype))
 
 
 def _note_gradients(names: Mapping[int, str], into: dict[str, torch.Tensor]) -> Any:
