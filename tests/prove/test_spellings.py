@@ -93,3 +93,45 @@ def test_rows_of_which_nothing_may_be_seen() -> None:
         assert tv.verify(program(how), program(how), points=1).verdict == "PROVED", how
     assert tv.verify(program("plain"), program("shifted"), points=1).verdict == "PROVED"
     assert tv.verify(program("guarded"), program("shifted"), points=1).verdict != "PROVED"
+
+
+CHUNKS: Final = 4
+
+
+def ring(wrong: str = "") -> Plan:
+    """Every rank has a chunk of the queries, and meets those of keys and values one after the other; −∞ where keys come later."""
+    p = tv.plan("ring", tv.Mesh(cp=CHUNKS))
+    size = POSITIONS // CHUNKS
+    for rank in range(CHUNKS):
+        with p.ranks(cp=rank) as r:
+            q, k, v = (r.input(n, (2, HEADS, size, WIDTH), "b h (cp s) d") for n in "qkv")
+            keys, values = (r.all_gather(t, group="cp", dim=2) for t in (k, v))
+            top: Any = None
+            for step in range(CHUNKS):
+                low = (rank - step) % CHUNKS * size
+                its_keys, its_values = (r.slice(t, dim=2, start=low, stop=low + size) for t in (keys, values))
+                scores = r.mul(r.matmul(q, r.transpose(its_keys, dim0=-2, dim1=-1)), value=WIDTH**-0.5)
+                rows, columns = r.arange(start=rank * size, stop=(rank + 1) * size), r.arange(start=low, stop=low + size)
+                later = (r.ge if wrong == "itself" else r.gt)(r.unsqueeze(columns, dim=0), r.unsqueeze(rows, dim=1))
+                scores = r.masked_fill(scores, later, value=float("-inf"))
+                peak = r.amax(scores, dim=-1, keepdim=True)
+                new = peak if top is None else r.maximum(top, peak)
+                e = r.exp(r.sub(scores, new))
+                part, mixed = r.sum(e, dim=-1, keepdim=True), r.matmul(e, its_values)
+                if top is None:
+                    total, out = part, mixed
+                else:
+                    less = r.exp(r.sub(top, new))
+                    total = r.add(total if wrong == "not rescaled" else r.mul(total, less), part)
+                    out = r.add(r.mul(out, less), mixed)
+                top = new
+            r.loss(r.all_reduce(r.sum(r.square(r.div(out, total))), group="cp", name="loss"))
+    return p.build()
+
+
+def test_a_causal_ring_with_masks() -> None:
+    """Expected: PROVED; REFUTED if a query does not see its own key, or one sum is not rescaled."""
+    logical = attention("fill ge")
+    assert tv.verify(logical, ring()).verdict == "PROVED"
+    assert tv.verify(logical, ring("itself")).verdict == "REFUTED"
+    assert tv.verify(logical, ring("not rescaled")).verdict == "REFUTED"

@@ -261,10 +261,11 @@ class Forms:
     def _by_laws(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
         k = self.kernel
         fn = node.attrs[0]
+        signs = [self._infinite(a) for a in args]
+        if any(signs):
+            return self._infinity(fn, args, signs)
         if fn == "add":
             return self._added(args)
-        if any(self._infinite(a) for a in args):
-            raise Unsupported(f"{fn} of infinity")
         match fn:
             case "sub":
                 return k.plus(args[0], scale(k.finite(args[1]), -1))  # −∞ − (−∞) is no number
@@ -312,6 +313,27 @@ class Forms:
             return k.fn(fn, {}, node.attrs[1] if len(node.attrs) > 1 else None, positive=True, nonnegative=True)
         return self._opaque(fn, args)
 
+    def _infinity(self, fn: str, args: list[Poly], signs: list[int]) -> Poly:
+        """A mask that is decided leaves a plain −∞."""
+        k = self.kernel
+        finite = [k.number(a) for a, s in zip(args, signs, strict=True) if not s]
+        match fn:
+            case "detach":
+                return args[0]
+            case "add" if signs[0] * signs[1] >= 0:
+                return args[0] if signs[0] else args[1]
+            case "sub" if signs[0] * signs[1] <= 0:
+                return args[0] if signs[0] else scale(args[1], -1)
+            case "neg":
+                return scale(args[0], -1)
+            case "exp" if signs[0] < 0:
+                return {}
+            case "mul" if len(finite) == 1 and (c := as_constant(finite[0])) is not None and c != 0:
+                return scale(args[0] if signs[0] else args[1], 1 if c > 0 else -1)
+            case "max" if max(signs) <= 0:
+                return finite[0] if finite else args[0]
+        raise Unsupported(f"{fn} of infinity")
+
     def added(self, args: Sequence[Poly]) -> Poly:
         """A sum of several, as `_map` makes it."""
         try:
@@ -346,10 +368,27 @@ class Forms:
         return k.fn(fn, joined, len(args))
 
     def _positive(self, node: Node, difference: Poly) -> Poly:
-        """Of positions as numbers, not as the tensors that they were put into: how they were added does not matter."""
+        """Of positions as numbers, not as the tensors that they were put into: how they were added does not matter. Positions of
+        different blocks are ordered."""
         if node.args[0].kind == "int" and self.kernel.integral(flat := self.kernel.flat(difference)):
-            return self.kernel.indicator_of("gt0", flat)
+            low, high = self._reach(flat)
+            return constant(1) if low > 0 else {} if high <= 0 else self.kernel.indicator_of("gt0", flat)
         return self.kernel.indicator_of("gt0", difference)
+
+    def _reach(self, p: Poly) -> tuple[Fraction | float, Fraction | float]:
+        """The least and the largest that a sum of positions can be."""
+        low: float | Fraction = 0
+        high: float | Fraction = 0
+        for m, c in p.items():
+            if not m:
+                low, high = low + c, high + c
+            elif len(m) == 1 and m[0][2] == 1 and self.kernel.atoms[m[0][0]].kind == "iota":
+                at = m[0][1][0]
+                ends = (c * at, c * at) if at >= 0 else (0, c * (self.kernel.atoms[m[0][0]].data - 1))
+                low, high = low + min(ends), high + max(ends)
+            else:
+                return -math.inf, math.inf
+        return low, high
 
     def _extremum(self, a: Poly, b: Poly, sign: int) -> Poly:
         """max(a, b) as an unordered pair: b + max(a − b, 0) would lose symmetry."""

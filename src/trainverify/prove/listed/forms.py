@@ -267,45 +267,13 @@ class ListedForms(Forms):
                 return self._picked(node, args, given, axes)
         return super()._node(node, args, axes, offsets)
 
-    def _by_laws(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
-        signs = [self._infinite(a) for a in args]
-        if any(signs):
-            return self._infinity(node.attrs[0], args, signs)
-        return super()._by_laws(node, args, axes)
-
     def _infinity(self, fn: str, args: list[Poly], signs: list[int]) -> Poly:
-        """A mask that is decided leaves a plain −∞."""
-        k = self.kernel
-        finite = [k.number(a) for a, s in zip(args, signs, strict=True) if not s]
-        match fn:
-            case "detach":
-                return args[0]
-            case "add" if signs[0] * signs[1] >= 0:
-                return args[0] if signs[0] else args[1]
-            case "sub" if signs[0] * signs[1] <= 0:
-                return args[0] if signs[0] else scale(args[1], -1)
-            case "neg":
-                return scale(args[0], -1)
-            case "exp" if signs[0] < 0:
-                return {}
-            case "mul" if len(finite) == 1 and (c := as_constant(finite[0])) is not None and c != 0:
-                return scale(args[0] if signs[0] else args[1], 1 if c > 0 else -1)
-            case "max":
-                return self._largest(args)
-        raise Unsupported(f"{fn} of infinity")
-
-    def _positive(self, node: Node, difference: Poly) -> Poly:
-        """Positions of different blocks are ordered."""
-        low = high = Fraction(0)
-        for m, c in difference.items():
-            if not m:
-                low, high = low + c, high + c
-                continue
-            if len(m) != 1 or m[0][2] != 1 or self.kernel.atoms[m[0][0]].kind != "iota" or m[0][1][0] >= 0:
-                return super()._positive(node, difference)
-            reach = c * (self.kernel.atoms[m[0][0]].data - 1)
-            low, high = low + min(reach, 0), high + max(reach, 0)
-        return constant(1) if low > 0 else {} if high <= 0 else super()._positive(node, difference)
+        if fn == "max":
+            for a, s in zip(args, signs, strict=True):
+                if not s:
+                    self.kernel.number(a)
+            return self._largest(args)
+        return super()._infinity(fn, args, signs)
 
     def _extremum(self, a: Poly, b: Poly, sign: int) -> Poly:
         self.kernel.number(a)
