@@ -27,19 +27,7 @@ class Known(NamedTuple):
     sign: Sign = None
     state: int = FINITE
     unsure: bool = False  # whether it may have no value, by what it divides by, where the program has one
-    fallible: bool = False  # whether it may have none at all
     level: int = FINITE  # its state, where the program has a value
-
-
-class Unsure(NamedTuple):
-    """Nodes of an op that may have no value, or an infinite one, where the program has one."""
-
-    divided: frozenset[int] = frozenset()  # by what they divide by, or take roots or logarithms of
-    fallible: frozenset[int] = frozenset()  # the same, also of those that the outputs cannot do without
-    unseen: frozenset[int] = frozenset()  # by that, or by masks
-
-
-SURE: Final = Unsure()
 
 
 def of_source(kind: str, domain: str | None) -> Known:
@@ -50,23 +38,18 @@ def of_source(kind: str, domain: str | None) -> Known:
 
 
 class Signs:
-    """Of every tensor of a program, and of every op the nodes that may have no value where the program has one."""
+    """Of every tensor of a program."""
 
     def __init__(self, sources: Mapping[str, Known], ops: Sequence[Step], strict: Strict | None):
         self.tensors = dict(sources)
-        self.unsure: list[Unsure] = []
-        self.given: list[tuple[object, ...]] = []  # what is known of the inputs of every op
-        self._known: dict[object, tuple[list[Known], Unsure]] = {}
+        self._known: dict[object, list[Known]] = {}
         assumed = {} if strict is None else _assumed(ops, strict)
         for n, op in enumerate(ops):
             given = tuple([(self.tensors[t], assumed.get(t, frozenset())) if t is not None else (Known(), frozenset()) for t in op.inputs])
             key = (id(op.nodes), given, None if strict is None else strict.outputs[n])  # whoever asks keeps them
             if key not in self._known:
                 self._known[key] = _within(op, given, frozenset() if strict is None else strict.nodes[n])
-            made, unsure = self._known[key]
-            self.unsure.append(unsure)
-            self.given.append(given)
-            for t, x in zip(op.outputs, made, strict=True):
+            for t, x in zip(op.outputs, self._known[key], strict=True):
                 self.tensors[t] = x._replace(unsure=False, level=FINITE) if strict is not None and t in strict.tensors else x
 
 
@@ -83,13 +66,12 @@ def _assumed(ops: Sequence[Step], strict: Strict) -> dict[str, frozenset[str]]:
     return {t: frozenset(whats) for t, whats in found.items()}
 
 
-def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: frozenset[int]) -> tuple[list[Known], Unsure]:
-    """What is known of the outputs of an op, and its nodes that are unsure."""
+def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: frozenset[int]) -> list[Known]:
+    """What is known of the outputs of an op."""
     signs: dict[int, Sign] = {}
     states: dict[int, int] = {}
     levels: dict[int, int] = {}
-    divided: set[int] = set()
-    fallible: set[int] = set()
+    divided: set[int] = set()  # nodes that may have no value by what they divide by, or take roots or logarithms of
     inputs = [known for known, _ in given]
     states_given, levels_given, signs_given = [k.state for k in inputs], [k.level for k in inputs], [k.sign for k in inputs]
     for node in topological(op.nodes):
@@ -102,19 +84,13 @@ def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: fro
                 known, at = signs[id(node.args[k])], _moved(node.args[k])
                 granted = known == "positive" or (what == "nonneg" and known == "nonnegative") or (at is not None and what in given[at][1])
                 fails |= not granted
-        if node.prim == "input":
-            doubt, may_fail = inputs[node.attrs[0]].unsure, inputs[node.attrs[0]].fallible
-        else:
-            doubt, may_fail = any(id(a) in divided for a in node.args), any(id(a) in fallible for a in node.args)
+        doubt = inputs[node.attrs[0]].unsure if node.prim == "input" else any(id(a) in divided for a in node.args)
         masked = any(states[id(a)] != FINITE for a in node.args)  # 1/(1 + exp(−x)) is 0 at −∞
         infinite = (doubt or masked) and node.prim == "map" and node.attrs[0] in DIVIDES
         signs[id(node)] = "nonnegative" if infinite and sign == "positive" else sign
         if (doubt or fails) and id(node) not in strict:
             divided.add(id(node))
-        if may_fail or fails:
-            fallible.add(id(node))
-    made = [Known(signs[id(o)], states[id(o)], id(o) in divided, id(o) in fallible, levels[id(o)]) for o in op.nodes]
-    return made, Unsure(frozenset(divided), frozenset(fallible), frozenset(divided | {n for n, level in levels.items() if level == WILD}))
+    return [Known(signs[id(o)], states[id(o)], id(o) in divided, levels[id(o)]) for o in op.nodes]
 
 
 def _moved(node: Node) -> int | None:
