@@ -23,7 +23,7 @@ def test_there_are_79_cases() -> None:
 
 def test_causes_are_a_closed_list() -> None:
     assert len(Cause) <= 20
-    assert {c.cause for c in CASES} == set(Cause)  # none is for show
+    assert {c.cause for c in CASES} == set(Cause)  # each is the cause of some case
     for cause in Cause:
         assert re.fullmatch(r"[A-Z][^.]*\.", cause.value), cause
 

@@ -24,7 +24,7 @@ What is not as expected is followed by what is. The exit code is 0 if all right 
 else 1; explanations do not count. Sizes are small, differ from each other, and are those that the bug needs: padding,
 unequal token counts, several micro-batches.
 
-Sources are public issues, pull requests and commits. Where one says only that a gradient has a wrong factor, the place is inferred.
+Sources are public issues, pull requests and commits; "inferred" marks what the source does not state.
 
 ## What is expected
 

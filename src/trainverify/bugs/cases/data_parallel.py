@@ -285,7 +285,7 @@ def undivided_backward(right: bool) -> Pair:
 @case(
     "B106",
     "Divide factor of hybrid shards",
-    reference="pytorch/pytorch#155903, fixed by #155915",
+    reference="pytorch/pytorch#155903, fixed by #155915 (factor inferred)",
     mechanism="With a divide factor of its own, the reduce-scatter divides and the all-reduce of the replicas averages again.",
     cause=Cause.WRONG_REDUCTION,
     tensors=("w1.grad.sum", "w2.grad.sum"),

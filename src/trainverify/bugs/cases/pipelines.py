@@ -87,7 +87,7 @@ def rescaled(right: bool) -> Pair:
 @case(
     "B112",
     "Weight gradients of a split backward",
-    reference="pytorch/pytorch#164777",
+    reference="pytorch/pytorch#164777 (form inferred)",
     mechanism="Weight gradients are computed after the input gradients of all micro-batches, and are not divided by their number.",
     cause=Cause.WRONG_FACTOR,
     tensors=("w2.grad.mean",),

@@ -158,7 +158,7 @@ def gathered_logits(right: bool) -> Pair:
 @case(
     "B14",
     "Gradient of a norm under tp and cp",
-    reference="NVIDIA/Megatron-LM#1528 (open)",
+    reference="NVIDIA/Megatron-LM#1528 (open; place inferred)",
     mechanism="The gradient of the norm's weight is the same on all tp ranks, and is summed over tp all the same.",
     cause=Cause.EXTRA_REDUCTION,
     tensors=("norm.grad.all",),

@@ -49,7 +49,7 @@ def lora(right: bool) -> Pair:
     "B07",
     "Bias of the one key-value head",
     reference="bigcode-project/Megatron-LM#12 (issue #11)",
-    mechanism="Every rank's query heads contribute to the bias of the replicated key-value head, and nobody adds them up.",
+    mechanism="Every rank's query heads contribute to the bias of the replicated key-value head, and they are not summed.",
     cause=Cause.MISSING_REDUCTION,
     tensors=("bkv.grad.tp",),
 )
