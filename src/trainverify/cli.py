@@ -28,6 +28,7 @@ from rich.markup import escape
 
 from trainverify import files
 from trainverify.axes.reduction import NotABoundary
+from trainverify.bugs.command import bugs_command
 from trainverify.build.tape import BuildError
 from trainverify.campaign import zoo as mutants
 from trainverify.check import Finding, validate
@@ -72,6 +73,7 @@ from trainverify.zoo.recipes import FAMILIES, Wish, described, family_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(measurements, name="bench")
+app.command("bugs")(bugs_command)
 OpsFile = Annotated[
     Path | None, typer.Option("--ops", metavar="FILE", help="A Python file that declares more operators. Python runs it: trust it first.")
 ]

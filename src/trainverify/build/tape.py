@@ -22,7 +22,8 @@ from trainverify.ops import OPS
 from trainverify.ops.table import GRAD, OpTable
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
-_MODELS = str(Path(_PACKAGE) / "zoo")  # model code: its lines are worth showing
+# model code and the cases of the bug corpus: their lines are worth showing
+_MODELS = (str(Path(_PACKAGE) / "zoo"), str(Path(_PACKAGE) / "bugs" / "cases"))
 
 
 class BuildError(Exception):
@@ -45,7 +46,7 @@ class Tensor:
 
 
 def caller() -> Source | None:
-    """The first frame outside this package, or in a model of the zoo: the user's line."""
+    """The first frame outside this package, in a model of the zoo or in a case of the bug corpus: the user's line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _users(frame.f_code.co_filename):
         frame = frame.f_back

@@ -1,0 +1,60 @@
+"""`trainverify bugs` reports verdicts and explanations, and its page is current."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainverify.bugs.case import Cause
+from trainverify.bugs.cases import KNOWN_OPEN
+from trainverify.bugs.page import page
+from trainverify.bugs.reading import stated
+from trainverify.cli import run
+
+
+def test_page_is_current() -> None:
+    assert (Path(__file__).parents[2] / "docs" / "bugs.md").read_text("utf-8") == page()
+
+
+def test_two_cases_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bugs", "B06", "B37", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["command"], found["exit_code"], found["verdicts"]) == ("bugs", 0, 2)
+    first, second = found["cases"]
+    assert (first["right"], first["wrong"], first["cause"]["expected"]) == ("PROVED", "REFUTED", "MISSING_REDUCTION")
+    assert first["tensor"]["expected"] == ["b.grad.tp"]
+    assert second["known_open"] is None
+
+
+def test_text_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bugs", "B33"]) == 0
+    text = capsys.readouterr().out
+    for part in ("B33", "PROVED", "INVALID", "WRONG_GROUP", "k.inner", "groups.py:", "ColossalAI", "verdicts 1 of 1"):
+        assert part in text
+
+
+@pytest.mark.parametrize("id", sorted(KNOWN_OPEN))
+def test_a_wrong_verdict_is_exit_code_1(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bugs", id]) == 1
+    assert "verdicts 0 of 1" in capsys.readouterr().out
+
+
+def test_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bugs", "B6"]) == 2
+    assert "B6: no such case; they are B06 to B129" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sentence", "cause"),
+    [
+        ("a share only: its sum over tp is needed", Cause.MISSING_REDUCTION),
+        ("all_reduce(group=$group.dp) where all_reduce with avg over dp is needed", Cause.WRONG_REDUCTION),
+        ("all_reduce(group=$group.dp+tp) where all_reduce with sum over dp is needed", Cause.WRONG_GROUP),
+        ("takes a in place of b", Cause.WRONG_INPUT),
+        ("matches no logical tensor", None),
+    ],
+)
+def test_causes_are_read_off_sentences(sentence: str, cause: Cause | None) -> None:
+    assert stated(sentence) is cause
