@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from trainverify.axes.system import MeetingAxes
 from trainverify.graph.program import Op
-from trainverify.prove.algebra.forms import Forms, Value
+from trainverify.prove.algebra.forms import Forms
 from trainverify.prove.algebra.grids import Grid, mixed_radix
+from trainverify.prove.algebra.places import Value
 from trainverify.prove.algebra.ranks import Ranks
 from trainverify.prove.algebra.terms import Index, Poly, Unsupported, variables
 from trainverify.prove.algebra.values import Values, get

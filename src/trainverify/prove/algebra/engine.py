@@ -16,13 +16,14 @@ from trainverify.graph.outline import Block
 from trainverify.graph.program import Op, Program
 from trainverify.prove.algebra.collectives import Collectives
 from trainverify.prove.algebra.folding import Instance, fold
-from trainverify.prove.algebra.forms import Forms, Value
+from trainverify.prove.algebra.forms import Forms
 from trainverify.prove.algebra.grids import Grid, Offset
 from trainverify.prove.algebra.held import Held
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.masked import MaskedSums
 from trainverify.prove.algebra.memo import Memo, inside
 from trainverify.prove.algebra.notation import show
+from trainverify.prove.algebra.places import Value
 from trainverify.prove.algebra.ranks import Ranks
 from trainverify.prove.algebra.terms import NOTHING, Need, Poly, TooLarge, Ungranted, Unsupported
 from trainverify.prove.algebra.values import Missing, Values, get

@@ -247,7 +247,7 @@ class Flat:
         places = [n for n, (u, _, _) in enumerate(body) if k.atoms[u].kind == "region"]
         if len(places) != 1:
             return None
-        factors, over = k._opened(f[0], f[1])
+        factors, over = k.opened_sum(f[0], f[1])
         return factors, over, places[0]
 
     # -- tensors -----------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from fractions import Fraction
 from trainverify.axes.structure import Axis
 from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Run, Shard, local_digits, pattern_dims
 from trainverify.prove.algebra.folding import Instance
-from trainverify.prove.algebra.forms import Forms, Value
+from trainverify.prove.algebra.forms import Forms
 from trainverify.prove.algebra.grids import Key, Offset, Spot, mixed_radix
+from trainverify.prove.algebra.places import Value
 from trainverify.prove.algebra.ranks import Ranks
 from trainverify.prove.algebra.terms import Index, Poly, TooLarge, Unsupported, scale
 from trainverify.prove.algebra.values import Missing, Values, get

@@ -76,7 +76,7 @@ class MaskedSums:
         key = (uid, idx, block)
         if key not in self._expanded:
             k = self.kernel
-            factors, inner = k._opened(uid, idx)
+            factors, inner = k.opened_sum(uid, idx)
             digit = list(inner)[block]
             others = {v: s for v, s in inner.items() if v != digit}
             total: Poly = {}

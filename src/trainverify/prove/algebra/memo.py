@@ -12,9 +12,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trainverify.prove.algebra.forms import Forms, Value
-from trainverify.prove.algebra.kernel import Kernel, named_need
-from trainverify.prove.algebra.terms import Atom, Index, Mono, Need, Poly, Trace
+from trainverify.prove.algebra.forms import Forms
+from trainverify.prove.algebra.kernel import Kernel
+from trainverify.prove.algebra.places import Value
+from trainverify.prove.algebra.terms import Atom, Index, Mono, Need, Poly, Trace, named_need
 
 _PARAMETER: Final = -(2 * 10**6)  # constant indices of inputs, as variables, count down from here
 _LAST: Final = -(3 * 10**6)  # and stay above this

@@ -287,3 +287,9 @@ def within(argument: Poly, there: set[tuple[int, tuple[Index, ...]]]) -> bool:
         return False
     ((m, c),) = argument.items()
     return c > 0 and all(w > 0 and (u, idx) in there for u, idx, w in m)
+
+
+def named_need(what: str, uid: int, idx: Sequence[Index]) -> Need:
+    """A condition with its variables numbered as they appear."""
+    names: dict[Index, Index] = {}
+    return what, uid, tuple(i if i >= 0 else names.setdefault(i, -1 - len(names)) for i in idx)

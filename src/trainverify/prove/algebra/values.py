@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from trainverify.prove.algebra.forms import Value
 from trainverify.prove.algebra.memo import Outcome
+from trainverify.prove.algebra.places import Value
 
 
 class Missing(Exception):

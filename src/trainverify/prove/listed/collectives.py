@@ -10,8 +10,8 @@ from trainverify.axes.structure import Axis
 from trainverify.axes.system import MeetingAxes
 from trainverify.graph.program import Op
 from trainverify.prove.algebra.collectives import Collectives
-from trainverify.prove.algebra.forms import Dims, Value
 from trainverify.prove.algebra.grids import mixed_radix
+from trainverify.prove.algebra.places import Dims, Value
 from trainverify.prove.algebra.ranks import Ranks
 from trainverify.prove.algebra.terms import Index, Unsupported
 from trainverify.prove.algebra.values import Values, get

@@ -16,8 +16,8 @@ from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op
 from trainverify.primitives.node import Node
 from trainverify.prove.algebra.engine import Proof, Prover
-from trainverify.prove.algebra.forms import Dims, Value
 from trainverify.prove.algebra.grids import Offset
+from trainverify.prove.algebra.places import Dims, Value
 from trainverify.prove.algebra.terms import Poly, TooLarge, Unsupported, scale
 from trainverify.prove.algebra.values import Missing, Values, get
 from trainverify.prove.listed.collectives import ListedCollectives

@@ -19,8 +19,9 @@ from trainverify.axes.listed import ListedAxes
 from trainverify.axes.structure import Axis
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
-from trainverify.prove.algebra.forms import Dims, Forms, Value
+from trainverify.prove.algebra.forms import Forms
 from trainverify.prove.algebra.grids import Grid, Grids, Key, Leaf, Offset, mixed_radix
+from trainverify.prove.algebra.places import Dims, Value
 from trainverify.prove.algebra.terms import Index, Poly, Unsupported, as_constant, constant, scale
 
 BLOCKS: Final = 20_000  # of one tensor

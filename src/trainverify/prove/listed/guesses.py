@@ -20,8 +20,8 @@ from trainverify.evaluate.run import NotComputed, PlanValues, random_inputs, run
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.graph.program import Op
 from trainverify.primitives.node import Node
-from trainverify.prove.algebra.forms import Dims, Value
 from trainverify.prove.algebra.grids import Grid, Key
+from trainverify.prove.algebra.places import Dims, Value
 from trainverify.prove.algebra.terms import Index, Poly, scale
 from trainverify.prove.listed.forms import ListedForms
 

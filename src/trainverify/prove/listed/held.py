@@ -11,8 +11,8 @@ from trainverify.axes.listed import Sealed
 from trainverify.axes.structure import Axis
 from trainverify.graph.lineage import Layout, Part
 from trainverify.prove.algebra.folding import Instance
-from trainverify.prove.algebra.forms import Value
 from trainverify.prove.algebra.held import Held
+from trainverify.prove.algebra.places import Value
 from trainverify.prove.algebra.ranks import Ranks
 from trainverify.prove.algebra.terms import Unsupported, scale
 from trainverify.prove.algebra.values import Values, get

@@ -110,7 +110,7 @@ class Opened:
     def _within(self, factor: Factor, names: set[int]) -> Poly | None:
         """A Σ with a name in it written out."""
         k = self.kernel
-        body, over = k._opened(factor[0], factor[1])
+        body, over = k.opened_sum(factor[0], factor[1])
         for n, (u, idx, w) in enumerate(body):
             if u not in names:
                 continue
@@ -118,7 +118,7 @@ class Opened:
             if self._opens(u, w):
                 return k.sum(k.times(k.monomial([*rest, *_less((u, idx, w))]), k.open((u, idx, 1))), over)
             if w == 1 and k.atoms[u].kind == "sum":
-                inner, more = k._opened(u, idx)
+                inner, more = k.opened_sum(u, idx)
                 return k.sum(k.monomial([*inner, *rest]), {**over, **more})
         return None
 

@@ -1,0 +1,130 @@
+"""What is known of atoms: signs, infinities, conditions that were noted, and whether one follows. Trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from trainverify.prove.algebra.ring import Ring
+from trainverify.prove.algebra.terms import (
+    EVERYTHING,
+    Assuming,
+    Factor,
+    Index,
+    Mono,
+    Need,
+    Needs,
+    Ungranted,
+    Unsupported,
+    instance,
+    named_need,
+)
+
+
+@dataclass
+class Facts(Ring):
+    """Conditions of laws: known by a form, noted before, or assumed and noted now."""
+
+    needs: Needs = field(default_factory=Needs)  # conditions used so far
+    assuming: Assuming = EVERYTHING  # conditions that hold if they are needed, and are noted; others must be known
+    _infinite: dict[int, bool] = field(default_factory=dict)
+    _masked: dict[int, bool] = field(default_factory=dict)
+
+    def need(self, what: str, uid: int, idx: Sequence[Index]) -> None:
+        """A condition of a law: it is known, or holds as what is at hand has a value, and is noted."""
+        condition = named_need(what, uid, idx)
+        if self.certain(condition):
+            return
+        if what not in self.assuming:
+            if not self._noted(what, uid, idx):
+                raise Ungranted(condition)
+        elif self.trace is not None:
+            self.trace.needs.append((what, uid, tuple(idx)))
+        else:
+            self.needs.add(condition)
+
+    def _noted(self, what: str, uid: int, idx: Sequence[Index]) -> bool:
+        """Whether a condition is among those that were noted."""
+        need = named_need(what, uid, idx)
+        if self.trace is None:
+            return self.certain(need, self.needs)
+        if self.certain(need, [named_need(*n) for n in self.trace.needs]):
+            return True
+        if not self.certain(need, self.needs):
+            return False
+        self.trace.given.append((what, uid, tuple(idx)))  # a block like this one may rest on it only if it is noted there too
+        return True
+
+    def certain(self, need: Need, known: Collection[Need] = ()) -> bool:
+        """Whether a condition holds by itself, or is an instance of one that is known; what is positive is not zero, nor negative."""
+        what, uid, idx = need
+        a = self.atoms[uid]
+        if (what in ("nonzero", "positive", "nonnegative") and a.positive) or (what == "nonnegative" and a.nonnegative):
+            return True
+        enough = [what]
+        if what in ("nonzero", "nonnegative"):
+            enough.append("positive")
+        elif what == "positive" and a.nonnegative:
+            enough.append("nonzero")
+        about = known.about(uid) if isinstance(known, Needs) else known
+        if any(w in enough and u == uid and instance(idx, general) for w, u, general in about):
+            return True
+        if what in ("nonzero", "positive") and self.name(uid) == "exp":  # of a maximum, if that is a number
+            ((m,),) = [self.argument(uid, idx)]
+            return all(self.certain(named_need("finite", u, at), known) for u, at, _ in m)
+        return what == "finite" and a.kind == "max" and self._unmasked(uid, idx, known)
+
+    def _settled(self, f: Factor) -> bool:
+        """Whether a factor that divides is known not to be zero."""
+        return f[2] >= 0 or self.atoms[f[0]].positive or self._noted("nonzero", f[0], f[1])
+
+    def _nonzero(self, m: Mono) -> None:
+        for u, idx, w in m:
+            a = self.atoms[u]
+            if a.indicator:
+                raise Unsupported("an indicator as a divisor")
+            if w > 0 and not a.positive:
+                self.need("nonzero", u, idx)
+
+    def infinite(self, uid: int) -> bool:
+        """Whether an atom may be infinite: log of a mask, or what is made of it."""
+        known = self._infinite.get(uid)
+        if known is None:
+            a = self.atoms[uid]
+            if a.kind == "fn":
+                known = self.name(uid) in ("log_indicator", "infinity")
+            elif a.kind == "cut":
+                known = any(self.infinite(u) for _, factors in a.data[0][0] for u, _ in factors)
+            elif a.kind == "sum":  # of maxima that are finite, which is a need then
+                known = any(self.infinite(u) and self.atoms[u].kind != "max" for u, _, _ in a.data[0][0])
+            elif a.kind == "at":
+                known = self.infinite(a.data[0])
+            elif a.kind.startswith("row arg"):
+                known = False  # positions
+            elif a.kind == "max" or a.kind.startswith("row"):
+                known = any(self.infinite(u) for _, factors in a.data[0][0] for u, _, _ in factors)
+            else:
+                known = False
+            self._infinite[uid] = known
+        return known
+
+    def masked(self, uid: int) -> bool:
+        """Whether an atom may be infinite, or is a Σ of such."""
+        known = self._masked.get(uid)
+        if known is None:
+            a = self.atoms[uid]
+            known = self.infinite(uid) or (a.kind == "sum" and any(self.masked(u) for u, _, _ in a.data[0][0]))
+            self._masked[uid] = known
+        return known
+
+    def from_below(self, uid: int) -> bool:
+        """Whether an atom is a maximum, or something masked, that may be −∞ but never ∞."""
+        a = self.atoms[uid]
+        if a.kind != "max":
+            return self.name(uid) == "log_indicator"
+        terms = [(c, factors) for c, factors in a.data[0][0] if any(self.infinite(u) for u, _, _ in factors)]
+        return all(c > 0 and len(f) == 1 and f[0][1] == 1 and self.from_below(f[0][0]) for c, f in terms)
+
+    def _unmasked(self, uid: int, idx: tuple[Index, ...], known: Collection[Need]) -> bool:
+        """Whether a maximum of masked values is one of values, by the functions that are built on this."""
+        raise NotImplementedError
