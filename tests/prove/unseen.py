@@ -691,6 +691,51 @@ def branch_of_log(b: ProgramBuilder, right: bool) -> Tensor:
     return gone(b, out, b.sqrt(b.mul(b.exp(q, name="e2"), y, name="ey"), name="root"), "c")
 
 
+def tops(b: ProgramBuilder, shape: tuple[int, ...]) -> Tensor:
+    """The largest of rows, masked at no random point."""
+    row = b.input("s", (*shape, 40))
+    mask = b.lt(b.add(b.input("far", (*shape, 40)), value=FAR, name="fars"), value=0.0, name="k")
+    return b.amax(b.masked_fill(row, mask, value=float("-inf"), name="a"), dim=len(shape), name="top")
+
+
+def sum_of_nothing(b: ProgramBuilder, right: bool) -> Tensor:
+    """A Σ over nothing is 0, whatever it is multiplied by."""
+    w, z = three(b, *"wz")
+    top = peak(b)
+    none = b.slice(z, dim=0, start=0, stop=0, name="none")
+    b.output(b.sum(b.einsum(none, top, spec="a,b->b", name="r"), name="rs"), "metric", "rs")
+    return w if right else gone(b, w, top, "g")
+
+
+def all_but_the_first(b: ProgramBuilder, right: bool) -> Tensor:
+    """That the rest is finite says nothing of the first."""
+    top = tops(b, (50,))
+    w, z = b.input("w", (50,)), b.input("z", (50,))
+    rest, before, after = (b.slice(t, dim=0, start=s, stop=s + 49, name=n) for t, s, n in ((top, 1, "t"), (z, 0, "z0"), (z, 1, "z1")))
+    b.output(b.sum(b.mul(b.mul(rest, before, name="tz"), after, name="tzz"), name="rs"), "metric", "rs")
+    wz = b.mul(w, z, name="wz")
+    return wz if right else gone(b, wz, top, "g")
+
+
+def chunk_of_a_layer(b: ProgramBuilder, right: bool) -> Tensor:
+    """Every layer divides by a chunk of its own, which says nothing of the chunk of none."""
+    x = b.input("x", (10, 3))
+    total: Tensor | None = None
+    for i in range(4):
+        row = b.chunk(x, chunks=5, index=i, dim=0, name=f"row{i}")
+        v, w, u = b.input(f"v{i}", (10, 3)), b.input(f"w{i}", (10, 3)), b.input(f"u{i}", (2, 3))
+        q = b.div(u, row, name=f"q{i}")
+        q = b.sigmoid(b.mul(b.mul(q, q, name=f"qq{i}"), q, name=f"qqq{i}"), name=f"sq{i}")
+        q = b.mul(b.add(q, b.div(u, row, name=f"qb{i}"), name=f"qa{i}"), b.exp(u, name=f"e{i}"), name=f"qe{i}")
+        if right or i != 1:
+            v = b.div(b.mul(v, x, name=f"vx{i}"), x, name=f"vxx{i}")
+        r = b.where(b.le(v, value=1.0, name=f"c{i}"), w, b.mul(w, value=2.0, name=f"y{i}"), name=f"r{i}")
+        t = b.add(b.sum(q, name=f"qs{i}"), b.sum(r, name=f"rs{i}"), name=f"t{i}")
+        total = t if total is None else b.add(total, t, name=f"l{i}")
+    assert total is not None
+    return total
+
+
 ONE_MASKED: Final = [[True] * 40, [False] * 40, [False] * 40]
 
 UNSEEN: Final[list[Wrong]] = [
@@ -771,6 +816,10 @@ UNSEEN: Final[list[Wrong]] = [
     Wrong(minimum_of_peaks, {"k": True}),
     Wrong(exponential_of_a_branch, {"g": -1, "x": 0, "far": -FAR - 4}),
     Wrong(branch_of_log, {"g": -1, "m": 0, "far": -FAR - 4}),
+    # A law says of a part what it needs of the part, not of the whole
+    Wrong(sum_of_nothing, {"k": True}),
+    Wrong(all_but_the_first, {"far": [[-FAR - 4] * 40, *[[0] * 40] * 49]}),
+    Wrong(chunk_of_a_layer, {"x": [*[[1] * 3] * 8, *[[0] * 3] * 2]}),
 ]
 
 LARGE: Final = Wrong(large_product_there_and_back, {"m": 0})

@@ -71,6 +71,8 @@ class Elements(Integers):
     def _named(self, fn: str, args: Sequence[Poly], param: Any, why: Unsupported) -> Poly:
         """A function by its name. Sums and products have no order."""
         k = self.kernel
+        if (fn == "div" and not self._one_zero(args[1])) or (fn == "pow" and param < 0 and not self._one_zero(args[0])):
+            raise Unsupported("a divisor that may be 0, of either sign")
         given: list[Poly] = []
         for a in args:
             inner = next(iter(a))[0] if fn in _NESTED and len(a) == 1 and [*a.values()] == [1] and len(next(iter(a))) == 1 else None
@@ -80,6 +82,21 @@ class Elements(Integers):
             given.sort(key=lambda p: repr(k.encode(p)))
         truth = fn in _TRUTH
         return k.opaque(fn, given, param, why, indicator=truth, nonnegative=truth)
+
+    def _one_zero(self, p: Poly) -> bool:
+        """Whether p is not a difference, or not 0: where it is, 1/(x − y) is ∞ and 1/−(y − x) is −∞."""
+        k = self.kernel
+        opened = k.flat(p)
+        if all(c > 0 for c in opened.values()):
+            return True
+        single = k.single(p)
+        try:
+            for m in single:
+                for u, idx, _ in m:
+                    k.need("nonzero", u, idx)
+        except Unsupported:
+            return False
+        return True
 
     def _by_laws(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
         k = self.kernel
@@ -99,7 +116,9 @@ class Elements(Integers):
             case "mul":
                 if any((c := as_constant(a)) is not None and c > 0 for a in args):
                     return k.times(*args)
-                return k.multiply(k.finite(args[0]), k.finite(args[1]))
+                chosen = [picks(a) for a in node.args]
+                given = [k.finite(p) if c or not any(chosen) else k.known_finite(p) for p, c in zip(args, chosen, strict=True)]
+                return k.multiply(*given)
             case "div":
                 return k.multiply(k.finite(args[0]), k.power(args[1], -1))
             case "pow":

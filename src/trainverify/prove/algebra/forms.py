@@ -33,6 +33,7 @@ from trainverify.prove.algebra.terms import (
     scale,
     with_constant,
 )
+from trainverify.prove.strict import picks
 
 _ROWS: Final = frozenset({"contract", "reduce", "rowwise", "gather", "one_hot"})  # primitives that take several elements to one
 
@@ -168,6 +169,9 @@ class Forms(Elements):
         k = self.kernel
         terms, target = node.attrs
         new = self.grid(dims)
+        if any(0 in a.shape for a in node.args):  # a Σ of nothing needs nothing
+            return {key: {} for key in new.blocks()}
+        chosen = [picks(a) for a in node.args]  # of what is looked up by position, only that must have a value
         grids = [self.grid(g) for g in given]
         place = {label: [-1 - n for n in new.spans[i]] for i, label in enumerate(target)}
         summed: dict[int, tuple[Grid, range]] = {}  # label → a grid that has it, and its span there
@@ -206,8 +210,8 @@ class Forms(Elements):
                     total = self._row_named("sum", moved[0] if len(moved) == 1 else self._named(called(node), moved, None, why), over, why)
                     continue
                 product = constant(1)
-                for p, to in zip(blocks, names, strict=True):
-                    factor = k.substitute(k.finite(p), to)
+                for p, to, picked in zip(blocks, names, chosen, strict=True):
+                    factor = k.substitute(k.finite(p) if picked or not any(chosen) else k.known_finite(p), to)
                     product = factor if len(args) == 1 else k.joint(product, factor)
                 total = k.add(total, self.flat.sum(product, over, flat))
             out[key] = k.collapse(total) if hidden else total  # all blocks of one form are a Σ over them

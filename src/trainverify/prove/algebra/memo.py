@@ -15,10 +15,8 @@ from typing import Any, Final
 from trainverify.prove.algebra.forms import Forms
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.places import Value
-from trainverify.prove.algebra.terms import Atom, Index, Mono, Need, Poly, Trace, named_need
+from trainverify.prove.algebra.terms import LAST, PARAMETER, Atom, Index, Mono, Need, Poly, Trace, Unsupported, named_need
 
-_PARAMETER: Final = -(2 * 10**6)  # constant indices of inputs, as variables, count down from here
-_LAST: Final = -(3 * 10**6)  # and stay above this
 _ENTRIES: Final = 12  # outcomes kept for inputs that look alike
 _RIGID: Final = frozenset({"delta", "iota", "digit", "valid", "marker", "at", "region", "shift"})
 
@@ -70,7 +68,10 @@ class Outcome:
         if generic is None:
             return None
         kernel = self._memo.kernel
-        return {key: kernel.substitute(p, self._constants) for key, p in generic.items()}
+        try:
+            return {key: kernel.substitute(p, self._constants) for key, p in generic.items()}
+        except Unsupported:
+            return None
 
     def piece(self, n: int) -> _Piece | None:
         """The n-th tensor as `Memo.piece` would say it of its value; None if that has to be made first."""
@@ -100,7 +101,8 @@ def _value(x: Given) -> Value:
     if isinstance(x, dict):
         return x
     found = x[0].value(x[1])
-    assert found is not None, "what a block hands out has a form"
+    if found is None:
+        raise Unsupported("a tensor of a block that has no form with these constants")
     return found
 
 
@@ -120,6 +122,12 @@ class Memo:
 
     def outcome(self, kind: Hashable, inputs: Sequence[Given], outputs: Sequence[int], run: Run) -> Outcome | None:
         """What a block of a kind makes of its inputs; `outputs` must have a form. None: run it as it is."""
+        try:
+            return self._outcome(kind, inputs, outputs, run)
+        except Unsupported:  # what is known of these constants is not known of all
+            return None
+
+    def _outcome(self, kind: Hashable, inputs: Sequence[Given], outputs: Sequence[int], run: Run) -> Outcome | None:
         shape, atoms, constants = self._abstract(inputs)
         if (kind, shape) in self._hopeless:
             return None
@@ -191,9 +199,9 @@ class Memo:
             for m, c in p.items() if len(p) < 2 else self.kernel.ordered(p):
                 factors = []
                 for u, idx, w in m:
-                    if idx and (max(idx) >= 0 or min(idx) <= _PARAMETER):
-                        constants += [i for i in idx if i >= 0 or _LAST < i <= _PARAMETER]
-                        idx = tuple([0 if i >= 0 or _LAST < i <= _PARAMETER else i for i in idx])
+                    if idx and (max(idx) >= 0 or min(idx) <= PARAMETER):
+                        constants += [i for i in idx if i >= 0 or LAST < i <= PARAMETER]
+                        idx = tuple([0 if i >= 0 or LAST < i <= PARAMETER else i for i in idx])
                     factors.append((u, idx, w))
                 terms.append((c, tuple(factors)))
             blocks.append((key, tuple(terms)))
@@ -223,7 +231,7 @@ class Memo:
                 for m, c in p.items() if len(p) < 2 else self.kernel.ordered(p):
                     factors = []
                     for u, idx, w in m:
-                        at = [i if i < 0 or (n := next(places)) is None else _PARAMETER - n for i in idx]
+                        at = [i if i < 0 or (n := next(places)) is None else PARAMETER - n for i in idx]
                         factors.append((u, tuple(at), w))
                     terms.append(self.kernel.monomial(factors, c))
                 blocks[key] = self.kernel.add(*terms)
@@ -485,7 +493,7 @@ def _parameters(entry: _Entry, constants: tuple[int, ...]) -> dict[Index, Index]
     """What the parameters of an outcome are here; None if other constants than those differ."""
     found: dict[Index, Index] = {}
     for c, own, n in zip(constants, entry.constants, entry.variable, strict=True):
-        if c != own if n is None else found.setdefault(_PARAMETER - n, c) != c:
+        if c != own if n is None else found.setdefault(PARAMETER - n, c) != c:
             return None
     return found
 

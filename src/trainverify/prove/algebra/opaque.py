@@ -8,6 +8,7 @@ from typing import Any
 
 from trainverify.prove.algebra.names import Names
 from trainverify.prove.algebra.terms import (
+    NOTHING,
     OPAQUE,
     Coef,
     Factor,
@@ -92,6 +93,14 @@ class Opaque(Names):
                 if self.infinite(u):
                     self._finite_atom(u, idx)
         return p
+
+    def known_finite(self, p: Poly) -> Poly:
+        """p, if it is known to be finite: nothing is assumed."""
+        assuming, self.assuming = self.assuming, NOTHING
+        try:
+            return self.finite(p)
+        finally:
+            self.assuming = assuming
 
     def number(self, p: Poly) -> Poly:
         """p, finite as something else needs that; an op that has a value also if it is not does not say so."""

@@ -106,7 +106,8 @@ class Places:
         frame, (at,) = self._frame(given[d], start, dims[d].size), new.spans[d]
         digits = self.flat.coordinates(frame, -1 - at)
         names = self._beside(given, dims, d) | {-1 - o: v for o, v in zip(old.spans[d], digits, strict=True)}
-        return {key: self.flat.said(k.substitute(k.finite(p), names), digits, frame, -1 - at) for key, p in value.items()}
+        known = {key: k.known_finite(p) for key, p in value.items()}  # of all positions, of which the slice has some
+        return {key: self.flat.said(k.substitute(p, names), digits, frame, -1 - at) for key, p in known.items()}
 
     def _put_back(self, value: Value, given: Dims, dims: Dims, d: int, start: int) -> Value:
         """Such a slice at its place, and zeros: Σ over its positions p of [position = start + p] · value."""

@@ -202,7 +202,7 @@ class Ring:
             return self._apply_equality(equal, result, coef)
         if len(result) > self.limits.factors:
             raise TooLarge(f"a product of {len(result)} factors")
-        if self.reasons and len(result) + (coef != 1) > 1:
+        if self.reasons:
             self._apart(result, coef)
         result = self._digits(result)
         if conditions:
@@ -315,6 +315,9 @@ class Ring:
         rests = ([f for f in m if (f[0], f[1]) not in gone] for m in p)
         prim = self.add(*[self.monomial([*rest, *inverse], c) for rest, c in zip(rests, p.values(), strict=True)])
         lead = self.ordered(prim)[-1][1]  # the last one, so that a constant term does not set the scale
+        if lead != 1 and self.reasons:
+            for m in prim:
+                self._apart(m, lead)
         return lead, factors, {m: tidy(Fraction(c) / lead) for m, c in prim.items()}
 
     def ordered(self, p: Poly) -> list[tuple[Mono, Coef]]:

@@ -45,6 +45,8 @@ class Needs(set[Need]):
 
 
 ONE: Final[Mono] = ()
+PARAMETER: Final = -(2 * 10**6)  # constant indices of a block, made variables while it is worked out for all, count down from here
+LAST: Final = -(3 * 10**6)  # and stay above this
 BOUND: Final = -(10**9)  # bound variables inside stored definitions count down from here
 
 
@@ -191,7 +193,12 @@ def sort_coef(c: Coef) -> tuple[float, Coef]:
 def instance(idx: tuple[Index, ...], general: tuple[Index, ...]) -> bool:
     """Whether indices come from more general ones by giving their variables values."""
     names: dict[Index, Index] = {}
-    return all(i == g if g >= 0 else names.setdefault(g, i) == i for i, g in zip(idx, general, strict=True))
+    return all(i == g if g >= 0 or is_parameter(g) else names.setdefault(g, i) == i for i, g in zip(idx, general, strict=True))
+
+
+def is_parameter(i: Index) -> bool:
+    """Whether an index is one constant, though it is not said which: what is known of it is not known of all."""
+    return LAST < i <= PARAMETER
 
 
 def differences(a: Mono, b: Mono) -> list[tuple[int, int]] | None:
@@ -292,4 +299,4 @@ def within(argument: Poly, there: set[tuple[int, tuple[Index, ...]]]) -> bool:
 def named_need(what: str, uid: int, idx: Sequence[Index]) -> Need:
     """A condition with its variables numbered as they appear."""
     names: dict[Index, Index] = {}
-    return what, uid, tuple(i if i >= 0 else names.setdefault(i, -1 - len(names)) for i in idx)
+    return what, uid, tuple(i if i >= 0 or is_parameter(i) else names.setdefault(i, -1 - len(names)) for i in idx)

@@ -94,4 +94,6 @@ class ListedHeld(Held):
             raise Unsupported(f"a share of {lay} that no rank holds")
         k = self.kernel
         factor = Fraction(1, count) if kind == "avg" else 1
+        if any(k.wild(p) for v in found.values() for p in v.values()):
+            raise Unsupported("summands that may have no value")
         return {key: k.settle(scale(k.add(*(v[key] for v in found.values())), factor)) for key in got}
