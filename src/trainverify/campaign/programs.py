@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import trainverify as tv
 from trainverify.build.program import ProgramBuilder
-from trainverify.complete.optimizers import Optimizer
+from trainverify.completion.optimizers import Optimizer
 from trainverify.graph.program import Op, Program
 
 Tensor = Any  # as the builder gives it out

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainverify.build.tape import BuildError
 from trainverify.check.findings import Finding
-from trainverify.complete.step import Accumulate, complete
+from trainverify.completion.step import Accumulate, complete
 from trainverify.files.errors import FileError
 from trainverify.graph.lineage import Layout, Part, Parts, Pattern, Run
 from trainverify.graph.mesh import Mesh

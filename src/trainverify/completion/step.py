@@ -12,7 +12,7 @@ from typing import Literal
 
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import BuildError, Tensor
-from trainverify.complete.optimizers import SGD, AdamW, Optimizer
+from trainverify.completion.optimizers import SGD, AdamW, Optimizer
 from trainverify.graph.program import CALL, Op, Program, inline
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trainverify as tv
-from complete.running import after, assert_same, differing, draw, outputs
+from completion.running import after, assert_same, differing, draw, outputs
 from trainverify.graph.program import Program
 
 SLOTS = {"momentum": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}  # ours → theirs

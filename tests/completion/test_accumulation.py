@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 import trainverify as tv
-from complete.running import assert_same, differing, draw, outputs
+from completion.running import assert_same, differing, draw, outputs
 from trainverify.build.tape import BuildError
 from trainverify.graph.program import Program
 from trainverify.zoo.language import Loss, token_loss, tokens
