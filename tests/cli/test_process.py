@@ -111,7 +111,8 @@ def test_default_limit_is_what_the_machine_has() -> None:
     """Less than all of it, so that others do not have to be killed; and every command has it."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     assert 0 < (default_megabytes() or 0) < 0.8 * physical
-    shown = "import resource, trainverify.cli as c; c.run = lambda a: print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20) or 0; c.main()"
+    told = "print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20) or 0"
+    shown = f"import resource, trainverify.cli.application as c; c.run = lambda a: {told}; c.main()"
     done = subprocess.run([sys.executable, "-c", shown], capture_output=True, timeout=60)
     assert int(done.stdout) == default_megabytes()
 

@@ -203,8 +203,8 @@ def test_internal_error(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseEx
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "verify", broken)
-    monkeypatch.setattr(cli, "validate", broken)
+    monkeypatch.setattr("trainverify.cli.verify.verify", broken)
+    monkeypatch.setattr("trainverify.cli.validate.validate", broken)
     for arguments in (["verify", "model.json", "good.json"], ["validate", "good.json"]):
         code, out, err = run(*arguments)
         assert (code, out) == (4, "")
@@ -216,7 +216,7 @@ def test_internal_error(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseEx
 
 
 def test_no_exit_code_is_not_success(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "app", lambda *_, **__: None)
+    monkeypatch.setattr("trainverify.cli.application.app", lambda *_, **__: None)
     code, out, err = run("verify", "model.json", "good.json")
     assert (code, out) == (4, "")
     assert err.startswith("error: internal error, no verdict: ")
@@ -234,7 +234,7 @@ def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "verify", broken)
+    monkeypatch.setattr("trainverify.cli.verify.verify", broken)
     assert run("verify", "model.json", "good.json") == (130, "", "error: interrupted; no verdict\n")
 
 
@@ -242,5 +242,5 @@ def test_out_of_memory_is_no_verdict_about_the_plan(run: Run, monkeypatch: pytes
     def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(cli, "verify", broken)
+    monkeypatch.setattr("trainverify.cli.verify.verify", broken)
     assert run("verify", "model.json", "good.json")[:2] == (3, "UNKNOWN good.json against model.json: out of memory\n")

@@ -13,12 +13,13 @@ from rich.console import Console
 from trainverify.bench import needle, scaling, table3
 from trainverify.bench.algebra import bench
 from trainverify.bench.stages import bench as bench_stages
-from trainverify.terminal import AsJson, Refused, Timeout, change, emit, guarded, out, progress
+from trainverify.refusal import Refused
+from trainverify.terminal import AsJson, Timeout, change, emit, guarded, out, progress
 
-measurements = typer.Typer(help="Measure what proofs cost.")
+command = typer.Typer(rich_markup_mode=None, help="Measure what proofs cost.")
 
 
-@measurements.command("algebra")
+@command.command("algebra")
 @guarded
 def bench_algebra_command(
     as_json: AsJson = False,
@@ -35,7 +36,7 @@ def bench_algebra_command(
     return emit("bench algebra", 0, series=[r.json() for r in results]) if as_json else 0
 
 
-@measurements.command("stages")
+@command.command("stages")
 @guarded
 def bench_stages_command(
     as_json: AsJson = False, quick: Annotated[bool, typer.Option("--quick", help="One layer, one device axis: seconds.")] = False
@@ -50,7 +51,7 @@ def bench_stages_command(
     return 0
 
 
-@measurements.command("table3")
+@command.command("table3")
 @guarded
 def bench_table3_command(
     as_json: AsJson = False,
@@ -76,7 +77,7 @@ def bench_table3_command(
     return code
 
 
-@measurements.command("scaling")
+@command.command("scaling")
 @guarded
 def bench_scaling_command(
     as_json: AsJson = False,
@@ -109,7 +110,7 @@ def bench_scaling_command(
     return emit("bench scaling", code, series=[r.json() for r in results]) if as_json else code
 
 
-@measurements.command("needle")
+@command.command("needle")
 @guarded
 def bench_needle_command(
     as_json: AsJson = False,
@@ -137,7 +138,7 @@ def bench_needle_command(
     return code
 
 
-@measurements.command("torch")
+@command.command("torch")
 @guarded
 def bench_torch_command(
     as_json: AsJson = False,
