@@ -51,7 +51,7 @@ check: $(VENV)/dev.stamp
 
 campaign: $(VENV)/dev.stamp
 	$(BIN)/pytest -m long -n 2
-	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
+	$(BIN)/python -m tools.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
 
 capture: $(VENV)/dev.stamp
 	$(BIN)/pytest tests/capture -m "capture or not capture" -v

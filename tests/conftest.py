@@ -30,8 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder: Path | None = config.getoption("--keep-plans")
     if folder is None:
         return
+    from tools.campaign.kept import keep
     from trainverify.axes.system import System
-    from trainverify.campaign.kept import keep
 
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)

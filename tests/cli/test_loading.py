@@ -13,7 +13,7 @@ from trainverify.cli.application import COMMANDS, loaded
 
 SOLVERS = {"z3", "cvc5", "flint", "egglog"}
 LARGE = {"numpy", "msgspec", "torch", "jax"}
-PACKAGES = {"campaign", "evaluate", "explain", "nnscaler", "prove", "torch", "verdicts", "zoo"}
+PACKAGES = {"evaluate", "explain", "mutate", "nnscaler", "prove", "torch", "verdicts", "zoo"}
 
 
 @pytest.mark.parametrize(

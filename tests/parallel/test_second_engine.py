@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from parallel.test_planted import skipped
+from tools.zoo_verdicts import CONFIRMED, checked
 from trainverify.graph.program import Ref
 from trainverify.verdicts import verify
-from trainverify.zoo.table import CONFIRMED, checked
 from verify.changes import Change, attrs
 
 ROWS = {r.name: r for r in CONFIRMED}

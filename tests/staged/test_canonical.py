@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tools.campaign.run import make
 from trainverify.bench.stages import BASE
-from trainverify.campaign.run import make
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from staged.test_canonical import cut
-from trainverify.campaign.agree import staged
+from tools.campaign.agree import staged
 from trainverify.prove.staged.execute import Limits, check
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step

@@ -10,8 +10,8 @@ import pytest
 
 import trainverify as tv
 from parallel.test_pipeline_plans import GPT2
-from trainverify.campaign.agree import compare, staged
-from trainverify.campaign.run import make
+from tools.campaign.agree import compare, staged
+from tools.campaign.run import make
 from trainverify.graph.lineage import layout
 from trainverify.prove.staged import workers
 from trainverify.verdicts import single, verify

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from trainverify.campaign.agree import staged
+from tools.campaign.agree import staged
 from trainverify.graph.lineage import Pattern
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Op, Program, Ref

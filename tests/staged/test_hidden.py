@@ -11,9 +11,9 @@ from functools import cache
 import pytest
 
 import trainverify as tv
+from tools.campaign.agree import staged
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
-from trainverify.campaign.agree import staged
 from trainverify.graph.lineage import Part, Parts, Run
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units

@@ -12,9 +12,9 @@ import pytest
 import z3
 
 import trainverify as tv
+from tools.campaign.agree import BAD, agree, compare, staged
 from trainverify import cli, files
 from trainverify.bench.stages import bench
-from trainverify.campaign.agree import BAD, agree, compare, staged
 from trainverify.domains.polynomials import Scalars
 from trainverify.prove import attempt as attempts
 from trainverify.prove.staged import execute, workers

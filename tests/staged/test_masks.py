@@ -11,7 +11,7 @@ import trainverify as tv
 from staged.test_canonical import cut
 from staged.test_expressions import BEFORE
 from staged.test_scalars import shown
-from trainverify.campaign.agree import staged
+from tools.campaign.agree import staged
 from trainverify.domains.polynomials import Poly, Scalars, TooLarge
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.check import Assuming, _apart, _solved

@@ -11,7 +11,7 @@ import pytest
 from parallel.test_resnet_plans import base as resnet
 from staged.test_canonical import llama, random_pair
 from staged.test_mlp import MISTAKES
-from trainverify.campaign.agree import staged
+from tools.campaign.agree import staged
 from trainverify.domains.element import Element
 from trainverify.domains.numeric import NUMERIC
 from trainverify.domains.polynomials import Scalars

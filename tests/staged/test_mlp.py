@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainverify.campaign.agree import staged
+from tools.campaign.agree import staged
 from trainverify.evaluate import full_size
 from trainverify.prove.staged import scope
 from trainverify.prove.staged.engine import DIFFERS

@@ -14,8 +14,8 @@ import pytest
 import trainverify as tv
 from nnscaler.plans import tree
 from parallel.test_planted import skipped
+from tools.campaign.agree import staged
 from trainverify.bench.stages import BASE
-from trainverify.campaign.agree import staged
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
 from trainverify.nnscaler import Trainer, parse

@@ -13,7 +13,7 @@ from parallel.test_capacity import FEW
 from parallel.test_experts_planted import HOW
 from parallel.test_zoo_bugs import BUGS, base
 from staged.test_names import aligned
-from trainverify.campaign import agree
+from tools.campaign import agree
 from trainverify.graph.plan import units
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime

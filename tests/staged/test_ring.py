@@ -11,7 +11,7 @@ import trainverify as tv
 from staged.test_canonical import cut, shown
 from staged.test_expressions import BEFORE, swapped
 from staged.test_scalars import shown as how
-from trainverify.campaign.agree import staged
+from tools.campaign.agree import staged
 from trainverify.domains.polynomials import Poly, Scalars
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program

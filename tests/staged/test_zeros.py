@@ -7,7 +7,7 @@ import pytest
 
 import trainverify as tv
 from staged.test_canonical import cut, cut_once, llama
-from trainverify.campaign.agree import staged
+from tools.campaign.agree import staged
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.graphs import LOGICAL
 from trainverify.prove.staged.lookup import NOTHING

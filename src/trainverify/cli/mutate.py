@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from trainverify.build.tape import BuildError
-from trainverify.campaign import zoo as mutants
 from trainverify.cli.zoo_options import built, with_zoo
+from trainverify.mutate import run as mutants
 from trainverify.refusal import Refused, one_line
 from trainverify.terminal import INTERRUPTED, emit, err, guarded, out, progress
 from trainverify.zoo.recipes import Wish, family_of

@@ -1,4 +1,4 @@
-"""`python -m trainverify.campaign --count 2000 --seed 0 [--mutants] [--json]`; `--case SEED` shows one.
+"""`python -m tools.campaign --count 2000 --seed 0 [--mutants] [--json]`; `--case SEED` shows one.
 
 `--counts` runs plans with counts as literals instead, a correct and a wrong one for every seed. `agree` compares the engines,
 `classes` evaluation by classes with a plain one."""
@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tools.campaign import agree, classes, counts
+from tools.campaign.run import Outcome, Summary, campaign, make, run
 from trainverify import files
-from trainverify.campaign import agree, classes, counts
-from trainverify.campaign.run import Outcome, Summary, campaign, make, run
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
         return agree.main(sys.argv[2:])
     if sys.argv[1:2] == ["classes"]:
         return classes.main(sys.argv[2:])
-    parser = argparse.ArgumentParser(prog="python -m trainverify.campaign", description="Random plans and random mistakes in them.")
+    parser = argparse.ArgumentParser(prog="python -m tools.campaign", description="Random plans and random mistakes in them.")
     parser.add_argument("--count", type=int, default=200, help="cases")
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--mutants", action="store_true", help="plans with one mistake instead of correct ones")

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 import trainverify as tv
-from trainverify.campaign import autograd
-from trainverify.campaign.minimise import minimised
-from trainverify.campaign.mutations import mutate
-from trainverify.campaign.plans import partition, setting
-from trainverify.campaign.programs import step
-from trainverify.campaign.run import Outcome, campaign, generic, make, run
-from trainverify.campaign.simulate import Stuck, worst
+from tools.campaign import autograd
+from tools.campaign.minimise import minimised
+from tools.campaign.plans import partition, setting
+from tools.campaign.programs import step
+from tools.campaign.run import Outcome, campaign, make, run
+from trainverify.mutate.causes import generic
+from trainverify.mutate.mutations import mutate
+from trainverify.mutate.simulate import Stuck, worst
 
 CASES, FIRST = 24, 0
 
@@ -129,7 +130,7 @@ def test_an_interrupted_campaign_says_what_was_judged(monkeypatch: pytest.Monkey
             raise KeyboardInterrupt
         return Outcome(seed, mutant, "PROVED", None, "", "any", 1, 1, 0.1)
 
-    monkeypatch.setattr("trainverify.campaign.run.run", judged)
+    monkeypatch.setattr("tools.campaign.run.run", judged)
     summary = campaign([(seed, False) for seed in range(5)])
     assert summary.interrupted
     assert summary.verdicts["correct"] == {"PROVED": 2}

@@ -1,4 +1,4 @@
-"""`python -m trainverify.campaign classes`: is what evaluation by classes calls exact what a plain evaluation of all ranks computes?
+"""`python -m tools.campaign classes`: is what evaluation by classes calls exact what a plain evaluation of all ranks computes?
 
 Every tensor of the logical program and every local tensor of every rank is compared at full size, on every position of every
 cell that has a value. Programs and plans are random: those of the campaign, correct and with a mistake, and those of
@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from tools.campaign.anything import anything
+from tools.campaign.run import make
 from trainverify.axes.cells import Cells, NoCells
 from trainverify.axes.system import System
-from trainverify.campaign.anything import anything
-from trainverify.campaign.run import make
 from trainverify.check import validate
 from trainverify.domains.arrays import Array
 from trainverify.domains.ball import Ball, precision
@@ -287,7 +287,7 @@ def table(outcomes: Sequence[Outcome], total: Tally) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainverify.campaign classes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.campaign classes", description=__doc__)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     args = parser.parse_args(argv)

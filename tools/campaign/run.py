@@ -7,7 +7,6 @@ INVALID. A mistake that is PROVED must be harmless: every rank's outputs equal a
 from __future__ import annotations
 
 import random
-import re
 import time
 import traceback
 from collections import Counter
@@ -17,15 +16,16 @@ from functools import partial
 from typing import Any, Final
 
 import trainverify as tv
-from trainverify.campaign import autograd
-from trainverify.campaign.mutations import Mutant, mutate
-from trainverify.campaign.plans import partition, setting
-from trainverify.campaign.programs import step
-from trainverify.campaign.simulate import worst
-from trainverify.campaign.workers import judged
+from tools.campaign import autograd
+from tools.campaign.plans import partition, setting
+from tools.campaign.programs import step
+from tools.campaign.workers import judged
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime, limited
+from trainverify.mutate.causes import generic
+from trainverify.mutate.mutations import Mutant, mutate
+from trainverify.mutate.simulate import worst
 from trainverify.verdicts import Disagreement
 
 DIFFERENT: Final = 1e-6
@@ -62,28 +62,6 @@ class Outcome:
     def cause(self) -> str:
         """The reason without names and numbers, for counting."""
         return generic(self.reason)
-
-
-CAUSES: Final = (  # (what a reason contains, what it is counted as), the first that fits
-    ("got ", "different forms"),
-    ("different forms", "different forms"),
-    ("could not be aligned", "axes that could not be aligned"),
-    ("held as", "a dimension held in other digits than the logical one"),
-    (" digits on [", "digits that an axis does not have"),
-    (" on [", "a cut that does not divide the digits of an axis"),
-    ("a piece [", "a piece across digits"),
-    ("per mesh coordinate", "an offset per mesh coordinate across digits"),
-)
-
-
-def generic(reason: str) -> str:
-    """A reason without names and numbers."""
-    text = reason.split(": ")[-1]
-    for part, cause in CAUSES:
-        if part in reason:
-            return cause
-    text = re.sub(r"\[[^\n]*\]", "[…]", text)
-    return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", text)[:100]
 
 
 def make(seed: int, mutant: bool = False) -> Case:

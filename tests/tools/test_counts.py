@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import trainverify as tv
-from trainverify.campaign import counts
-from trainverify.campaign.counted import Counted, Draw, around
-from trainverify.campaign.counted_steps import step
-from trainverify.campaign.counts import FAMILIES, Outcome, Summary, campaign, judge, make
-from trainverify.campaign.simulate import worst
+from tools.campaign import counts
+from tools.campaign.counted import Counted, Draw, around
+from tools.campaign.counted_steps import step
+from tools.campaign.counts import FAMILIES, Outcome, Summary, campaign, judge, make
+from trainverify.mutate.simulate import worst
 from trainverify.report import Report
 
 CASES, BLOCKS = 15, 3

@@ -1,4 +1,4 @@
-"""Verdicts on a folder of dumps: `python -m trainverify.nnscaler.table FOLDER [--only TEXT]`.
+"""Verdicts on a folder of dumps: `python -m tools.nnscaler_verdicts FOLDER [--only TEXT]`.
 
 FOLDER/verdicts.txt has one line for each plan: PLAN LOGICAL VERDICT[,VERDICT] [mean] [FAULT …], names without `.json.gz`. A fault is
 CELLS@DEVICES/MICROBATCHES, as in `855@2,3/0,1`. Prints a row for each; exit code 1 if one is not as expected.
@@ -43,7 +43,7 @@ def expected(path: Path) -> Iterator[Expected]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainverify.nnscaler.table", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.nnscaler_verdicts", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--verdicts", type=Path, help="the list, if not FOLDER/verdicts.txt")
     parser.add_argument("--only", default="", help="plans whose names contain this")

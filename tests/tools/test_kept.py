@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trainverify as tv
-from trainverify.campaign import agree, kept
+from tools.campaign import agree, kept
 from trainverify.prove.staged import engine
 from trainverify.prove.staged.engine import DIFFERS, StagedProof
 

@@ -1,4 +1,4 @@
-"""`python -m trainverify.campaign agree`: do the two engines agree? On random plans and mistakes, dumps of nnScaler, or kept plans.
+"""`python -m tools.campaign agree`: do the two engines agree? On random plans and mistakes, dumps of nnScaler, or kept plans.
 
 Both are asked about every obligation by itself, so that neither hides behind the other or behind the verdict: nothing that the
 algebra proves may look different to the staged engine, and nothing that the staged engine proves may be different.
@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trainverify.campaign import kept
-from trainverify.campaign.run import make
+from tools.campaign import kept
+from tools.campaign.run import make
+from tools.nnscaler_verdicts import Expected, expected
 from trainverify.explain.place import Place
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
@@ -30,7 +31,6 @@ from trainverify.nnscaler.dump import read
 from trainverify.nnscaler.judge import ratio
 from trainverify.nnscaler.plan import plan as translated
 from trainverify.nnscaler.plan import program
-from trainverify.nnscaler.table import Expected, expected
 from trainverify.nnscaler.trainer import Trainer
 from trainverify.ops import OPS
 from trainverify.prove.attempt import Contradiction
@@ -191,7 +191,7 @@ def summary(found: Iterable[Compared]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainverify.campaign agree", description="Both engines on random plans and mistakes.")
+    parser = argparse.ArgumentParser(prog="python -m tools.campaign agree", description="Both engines on random plans and mistakes.")
     parser.add_argument("--count", type=int, default=500, help="seeds: a correct plan and a mistake each")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--seconds", type=float, default=30.0, help="processor time that a case may take")

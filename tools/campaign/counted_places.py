@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 import trainverify as tv
-from trainverify.campaign.counted import (
+from tools.campaign.counted import (
     LENGTHS,
     MANY,
     Builder,

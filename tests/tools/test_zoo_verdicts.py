@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
+from tools.zoo_verdicts import ALONE, PRODUCTS, ROWS, checked, main
 from trainverify.zoo.parallel.degrees import Degrees
-from trainverify.zoo.table import ALONE, PRODUCTS, ROWS, checked, main
 
 
 def test_every_parallelism_is_there_and_enough_products() -> None:

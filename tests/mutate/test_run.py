@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from trainverify.campaign import zoo
-from trainverify.campaign.mutations import mutate
-from trainverify.campaign.zoo import UNCHECKED, Outcome, Summary, contradiction, judged, small
 from trainverify.cli import run
 from trainverify.graph.plan import Edit
+from trainverify.mutate import run as mutants
+from trainverify.mutate.mutations import mutate
+from trainverify.mutate.run import UNCHECKED, Outcome, Summary, contradiction, judged, small
 from trainverify.zoo.parallel import Degrees
 from trainverify.zoo.recipes import Wish
 
@@ -58,7 +58,7 @@ def test_every_mutant_is_printed_when_it_is_judged(monkeypatch: pytest.MonkeyPat
             yield o
             seen.append(capsys.readouterr().out)
 
-    monkeypatch.setattr(zoo, "campaign", looked_at)
+    monkeypatch.setattr(mutants, "campaign", looked_at)
     assert run(SMALL) == 0
     assert seen == [f"{n} {v} in 0.1 s: drop: because\n" for n, v in ((7, "REFUTED"), (8, "UNKNOWN"), (9, "INVALID"))]
     assert capsys.readouterr().out.startswith("3 mutants of llama3-8b")
@@ -74,7 +74,7 @@ def test_a_time_limit_ends_a_campaign_with_what_was_judged(monkeypatch: pytest.M
             time.sleep(0.02)
             yield o
 
-    monkeypatch.setattr(zoo, "campaign", slowly)
+    monkeypatch.setattr(mutants, "campaign", slowly)
     assert run([*SMALL, "--timeout", "0.001"]) == 0
     assert "1 of 9 mutants of llama3-8b" in (shown := capsys.readouterr().out)
     assert "(time limit of 0.001 s): 1 REFUTED" in shown
@@ -88,7 +88,7 @@ def test_a_check_without_time_does_not_hide_the_verdict(monkeypatch: pytest.Monk
         while True:
             pass
 
-    monkeypatch.setattr(zoo, "contradiction", endless)
+    monkeypatch.setattr(mutants, "contradiction", endless)
     outcome = judged(logical, mutate(plan, random.Random(77021)), 77021, 6.0, simulate=True)
     assert (outcome.verdict, outcome.reason, outcome.bad) == ("PROVED", UNCHECKED, None)
     summary = Summary()
@@ -112,7 +112,7 @@ def test_an_interrupted_campaign_says_what_was_judged(monkeypatch: pytest.Monkey
             yield Outcome(seed, "drop", "one op", verdict, "because", None, 0.1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(zoo, "campaign", interrupted)
+    monkeypatch.setattr(mutants, "campaign", interrupted)
     code = run(["mutate", "--zoo", "llama3-8b", "--tiny", "--layers", "1", "--dp", "2", "--count", "9"])
     assert code == 130
     assert "2 of 9 mutants of llama3-8b" in capsys.readouterr().out

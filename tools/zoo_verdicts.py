@@ -1,4 +1,4 @@
-"""Every parallelism and products of them, verified one after the other: `python -m trainverify.zoo.table [--only TEXT] [--engine smt]`.
+"""Every parallelism and products of them, verified one after the other: `python -m tools.zoo_verdicts [--only TEXT] [--engine smt]`.
 
 Prints a row for each and the time of all; exit code 1 if one is not as expected. Whole steps with clipping and AdamW at published widths:
 two layers for the algebra, one (or one a stage) for the second engine, which reduces the sizes itself.
@@ -157,7 +157,7 @@ def checked(row: Row, engine: Proof = "algebra") -> tuple[bool, str]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainverify.zoo.table", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.zoo_verdicts", description=__doc__)
     parser.add_argument("--only", default="", help="combinations whose names contain this")
     parser.add_argument("--engine", choices=tuple(TABLES), default="algebra", help="what proves; smt has a table of its own")
     given = parser.parse_args(arguments)

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import partial
 
 import trainverify as tv
-from trainverify.campaign.counted import FEW, LENGTHS, MANY, Builder, Counted, Cut, Draw, Number, Tensor, around, mesh, over
+from tools.campaign.counted import FEW, LENGTHS, MANY, Builder, Counted, Cut, Draw, Number, Tensor, around, mesh, over
 from trainverify.graph.plan import Plan
 
 

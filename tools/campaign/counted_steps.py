@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import partial
 
 import trainverify as tv
-from trainverify.campaign.counted import (
+from tools.campaign.counted import (
     FEW,
     LENGTHS,
     MANY,

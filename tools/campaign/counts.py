@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any, Final, Literal
 
 import trainverify as tv
-from trainverify.campaign import counted_places, counted_statistics, counted_steps
-from trainverify.campaign.counted import Counted, Draw
-from trainverify.campaign.run import generic
-from trainverify.campaign.simulate import worst
-from trainverify.campaign.workers import judged
+from tools.campaign import counted_places, counted_statistics, counted_steps
+from tools.campaign.counted import Counted, Draw
+from tools.campaign.workers import judged
 from trainverify.graph.plan import Plan
 from trainverify.limits import OutOfTime, limited
+from trainverify.mutate.causes import generic
+from trainverify.mutate.simulate import worst
 
 FAMILIES: Final = (*counted_steps.FAMILIES, *counted_statistics.FAMILIES, *counted_places.FAMILIES)
 AGREES: Final = 1e-9  # relative, in float64

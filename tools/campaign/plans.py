@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
+from tools.campaign.rules import Rule, rule
 from trainverify.build.plan import PlanBuilder, RankBuilder
 from trainverify.build.tape import Tensor
-from trainverify.campaign.rules import Rule, rule
 from trainverify.graph.lineage import Form, Pattern, Placements, Shard
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template, expand, fold

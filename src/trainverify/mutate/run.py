@@ -15,9 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from trainverify.axes.reduction import NotABoundary
-from trainverify.campaign.mutations import Mutant, mutate
-from trainverify.campaign.run import generic
-from trainverify.campaign.simulate import worst
 from trainverify.evaluate.compare import DIFFERENT, calm, compare
 from trainverify.evaluate.run import NotComputed
 from trainverify.evaluate.sample import sampled
@@ -27,6 +24,9 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime, limited
+from trainverify.mutate.causes import generic
+from trainverify.mutate.mutations import Mutant, mutate
+from trainverify.mutate.simulate import worst
 from trainverify.ops import OPS
 from trainverify.verdicts import MAX_ELEMENTS, Disagreement, related, verify
 from trainverify.zoo import deepseek, gpt, llama, resnet
