@@ -99,7 +99,9 @@ def test_default_memory_limit(folder: Path, more: tuple[str, ...], shown: str) -
     def little() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (2048 << 20, resource.RLIM_INFINITY))
 
-    Path("ops.py").write_text(STUCK.format("import sys\nsys.modules['trainverify.verdicts'].told_apart = lambda *_: bytearray(8 << 30)"))
+    Path("ops.py").write_text(
+        STUCK.format("import sys\nsys.modules['trainverify.verdicts.judge'].told_apart = lambda *_: bytearray(8 << 30)")
+    )
     arguments = ["verify", "model.json", "good.json", "--ops", "ops.py", *more]
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, preexec_fn=little, timeout=60)
     assert (done.returncode, done.stderr) == (3, b"")

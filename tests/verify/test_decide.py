@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cli.test_verdicts import model, plan
-from trainverify.evaluate.compare import Decision, Difference, Suspect
+from trainverify.evaluate.compare import Decision, Difference, Suspect, compare, decide
 from trainverify.verdicts import verify
-
-package = importlib.import_module("trainverify.verdicts")  # the function has its name
 
 
 def test_the_rank_that_is_furthest_off_is_decided_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: not agreed. Enclosures are made to call every rank equal but the worst of an obligation."""
     seen: dict[str, list[Suspect]] = {}
     off: dict[str, list[Suspect]] = {}
-    decide = package.decide
 
     def fooled(small: Any, lineage: Any, suspect: Suspect, inputs: Any, seed: int) -> tuple[Decision, Difference | None]:
         seen.setdefault(str(suspect.obligation), []).append(suspect)
@@ -27,8 +23,6 @@ def test_the_rank_that_is_furthest_off_is_decided_too(monkeypatch: pytest.Monkey
         if suspect.distance == max(s.distance for s in mine):
             return decide(small, lineage, suspect, inputs, seed)
         return "equal", None
-
-    compare = package.compare
 
     def noted(*args: Any) -> Any:
         """The last rank of an obligation is off by most."""
@@ -41,7 +35,7 @@ def test_the_rank_that_is_furthest_off_is_decided_too(monkeypatch: pytest.Monkey
             found.append((made, count))
         return found
 
-    monkeypatch.setattr(package, "decide", fooled)
-    monkeypatch.setattr(package, "compare", noted)
+    monkeypatch.setattr("trainverify.verdicts.decision.decide", fooled)
+    monkeypatch.setattr("trainverify.verdicts.evaluation.compare", noted)
     assert verify(model(), plan("sum"), points=1).verdict == "REFUTED"
     assert any(mine[0].distance < max(s.distance for s in off[name]) for name, mine in seen.items()), "no rank before the worst"
