@@ -142,7 +142,7 @@ def agreement(
             continue
         c, row = small.places[rank]
         scope = system.unit_scopes[system.talk.unit_of[rank]]
-        at = classes.place[int(classes.stand_in[rank])]
+        at = classes.place[int(classes.ranks.stand_in[rank])]
         for name in scope.dims:
             want = exact[1].get(c, row, name)
             try:
