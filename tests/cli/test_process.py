@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import trainverify as tv
-from cli.test_verdicts import model, plan
+from cli.models import model, plan
 from files.big import big_plan
 from trainverify import files
 from trainverify.limits import default_megabytes

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from parallel.test_experts_planted import turned
+from parallel.experts import turned
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import System
 from trainverify.evaluate.choices import Row, grown, rows

@@ -8,8 +8,9 @@ from functools import cache
 
 import pytest
 
+from parallel.capacity import FEW
 from parallel.evaluation import evaluated
-from parallel.test_experts_planted import AT, CONFIG, HOW, turned
+from parallel.experts import AT, HOW, turned
 from trainverify.build.tape import BuildError
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program
@@ -17,8 +18,6 @@ from trainverify.verdicts import verify
 from trainverify.zoo.deepseek import PRESETS
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 from verify.changes import Change, attrs, edited, in_program, inputs, op_of
-
-FEW = replace(CONFIG, capacity=2)  # places for 6 tokens, each of which goes to 3 of 12 experts
 
 
 @cache

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from parallel.evaluation import evaluated
-from parallel.test_planted import skipped
+from parallel.mistakes import skipped
 from trainverify.build.tape import BuildError
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program, Ref

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from parallel.evaluation import evaluated
-from parallel.test_planted import instead, together
+from parallel.mistakes import instead, together
 from trainverify.graph.lineage import Layout, Pattern
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import trainverify as tv
+from parallel.schedules import passes
 from trainverify.build.tape import BuildError
-from trainverify.graph.plan import Plan
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan
 
@@ -59,17 +59,6 @@ def test_layers_are_spread() -> None:
     assert Degrees(pp=2, stages=(1, 4)).layers(5) == [[range(1)], [range(1, 5)]]
     assert Degrees(pp=4, stages=(0, 1, 2, 0)).layers(3) == [[range(0)], [range(1)], [range(1, 3)], [range(3, 3)]]
     assert Degrees(pp=2, chunks=2).layers(5) == [[range(2), range(3, 4)], [range(2, 3), range(4, 5)]]
-
-
-def passes(plan: Plan, stage: int) -> str:
-    """`F0 F1 B0 …`: when a stage works on which micro-batch."""
-    found: list[str] = []
-    for op in plan.templates[stage].program.ops:
-        if op.outputs and op.outputs[0].startswith("mb") and op.phase in ("forward", "backward") and op.name != "recv":
-            step = op.phase[0].upper() + op.outputs[0][2]
-            if found[-1:] != [step]:
-                found.append(step)
-    return " ".join(found)
 
 
 def test_one_forward_one_backward() -> None:

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from parallel.test_planted import column, skipped, together
+from parallel.mistakes import column, skipped, together
 from trainverify.graph.lineage import Parts
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from parallel.test_degrees import passes
+from parallel.pipelines import GPT2
+from parallel.schedules import passes
 from trainverify.verdicts import verify
-from trainverify.zoo import gpt, llama
+from trainverify.zoo import llama
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
 
 REAL = llama.Config(1, 4096, 32, 8, ffn=14336, vocabulary=128256, sequence=8192)
 SMALL = llama.Config(1, hidden=24, heads=6, kv_heads=2, ffn=10, vocabulary=14, sequence=10)
-GPT2 = gpt.Config(4, 768, 12, vocabulary=50304)
 
 
 def rounds(pp: int, microbatches: int, chunks: int = 2, **more: object) -> Degrees:

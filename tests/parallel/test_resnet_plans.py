@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from parallel.test_planted import skipped
+from parallel.mistakes import skipped
+from parallel.resnet import HOW, SMALL, base
 from trainverify.build.tape import BuildError
-from trainverify.graph.plan import Plan
-from trainverify.graph.program import Program
 from trainverify.verdicts import verify
 from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.parallel.resnet import resnet_plan, resnet_step
-from trainverify.zoo.resnet import Config
 from verify.changes import Change, attrs, edited
-
-SMALL = Config((1, 1), stem="small", width=4, classes=5, size=(6, 4), batch=6)
-HOW = Degrees(dp=2)
-
-
-@cache
-def base() -> tuple[Program, Plan]:
-    return resnet_step(SMALL), resnet_plan(SMALL, HOW)
 
 
 def test_synchronised_batch_norm_agrees() -> None:

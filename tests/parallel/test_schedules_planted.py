@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from parallel.evaluation import evaluated
-from parallel.test_planted import exchanged_sends
+from parallel.mistakes import exchanged_sends
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.verdicts import verify

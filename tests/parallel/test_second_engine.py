@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parallel.test_planted import skipped
+from parallel.mistakes import skipped
 from tools.zoo_verdicts import CONFIRMED, checked
 from trainverify.graph.program import Ref
 from trainverify.verdicts import verify

@@ -12,6 +12,7 @@ import pytest
 
 import trainverify as tv
 from prove.meaning import system_of
+from prove.showing import shown
 from trainverify.axes.system import System
 from trainverify.build.plan import RankBuilder
 from trainverify.build.program import ProgramBuilder
@@ -27,7 +28,6 @@ from trainverify.primitives.node import Node
 from trainverify.prove.algebra.engine import prove, prove_again
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.terms import scale
-from trainverify.prove.listed import engine as listed
 from trainverify.verdicts import related, single, verify
 
 Body = Callable[[ProgramBuilder, bool], Tensor]
@@ -38,13 +38,6 @@ def made(body: Body, right: bool) -> Program:
     b = tv.program("hidden")
     b.loss(b.sum(body(b, right), name="loss"))
     return b.build()
-
-
-def shown(logical: Program, plan: Program) -> set[str]:
-    """What the algebra shows in any of its ways, without evaluation."""
-    system, wanted = system_of(logical, single(plan))
-    found = prove_again(system, wanted, prove(system, wanted)).proved
-    return {str(o) for o in (*found, *listed.prove(system_of(logical, single(plan))[0], wanted).proved)}
 
 
 def again(b: ProgramBuilder, w: Tensor, x: Tensor) -> Tensor:

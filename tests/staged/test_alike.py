@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from staged.test_canonical import cut_once, experts, llama, random_pair
+from staged.cutting import cut_once, experts, llama, random_pair
 from trainverify.domains.arrays import Array
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from staged.test_canonical import cut
+from staged.cutting import cut
 from tools.campaign.agree import staged
 from trainverify.prove.staged.execute import Limits, check
 from trainverify.zoo.llama import Config

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 import trainverify as tv
-from parallel.test_pipeline_plans import GPT2
+from parallel.pipelines import GPT2
 from tools.campaign.agree import compare, staged
 from tools.campaign.run import make
 from trainverify.graph.lineage import layout
 from trainverify.prove.staged import workers
 from trainverify.verdicts import single, verify
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step
-from verify.test_mlp import logical, plan
+from verify.mlp import logical, plan
 
 
 def test_a_worker_that_dies_costs_its_own_stages_only(monkeypatch: pytest.MonkeyPatch) -> None:

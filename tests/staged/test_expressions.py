@@ -6,23 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 
 import trainverify as tv
-from staged.test_canonical import cut, cut_once, llama, random_pair
+from staged.cutting import cut, cut_once, llama, random_pair
+from staged.swaps import BEFORE, swapped
 from trainverify.prove.signs import BELOW, FINITE, WILD, expression_state
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import check
 from trainverify.prove.staged.expressions import Expressions
-from trainverify.prove.staged.graphs import Place
-from trainverify.prove.staged.records import Part, Short, Stage
+from trainverify.prove.staged.records import Short, Stage
 from trainverify.prove.staged.signs import expression_sign, tensors
 from trainverify.prove.staged.stages import Cutter, NoStage
 from trainverify.verdicts import single, verify
-
-BEFORE = {"tasks": (), "short": {}, "identical": 0, "partial": False, "foreign": False, "in_parts": False}
 
 
 def both_ways(engine: Engine, stage: Stage, most: int = 3) -> Iterator[tuple[bool, bool]]:
@@ -56,12 +53,6 @@ def test_shown_with_common_parts_is_shown_in_full(seeds: tuple[int, ...], of_lla
         found += [pair for stage in forms.values() for pair in both_ways(engine, stage, most=1 if not seeds else 3)]
     assert sum(short for short, _ in found) >= 20
     assert not [pair for pair in found if pair == (True, False)]
-
-
-def swapped(part: Part, place: Place) -> Part:
-    """Two elements of a leaf exchanged."""
-    ids, factor = part.leaves[place]
-    return replace(part, leaves={**part.leaves, place: (np.concatenate([ids[1:2], ids[:1], ids[2:]]), factor)})
 
 
 def test_a_stage_with_elements_exchanged_is_not_shown(of_llama: tuple[Engine, list[Stage]]) -> None:

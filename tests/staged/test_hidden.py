@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 
 import trainverify as tv
+from staged.showing import shown
 from tools.campaign.agree import staged
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
@@ -32,11 +33,6 @@ from trainverify.verdicts import related, single, verify
 from verify.changes import Change, attrs, replaced
 
 Hidden = Callable[[ProgramBuilder, bool], Tensor]
-
-
-def shown(logical: Program, plan: Program) -> set[str]:
-    """What stages show of a plan on one device, without any evaluation beside them."""
-    return {str(o) for o in staged(logical, single(plan)).proved}
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trainverify import files
-from verify.test_mlp import logical, plan
+from verify.mlp import logical, plan
 
 # the command as it is, but workers say who they are and wait for the other, and the stage of the loss takes for ever
 STUCK = """

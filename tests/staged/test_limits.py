@@ -22,7 +22,7 @@ from trainverify.prove.staged.execute import Limits
 from trainverify.prove.staged.solver import Z3
 from trainverify.prove.staged.stages import TOO_LONG
 from trainverify.verdicts import Disagreement, single, verify
-from verify.test_mlp import logical, plan
+from verify.mlp import logical, plan
 
 
 def test_memory_of_a_worker_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from parallel.test_experts_planted import base as experts
-from parallel.test_planted import LLAMA, MANY, again, column, exchanged_sends, instead, other_batch, skipped, synced_early, together, turned
+from parallel.experts import base as experts
+from parallel.mistakes import LLAMA, MANY, again, column, exchanged_sends, instead, other_batch, skipped, synced_early, together, turned
 from trainverify.bench.stages import BASE, HOW
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program, Ref

@@ -8,9 +8,9 @@ from fractions import Fraction
 import pytest
 
 import trainverify as tv
-from staged.test_canonical import cut
-from staged.test_expressions import BEFORE
-from staged.test_scalars import shown
+from staged.cutting import cut
+from staged.equality import shown
+from staged.swaps import BEFORE
 from tools.campaign.agree import staged
 from trainverify.domains.polynomials import Poly, Scalars, TooLarge
 from trainverify.prove.staged import expressions

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallel.test_resnet_plans import base as resnet
-from staged.test_canonical import llama, random_pair
-from staged.test_mlp import MISTAKES
+from parallel.resnet import base as resnet
+from staged.cutting import llama, random_pair
+from staged.mistakes import MISTAKES
 from tools.campaign.agree import staged
 from trainverify.domains.element import Element
 from trainverify.domains.numeric import NUMERIC
@@ -29,8 +29,8 @@ from trainverify.prove.staged.inner import Inner
 from trainverify.prove.staged.points import _rounding
 from trainverify.prove.staged.terms import Term, Terms, value
 from trainverify.verdicts import related
-from verify.test_mlp import logical as mlp
-from verify.test_mlp import plan as mlp_plan
+from verify.mlp import logical as mlp
+from verify.mlp import plan as mlp_plan
 
 Pair = tuple[Program, Plan]
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from staged.mistakes import MISTAKES
 from tools.campaign.agree import staged
 from trainverify.evaluate import full_size
 from trainverify.prove.staged import scope
 from trainverify.prove.staged.engine import DIFFERS
 from trainverify.verdicts import verify
-from verify.changes import Change, attrs, inputs, replaced
-from verify.test_mlp import logical, plan
+from verify.mlp import logical, plan
 
 
 def test_plan_is_proved() -> None:
@@ -32,13 +32,6 @@ def test_both_engines_agree() -> None:
     report = verify(logical(), plan(), engine="both", points=1)
     assert report.verdict == "PROVED"
     assert {o.engine for o in report.obligations} == {"algebra"}
-
-
-MISTAKES: dict[str, tuple[str, Change]] = {
-    "sum over tp missing": ("y", replaced("pp1", "y0", lambda op: replace(op, name="identity", attrs=()))),
-    "other micro-batch": ("u", inputs("pp0", "u1", "x0", "w0")),
-    "sum instead of mean over dp": ("w1.grad", attrs("pp0", "w1.grad.mean", op="sum")),
-}
 
 
 def test_what_is_too_large_for_stages_is_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,24 +13,21 @@ import pytest
 
 import trainverify as tv
 from nnscaler.plans import tree
-from parallel.test_planted import skipped
+from parallel.mistakes import skipped
+from staged.alignment import aligned
 from tools.campaign.agree import staged
 from trainverify.bench.stages import BASE
-from trainverify.graph.obligations import obligations
-from trainverify.graph.plan import units
 from trainverify.nnscaler import Trainer, parse
 from trainverify.nnscaler.judge import ratio
 from trainverify.nnscaler.plan import plan as translated
 from trainverify.nnscaler.plan import program as translated_program
 from trainverify.ops import OPS
-from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.engine import Engine, StagedProof
 from trainverify.prove.staged.execute import Result
-from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
+from trainverify.prove.staged.graphs import LOGICAL, Place
 from trainverify.prove.staged.lookup import MISSING, NOTHING, Table
-from trainverify.prove.staged.reduce import reduced
 from trainverify.prove.staged.stages import Cutter
-from trainverify.verdicts import related, verify
+from trainverify.verdicts import verify
 from trainverify.zoo import gpt
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
 from verify.changes import attrs
@@ -91,12 +88,6 @@ def test_rows_that_are_exchanged_are_refuted(name: str) -> None:
     assert str(report.difference.obligation) == f"gradient of {name}"
     assert report.place is not None
     assert report.place.tensor == f"{name}.rows1"  # of the two that are exchanged, the first in the program
-
-
-def aligned(program: tv.Program, made: tv.Plan) -> Alignment:
-    parts = units(made)
-    wanted, _ = obligations(program, made, parts)
-    return Alignment(Graph(reduced(related(program, made, OPS, parts, wanted))), made.lineage, wanted)
 
 
 def test_rounding_is_no_mistake() -> None:

@@ -11,7 +11,7 @@ from trainverify import cli, files
 from trainverify.axes.structure import Axis
 from trainverify.prove.staged.own import StageShapes, joined
 from trainverify.verdicts import reduction
-from verify.test_mlp import logical, plan
+from verify.mlp import logical, plan
 
 
 def sizes(rows: list[list[Axis]], kept: list[Axis]) -> list[list[int]]:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import trainverify as tv
-from parallel.test_capacity import FEW
-from parallel.test_experts_planted import HOW
-from parallel.test_zoo_bugs import BUGS, base
-from staged.test_names import aligned
+from parallel.bugs import BUGS, base
+from parallel.capacity import FEW
+from parallel.experts import HOW
+from staged.alignment import aligned
 from tools.campaign import agree
 from trainverify.graph.plan import units
 from trainverify.graph.program import Program

@@ -18,7 +18,7 @@ from trainverify.prove.staged.reduce import direct, reduced, reference
 from trainverify.verdicts import related, single, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
-from verify.test_mlp import logical, plan
+from verify.mlp import logical, plan
 
 LLAMA = Config(layers=2, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, sequence=8192, batch=8)
 

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 import trainverify as tv
-from staged.test_canonical import cut, shown
-from staged.test_expressions import BEFORE, swapped
-from staged.test_scalars import shown as how
+from staged.cutting import cut, shown
+from staged.equality import shown as how
+from staged.swaps import BEFORE, swapped
 from tools.campaign.agree import staged
 from trainverify.domains.polynomials import Poly, Scalars
 from trainverify.graph.plan import Plan

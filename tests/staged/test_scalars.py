@@ -7,15 +7,12 @@ from fractions import Fraction
 import pytest
 import z3
 
+from staged.equality import shown
 from trainverify.domains.polynomials import Choice, Poly, Scalars, Unsupported
 from trainverify.prove.staged.check import equal
 from trainverify.prove.staged.solver import Z3, _Query
 
 HALF = Fraction(1, 2)
-
-
-def shown(s: Scalars, a: Poly, b: Poly, ask: bool = False) -> str | None:
-    return equal(s, a, b, s.needs, Z3(5) if ask else None).how
 
 
 def test_ring() -> None:

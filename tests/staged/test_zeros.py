@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import trainverify as tv
-from staged.test_canonical import cut, cut_once, llama
+from staged.cutting import cut, cut_once, llama
 from tools.campaign.agree import staged
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.graphs import LOGICAL

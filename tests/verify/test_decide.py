@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.test_verdicts import model, plan
+from cli.models import model, plan
 from trainverify.evaluate.compare import Decision, Difference, Suspect, compare, decide
 from trainverify.verdicts import verify
 
