@@ -47,7 +47,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal tests/primitives tests/graph tests/build tests/check tests/axes tests/verify/test_mlp.py tests/verify/test_unasked.py tests/verify/test_claims.py tests/prove/test_laws.py tests/docs
+	$(BIN)/pytest -n 2 --dist worksteal tests/primitives tests/graph tests/build tests/check tests/axes tests/verdicts/test_mlp.py tests/verdicts/test_unasked.py tests/verdicts/test_claims.py tests/prove/test_laws.py tests/docs
 
 campaign: $(VENV)/dev.stamp
 	$(BIN)/pytest -m long -n 2

@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from parallel.experts import turned
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import System
 from trainverify.evaluate.choices import Row, grown, rows
@@ -23,7 +22,8 @@ from trainverify.verdicts import Disagreement, related, verify
 from trainverify.zoo.deepseek import PRESETS
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 from trainverify.zoo.recipes import Wish
-from verify.changes import Change, attrs, inputs, on_rank
+from verdicts.changes import Change, attrs, inputs, on_rank
+from zoo.parallel.experts import turned
 
 V2 = replace(PRESETS["deepseek-236b"], layers=2, batch=32)
 V3 = replace(PRESETS["deepseek-671b"], layers=2, dense_layers=1, batch=32)

@@ -6,7 +6,7 @@ import pytest
 
 from prove.infinite import FINITE, INFINITE, Body, made, place_in_the_row
 from prove.showing import shown
-from staged.showing import shown as shown_by_stages
+from prove.staged.showing import shown as shown_by_stages
 from trainverify.prove.staged import expressions
 from trainverify.verdicts import verify
 

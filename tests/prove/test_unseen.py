@@ -8,8 +8,8 @@ import pytest
 from prove.infinite import made
 from prove.meaning import numbers_of
 from prove.showing import shown
+from prove.staged.showing import shown as shown_by_stages
 from prove.unseen import LARGE, UNSEEN, Wrong, sign_of_an_exponential
-from staged.showing import shown as shown_by_stages
 from trainverify.prove.attempt import Engine
 from trainverify.prove.staged import expressions
 from trainverify.verdicts import verify
