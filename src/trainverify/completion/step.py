@@ -54,17 +54,7 @@ def complete(
     quotient = _quotient(flat) if accumulate == "per_token" else None
     b = ProgramBuilder(forward.name, ops)
     known = _declare(b, flat, microbatches)
-    passes = []
-    buffers = dict(known)
-    for m in range(microbatches):
-        env = _cut(b, flat, buffers, m, microbatches)
-        skipped = quotient if microbatches > 1 else None
-        _forward(b, flat, env, skipped)
-        passes.append(env)
-        if m + 1 < microbatches:
-            for o in flat.outputs:
-                if o.role == "state":
-                    (buffers[str(o.of)],) = b.emit("detach", (env[o.tensor],), {}, [str(o.of)])
+    passes = _passes(b, flat, known, microbatches, quotient if microbatches > 1 else None)
     b.prefix = ""
 
     def combined(name: str, averaged: bool, label: str) -> Tensor:
@@ -89,6 +79,21 @@ def complete(
     b.backward(objective)
     finish(b, [known[n] for n in flat.parameters], optimizer, clip, master)
     return b.build()
+
+
+def _passes(b: ProgramBuilder, flat: Program, known: dict[str, Tensor], microbatches: int, skipped: Op | None) -> list[dict[str, Tensor]]:
+    """The forward passes: all tensors of each. Buffers pass from one to the next."""
+    passes = []
+    buffers = dict(known)
+    for m in range(microbatches):
+        env = _cut(b, flat, buffers, m, microbatches)
+        _forward(b, flat, env, skipped)
+        passes.append(env)
+        if m + 1 < microbatches:
+            for o in flat.outputs:
+                if o.role == "state":
+                    (buffers[str(o.of)],) = b.emit("detach", (env[o.tensor],), {}, [str(o.of)])
+    return passes
 
 
 def _check(
