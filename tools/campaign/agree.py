@@ -26,12 +26,12 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime, limited
-from trainverify.nnscaler.device import Broken
 from trainverify.nnscaler.dump import read
 from trainverify.nnscaler.judge import ratio
 from trainverify.nnscaler.plan import plan as translated
 from trainverify.nnscaler.plan import program
 from trainverify.nnscaler.trainer import Trainer
+from trainverify.nnscaler.writer import Broken
 from trainverify.ops import OPS
 from trainverify.prove.attempt import Contradiction
 from trainverify.prove.staged.engine import DIFFERS, StagedProof, prove

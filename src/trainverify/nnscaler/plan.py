@@ -16,10 +16,11 @@ from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Domain, Op, Output, Program, Ref, Value
 from trainverify.nnscaler.adapters import RankDevice
 from trainverify.nnscaler.claims import claims
-from trainverify.nnscaler.device import Device, Held, Origin, group_name, scaled
+from trainverify.nnscaler.device import Device, scaled
 from trainverify.nnscaler.dump import COMPLEX, Dump
 from trainverify.nnscaler.finish import finish
 from trainverify.nnscaler.trainer import PLAIN, Trainer
+from trainverify.nnscaler.writer import Held, Origin, group_name
 from trainverify.ops.table import OpTable
 
 
