@@ -47,11 +47,11 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal tests/primitives tests/graph tests/build tests/check tests/axes tests/verify/test_mlp.py tests/verify/test_unasked.py tests/verify/test_claims.py tests/prove/test_laws.py tests/docs
+	$(BIN)/pytest -n 2 --dist worksteal tests/primitives tests/graph tests/build tests/check tests/axes tests/verdicts/test_mlp.py tests/verdicts/test_unasked.py tests/verdicts/test_claims.py tests/prove/test_laws.py tests/docs
 
 campaign: $(VENV)/dev.stamp
 	$(BIN)/pytest -m long -n 2
-	$(BIN)/python -m trainverify.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
+	$(BIN)/python -m tools.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
 
 capture: $(VENV)/dev.stamp
 	$(BIN)/pytest tests/capture -m "capture or not capture" -v

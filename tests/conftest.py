@@ -30,13 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
     folder: Path | None = config.getoption("--keep-plans")
     if folder is None:
         return
+    from tools.campaign.kept import keep
     from trainverify.axes.system import System
-    from trainverify.campaign.kept import keep
+    from trainverify.check import validate
 
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    verify: Any = importlib.import_module("trainverify.verdicts")
-    validate, init = verify.validate, System.__init__
+    init = System.__init__
     last: list[Any] = [None, None]
 
     def note(logical: Any, plan: Any, ops: Any) -> None:
@@ -53,5 +53,6 @@ def pytest_configure(config: pytest.Config) -> None:
             note(logical, plan, table)
         init(self, logical, plan, table, *args, **options)
 
-    verify.validate = validate_too
+    for name in ("judge", "inspection", "first_wrong"):
+        vars(importlib.import_module(f"trainverify.verdicts.{name}"))["validate"] = validate_too
     System.__init__ = init_too  # type: ignore[method-assign]

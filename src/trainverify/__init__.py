@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
-from trainverify.build.plan import plan
-from trainverify.build.program import program
-from trainverify.complete.step import SGD, AdamW, complete
-from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Replicate, Run, Shard, layout
-from trainverify.graph.mesh import Mesh
-from trainverify.graph.plan import Plan, expand, fold
-from trainverify.graph.program import Program
-from trainverify.ops import OPS
-
-if TYPE_CHECKING:  # the engines are loaded when something is verified
+if TYPE_CHECKING:  # each is imported when it is first used
+    from trainverify.build.plan import plan
+    from trainverify.build.program import program
+    from trainverify.completion.step import SGD, AdamW, complete
+    from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Replicate, Run, Shard, layout
+    from trainverify.graph.mesh import Mesh
+    from trainverify.graph.plan import Plan, expand, fold
+    from trainverify.graph.program import Program
+    from trainverify.ops import OPS
     from trainverify.verdicts import verify
 
 __all__ = [
@@ -41,11 +41,35 @@ __all__ = [
     "verify",
 ]
 
+# The module that defines each name.
+_HOMES: Final = {
+    "OPS": "trainverify.ops",
+    "SGD": "trainverify.completion.step",
+    "AdamW": "trainverify.completion.step",
+    "Layout": "trainverify.graph.lineage",
+    "Mesh": "trainverify.graph.mesh",
+    "Part": "trainverify.graph.lineage",
+    "Partial": "trainverify.graph.lineage",
+    "Parts": "trainverify.graph.lineage",
+    "Pattern": "trainverify.graph.lineage",
+    "Placements": "trainverify.graph.lineage",
+    "Plan": "trainverify.graph.plan",
+    "Program": "trainverify.graph.program",
+    "Replicate": "trainverify.graph.lineage",
+    "Run": "trainverify.graph.lineage",
+    "Shard": "trainverify.graph.lineage",
+    "complete": "trainverify.completion.step",
+    "expand": "trainverify.graph.plan",
+    "fold": "trainverify.graph.plan",
+    "layout": "trainverify.graph.lineage",
+    "plan": "trainverify.build.plan",
+    "program": "trainverify.build.program",
+    "verify": "trainverify.verdicts",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "verify":
-        from trainverify.verdicts import verify
-
-        globals()["verify"] = verify
-        return verify
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value

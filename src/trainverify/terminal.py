@@ -16,8 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from trainverify import files
-from trainverify.files.errors import one_line
+from trainverify.refusal import Refused, one_line
 
 P = ParamSpec("P")
 USAGE, UNKNOWN, INTERNAL, INTERRUPTED, CLOSED = 2, 3, 4, 130, 141
@@ -59,10 +58,6 @@ def change(text: str) -> Any:
     return Annotated[int | None, typer.Option(min=1, metavar="N", help=text)]
 
 
-class Refused(Exception):
-    """Input or arguments that cannot be used."""
-
-
 def fail(message: str, code: int, as_json: bool) -> int:
     """One line: on stderr, or as a JSON object on stdout."""
     if as_json:
@@ -94,7 +89,7 @@ def _tried(work: Callable[[], int], as_json: bool) -> int:
     """The same, but for what goes wrong with standard output."""
     try:
         return work()
-    except (files.FileError, Refused) as error:
+    except Refused as error:
         return fail(str(error), USAGE, as_json)
     except KeyboardInterrupt:
         return fail("interrupted; no verdict", INTERRUPTED, as_json)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is
 
 import trainverify.torch as tvt  # noqa: E402
 from capture.cases import IGNORE, REAL, SMALL, Config, written  # noqa: E402
-from trainverify.complete.step import AdamW, complete  # noqa: E402
+from trainverify.completion.step import AdamW, complete  # noqa: E402
 from trainverify.graph.mesh import Mesh  # noqa: E402
 from trainverify.graph.program import Program  # noqa: E402
 from trainverify.report import Report  # noqa: E402

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import trainverify as tv
-from cli.test_verdicts import model, plan
+from cli.models import model, plan
 from files.big import big_plan
 from trainverify import files
 from trainverify.limits import default_megabytes
@@ -99,7 +99,9 @@ def test_default_memory_limit(folder: Path, more: tuple[str, ...], shown: str) -
     def little() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (2048 << 20, resource.RLIM_INFINITY))
 
-    Path("ops.py").write_text(STUCK.format("import sys\nsys.modules['trainverify.verdicts'].told_apart = lambda *_: bytearray(8 << 30)"))
+    Path("ops.py").write_text(
+        STUCK.format("import sys\nsys.modules['trainverify.verdicts.judge'].told_apart = lambda *_: bytearray(8 << 30)")
+    )
     arguments = ["verify", "model.json", "good.json", "--ops", "ops.py", *more]
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, preexec_fn=little, timeout=60)
     assert (done.returncode, done.stderr) == (3, b"")
@@ -111,7 +113,8 @@ def test_default_limit_is_what_the_machine_has() -> None:
     """Less than all of it, so that others do not have to be killed; and every command has it."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     assert 0 < (default_megabytes() or 0) < 0.8 * physical
-    shown = "import resource, trainverify.cli as c; c.run = lambda a: print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20) or 0; c.main()"
+    told = "print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20) or 0"
+    shown = f"import resource, trainverify.cli.application as c; c.run = lambda a: {told}; c.main()"
     done = subprocess.run([sys.executable, "-c", shown], capture_output=True, timeout=60)
     assert int(done.stdout) == default_megabytes()
 

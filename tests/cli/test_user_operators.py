@@ -10,6 +10,7 @@ import pytest
 import trainverify as tv
 from trainverify import cli, files
 from trainverify.build.tape import Tape, Tensor
+from trainverify.cli.user_ops import table_with
 from trainverify.ops.table import OpTable
 
 DECLARED = '''
@@ -62,7 +63,7 @@ def plan(ops: OpTable, beta: float) -> tv.Plan:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(DECLARED, "utf-8")
-    ops = cli.table_with(Path("mine.py"))
+    ops = table_with(Path("mine.py"))
     files.write("model.json", logical(ops))
     files.write("good.json", plan(ops, 1.5))
     files.write("wrong.json", plan(ops, 1.25))

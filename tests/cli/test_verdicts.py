@@ -12,31 +12,12 @@ from typing import Any
 import pytest
 
 import trainverify as tv
+from cli.models import model, plan
 from trainverify import cli, files
 from trainverify.graph.program import Op
 
 Run = Callable[..., tuple[int, str, str]]
 CLI_PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
-
-
-def model() -> tv.Program:
-    b = tv.program("model")
-    x, w = b.input("x", (6, 10)), b.parameter("w", (4, 10))
-    b.loss(b.mean(b.square(b.linear(x, w, name="y"), name="sq"), name="loss"))
-    return tv.complete(b.build(), tv.SGD(lr=0.5))
-
-
-def plan(op: str = "avg") -> tv.Plan:
-    p = tv.plan("plan", tv.Mesh(dp=3))
-    with p.ranks() as r:
-        x, w = r.input("x", (2, 10), "(dp b) k"), r.parameter("w", (4, 10), "o k")
-        loss = r.mean(r.square(r.linear(x, w, name="y"), name="sq"), name="loss.local")
-        r.backward(loss)
-        r.loss(r.all_reduce(loss, group="dp", op="avg", name="loss"))
-        grad = r.all_reduce(r.gradient(w), group="dp", op=op, name="w.grad.mean")
-        r.output(grad, "gradient", "w")
-        r.update(w, r.sgd(w, grad, lr=0.5, name="w.new"))
-    return p.build()
 
 
 def with_op(p: tv.Plan, change: Callable[[Op], Op]) -> tv.Plan:
@@ -166,7 +147,7 @@ def test_json_of_verify(run: Run, name: str) -> None:
             "`first_wrong` (null unless REFUTED, or INVALID by one rank that is unlike the others)"
         )
         assert list(found["first_wrong"]["op"]) == documented("`op`, `logical_op` (or null)")
-        assert found["first_wrong"]["op"]["source"].startswith("test_verdicts.py:")
+        assert found["first_wrong"]["op"]["source"].startswith("models.py:")
         assert {o["status"] for o in found["obligations"]} == {"proved", "different"}
 
 
@@ -203,8 +184,8 @@ def test_internal_error(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseEx
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "verify", broken)
-    monkeypatch.setattr(cli, "validate", broken)
+    monkeypatch.setattr("trainverify.cli.verify.verify", broken)
+    monkeypatch.setattr("trainverify.cli.validate.validate", broken)
     for arguments in (["verify", "model.json", "good.json"], ["validate", "good.json"]):
         code, out, err = run(*arguments)
         assert (code, out) == (4, "")
@@ -216,7 +197,7 @@ def test_internal_error(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseEx
 
 
 def test_no_exit_code_is_not_success(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "app", lambda *_, **__: None)
+    monkeypatch.setattr("trainverify.cli.application.app", lambda *_, **__: None)
     code, out, err = run("verify", "model.json", "good.json")
     assert (code, out) == (4, "")
     assert err.startswith("error: internal error, no verdict: ")
@@ -234,7 +215,7 @@ def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "verify", broken)
+    monkeypatch.setattr("trainverify.cli.verify.verify", broken)
     assert run("verify", "model.json", "good.json") == (130, "", "error: interrupted; no verdict\n")
 
 
@@ -242,5 +223,5 @@ def test_out_of_memory_is_no_verdict_about_the_plan(run: Run, monkeypatch: pytes
     def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(cli, "verify", broken)
+    monkeypatch.setattr("trainverify.cli.verify.verify", broken)
     assert run("verify", "model.json", "good.json")[:2] == (3, "UNKNOWN good.json against model.json: out of memory\n")

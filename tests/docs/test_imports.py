@@ -25,6 +25,18 @@ def imports() -> dict[str, set[str]]:
     return found
 
 
+def test_nothing_uses_the_tools() -> None:
+    """Tools and tests import the package, never the other way round."""
+    for path in SOURCE.rglob("*.py"):
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names.add(node.module or "")
+            elif isinstance(node, ast.Import):
+                names |= {a.name for a in node.names}
+        assert not {n.split(".")[0] for n in names} & {"tools", "tests"}, path
+
+
 def test_there_is_no_circle() -> None:
     """Also none that an import within a function, or for types only, would hide."""
     found = imports()

@@ -62,7 +62,7 @@ def test_python_and_console_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if command == "echo $?":
             assert shown == [str(code)]
             continue
-        program = [sys.executable, "-m", "trainverify.cli"] if words[0] == "trainverify" else [sys.executable]
+        program = [sys.executable, "-m", "trainverify"] if words[0] == "trainverify" else [sys.executable]
         run = subprocess.run([*program, *words[1:]], capture_output=True, encoding="utf-8", env={"PYTHONIOENCODING": "utf-8"})
         code = run.returncode
         assert not run.stderr

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from parallel.test_experts_planted import turned
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import System
 from trainverify.evaluate.choices import Row, grown, rows
@@ -24,7 +22,8 @@ from trainverify.verdicts import Disagreement, related, verify
 from trainverify.zoo.deepseek import PRESETS
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 from trainverify.zoo.recipes import Wish
-from verify.changes import Change, attrs, inputs, on_rank
+from verdicts.changes import Change, attrs, inputs, on_rank
+from zoo.parallel.experts import turned
 
 V2 = replace(PRESETS["deepseek-236b"], layers=2, batch=32)
 V3 = replace(PRESETS["deepseek-671b"], layers=2, dense_layers=1, batch=32)
@@ -140,9 +139,8 @@ def test_a_rank_among_128_is_named() -> None:
 
 def test_a_wrong_proof_of_a_large_plan_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too large for enclosures: what is as far off in extended precision as in float64 is enough."""
-    module = importlib.import_module("trainverify.verdicts")  # the package's attribute of this name is the function
-    monkeypatch.setattr(module, "ENCLOSED", 0)
-    monkeypatch.setattr(module, "prove", lambda system, wanted: Proof(proved=list(wanted)))
+    monkeypatch.setattr("trainverify.verdicts.budgets.ENCLOSED", 0)
+    monkeypatch.setattr("trainverify.verdicts.judge.prove", lambda system, wanted: Proof(proved=list(wanted)))
     logical, plan = Wish("llama3-8b", Degrees(dp=2, tp=4, zero=1), layers=1).build()
     assert verify(logical, plan, points=1).verdict == "PROVED"
     with pytest.raises(Disagreement, match="was proved by algebra"):
@@ -186,14 +184,13 @@ def test_few_ranks_with_many_experts_are_sampled_too(monkeypatch: pytest.MonkeyP
     """160 experts on 16 ranks: with all of them there are too many elements."""
     config = replace(V2, layers=1, dense_layers=0, batch=8)
     logical, plan = deepseek_step(config), deepseek_plan(config, Degrees(dp=8, ep=8, tp=2, normalise="loss"))
-    module = importlib.import_module("trainverify.verdicts")
-    monkeypatch.setattr(module, "EVALUATED", 100_000)
+    monkeypatch.setattr("trainverify.verdicts.budgets.EVALUATED", 100_000)
     report = verify(logical, plan)
     assert report.verdict == "PROVED", report.reason
     assert any("on 4 of 16 ranks" in n for n in report.notes)
     wrong = attrs("pp0", "mb0/layers.0.moe.weights", top_k=5)(plan)
     assert verify(logical, wrong).verdict == "REFUTED"
-    monkeypatch.setattr(module, "EVALUATED", 1_000)
-    monkeypatch.setattr(module, "MAX_ELEMENTS", 1_000)
+    monkeypatch.setattr("trainverify.verdicts.budgets.EVALUATED", 1_000)
+    monkeypatch.setattr("trainverify.verdicts.budgets.MAX_ELEMENTS", 1_000)
     report = verify(logical, plan)
     assert (report.verdict, report.reason[:21]) == ("UNKNOWN", "too large to evaluate")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +101,6 @@ def test_a_circle_is_not_run() -> None:
 
 
 def test_without_joining_the_verdict_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("trainverify.verdicts")
     asked = []
 
     def refused(*given: Any, **options: Any) -> Small:
@@ -114,7 +112,7 @@ def test_without_joining_the_verdict_is_the_same(monkeypatch: pytest.MonkeyPatch
     logical, plan = tiny(Degrees(dp=33, tp=2, microbatches=2))
     wrong = edited(plan, 64, "mb1/layers.1.ffn.silu", "mb0/layers.1.ffn.gate")
     joined = verify(logical, wrong)
-    monkeypatch.setattr(module, "shrink_system", refused)
+    monkeypatch.setattr("trainverify.verdicts.evaluation.shrink_system", refused)
     apart = verify(logical, wrong)
     assert asked[:2] == [True, False]
     for report in (joined, apart):

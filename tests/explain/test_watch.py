@@ -9,7 +9,7 @@ import pytest
 
 from trainverify.explain.watch import STOPPED, Stopped, Watch
 from trainverify.verdicts import verify
-from verify.exchange import logical, plan
+from verdicts.exchange import logical, plan
 
 
 @pytest.mark.parametrize("looks", [0, 3, 40, 400])

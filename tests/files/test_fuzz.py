@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 from files.big import big_plan
-from files.test_rejected import PLAN, PROGRAM
+from files.rejected import PLAN, PROGRAM
 from trainverify import files
 
 SMALL = files.Limits(text_bytes=1 << 20, expanded=10_000)

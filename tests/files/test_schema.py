@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from files.contents import plans, programs
-from files.test_rejected import IN_PLAN, IN_PROGRAM, PLAN, PROGRAM, changed
+from files.rejected import IN_PLAN, IN_PROGRAM, PLAN, PROGRAM, changed
 from trainverify import files
 from trainverify.files.encode import encode
 from trainverify.graph.plan import Plan, expand

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from nnscaler.plans import DATA, Tree, tree
+from tools.nnscaler_verdicts import main
 from trainverify import files
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.nnscaler import convert, export, parse, plan, program, read, snapshot
-from trainverify.nnscaler.table import main
 from trainverify.ops import OPS
 from trainverify.verdicts import verify
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nnscaler.plans import judged, tree
-from trainverify.complete.optimizers import SGD, AdamW
+from trainverify.completion.optimizers import SGD, AdamW
 from trainverify.files.errors import FileError
 from trainverify.graph.lineage import Layout, Part, Parts, Pattern, Run
 from trainverify.graph.plan import Plan

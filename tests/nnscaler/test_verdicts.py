@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nnscaler.plans import Tree, cells, devices, judged, messages, prims, tree, verdict
-from trainverify.complete.optimizers import SGD, AdamW
+from trainverify.completion.optimizers import SGD, AdamW
 from trainverify.nnscaler import Trainer
 from trainverify.report import Report
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import trainverify as tv
 from trainverify.build.tape import Tensor
-from trainverify.complete.optimizers import SGD, AdamW
+from trainverify.completion.optimizers import SGD, AdamW
 from trainverify.graph.program import Program
 from trainverify.ops.table import OpError
 from trainverify.primitives.node import ShapeError

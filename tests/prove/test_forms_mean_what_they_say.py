@@ -14,7 +14,7 @@ from trainverify.check import validate
 from trainverify.ops import OPS
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
-from verify import test_mlp as mlp
+from verdicts import mlp
 
 SAMPLES = [pytest.param(name, i, s, grad, id=f"{name}-{i}{'-grad' if grad else ''}") for name, i, s, grad in all_samples()]
 TINY = Config(layers=1, hidden=4, heads=2, kv_heads=2, ffn=2, vocabulary=4, sequence=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from prove.infinite import FINITE, INFINITE, Body, made, place_in_the_row
-from prove.test_hidden import shown
-from staged.test_hidden import shown as shown_by_stages
+from prove.showing import shown
+from prove.staged.showing import shown as shown_by_stages
 from trainverify.prove.staged import expressions
 from trainverify.verdicts import verify
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 import pytest
 
 import trainverify as tv
+from prove.hidden import HIDDEN
 from prove.infinite import FINITE, INFINITE, Body, made
 from prove.rewritten import WORDS
-from prove.test_hidden import HIDDEN
 from prove.unseen import UNSEEN
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program

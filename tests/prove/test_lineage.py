@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainverify.prove.algebra.discover import Found
 from trainverify.verdicts import lineage
-from verify.test_mlp import logical, plan
+from verdicts.mlp import logical, plan
 
 
 def test_tensors_are_found_with_their_placement() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -13,10 +12,10 @@ import trainverify as tv
 from prove.meaning import check_plan, check_program, system_of
 from prove.operators import all_samples, one_op
 from prove.random_programs import random_program
-from prove.test_wrong_plans import CASES
+from prove.some_listed import some
+from prove.wrong_plans import CASES
 from trainverify.axes.listed import ListedAxes, Sealed
 from trainverify.axes.structure import Axes, Axis
-from trainverify.axes.system import System
 from trainverify.graph.lineage import Partial, Reduction, layout
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
@@ -30,20 +29,6 @@ from trainverify.prove.listed.opened import Opened
 from trainverify.verdicts import single, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
-
-
-def some(seed: int, share: float) -> Callable[[System], None]:
-    """Lists digits at random."""
-
-    def freeze(system: System) -> None:
-        rng = random.Random(seed)
-        axes = system.inference.axes
-        for a in {id(leaf): leaf for x in system.inference.all for leaf in axes.leaves([x])}.values():
-            if rng.random() < share:
-                axes.freeze(a)
-
-    return freeze
-
 
 # -- forms mean what they say -----------------------------------------------------------------------------------------
 

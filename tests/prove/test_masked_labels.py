@@ -6,7 +6,7 @@ import pytest
 
 import trainverify as tv
 from prove.meaning import check_program
-from prove.test_listed import some
+from prove.some_listed import some
 from trainverify.build.plan import RankBuilder
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor

@@ -7,9 +7,9 @@ import pytest
 
 from prove.infinite import made
 from prove.meaning import numbers_of
-from prove.test_hidden import shown
+from prove.showing import shown
+from prove.staged.showing import shown as shown_by_stages
 from prove.unseen import LARGE, UNSEEN, Wrong, sign_of_an_exponential
-from staged.test_hidden import shown as shown_by_stages
 from trainverify.prove.attempt import Engine
 from trainverify.prove.staged import expressions
 from trainverify.verdicts import verify

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from complete.running import assert_same, differing, draw, outputs
+from completion.running import assert_same, differing, draw, outputs
 from trainverify.graph.program import Program
 from trainverify.zoo import deepseek
 from trainverify.zoo.deepseek import BALANCE, Config, Gate

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from complete.running import assert_same, differing, draw, outputs
+from completion.running import assert_same, differing, draw, outputs
 from trainverify.zoo import gpt
 from zoo.training import Reported, Tensors, changed, complete, torch_step
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.nn import functional
 
-from complete.running import assert_same, differing, draw, outputs
+from completion.running import assert_same, differing, draw, outputs
 from trainverify.zoo import resnet
 from zoo.training import Reported, Tensors, changed, complete, torch_step
 

@@ -139,15 +139,7 @@ class Inference:
                     self.same_dims(args[0], other)
                 return args[0]
             case "contract":
-                terms, target = node.attrs
-                label: dict[int, Axis] = {}
-                for term, dims in zip(terms, args, strict=True):
-                    for i, a in zip(term, dims, strict=True):
-                        if i in label:
-                            axes.same(label[i], a)
-                        else:
-                            label[i] = a
-                return [label[i] for i in target]
+                return self._contract(node, args)
             case "reduce":
                 return [a for d, a in enumerate(args[0]) if d not in node.attrs[1]]
             case "reshape":
@@ -165,27 +157,9 @@ class Inference:
                 self.all.append(piece)  # it is somebody's dimension, also if no tensor outside of the op has it
                 return self._replace(args[0], d, piece)
             case "concat":
-                (d,) = node.attrs
-                for other in args[1:]:
-                    self.same_dims([a for i, a in enumerate(args[0]) if i != d], [a for i, a in enumerate(other) if i != d])
-                (whole,) = self.fresh([node.shape[d]])
-                whole.flat = self.flat and len(node.shape) == 1
-                whole.apart = node.kind == "int"  # integers of different places, never one formula
-                start = 0
-                for dims in args:
-                    axes.same(axes.piece(whole, start, dims[d].size), dims[d])
-                    start += dims[d].size
-                return self._replace(args[0], d, whole)
+                return self._concat(node, args)
             case "pad":
-                d, low, _, _ = node.attrs
-                shorter = args[0][d].root().shorter
-                if shorter is not None and node.shape[d] <= shorter[0].size:  # a shifted piece goes back to its place
-                    whole = axes.shifted(shorter[0], node.shape[d])
-                    self.all.append(whole)
-                    return self._replace(args[0], d, whole)
-                (whole,) = self.fresh([node.shape[d]])
-                axes.same(axes.piece(whole, low, args[0][d].size), args[0][d])
-                return self._replace(args[0], d, whole)
+                return self._pad(node, args)
             case "broadcast":
                 (dims,) = node.attrs
                 made = self.fresh(node.shape)
@@ -193,35 +167,86 @@ class Inference:
                     made[d] = args[0][i]
                 return made
             case "one_hot":
-                (depth,) = self.fresh([node.shape[-1]])
-                (start,) = node.attrs
-                if lines[0] is None:
-                    axes.freeze(depth)
-                elif lines[0].root().axis is None:
-                    self._later.append((lines[0], start, depth, axes.where))  # where it counts may come with a message
-                else:
-                    self._digits_on(lines[0], start, depth)
-                return [*args[0], depth]
+                return self._one_hot(node, args, lines[0])
             case "gather":
                 (d,) = node.attrs
                 self.same_dims([a for i, a in enumerate(args[0]) if i != d], [a for i, a in enumerate(args[1]) if i != d])
                 self._counts_on(lines[1], args[0][d])
                 return args[1]
             case "rowwise":
-                fn, d, _ = node.attrs
-                if fn == "cumsum":
-                    axes.counted.append(args[0][d])
-                    return args[0]
-                axes.fix(args[0][d])  # a choice among n: n is not a matter of scale
-                if fn in ("argmax", "argmin"):
-                    self.choices.append((args[0][d], None))
-                    return [a for i, a in enumerate(args[0]) if i != d]
-                (order,) = self.fresh([node.shape[d]])  # places in the sorted row, not the row's own positions
-                axes.fix(order)
-                order.apart = True  # what is chosen and what is not, also if they are as many
-                self.choices.append((args[0][d], order))
-                return self._replace(args[0], d, order)
+                return self._rowwise(node, args)
         raise ValueError(f"no primitive {node.prim!r}")
+
+    def _contract(self, node: Node, args: list[Dims]) -> Dims:
+        """Dimensions with one label are the same."""
+        axes = self.axes
+        terms, target = node.attrs
+        label: dict[int, Axis] = {}
+        for term, dims in zip(terms, args, strict=True):
+            for i, a in zip(term, dims, strict=True):
+                if i in label:
+                    axes.same(label[i], a)
+                else:
+                    label[i] = a
+        return [label[i] for i in target]
+
+    def _concat(self, node: Node, args: list[Dims]) -> Dims:
+        """The whole is a new axis; what is joined are its pieces."""
+        axes = self.axes
+        (d,) = node.attrs
+        for other in args[1:]:
+            self.same_dims([a for i, a in enumerate(args[0]) if i != d], [a for i, a in enumerate(other) if i != d])
+        (whole,) = self.fresh([node.shape[d]])
+        whole.flat = self.flat and len(node.shape) == 1
+        whole.apart = node.kind == "int"  # integers of different places, never one formula
+        start = 0
+        for dims in args:
+            axes.same(axes.piece(whole, start, dims[d].size), dims[d])
+            start += dims[d].size
+        return self._replace(args[0], d, whole)
+
+    def _pad(self, node: Node, args: list[Dims]) -> Dims:
+        """What is padded is a piece of a longer axis."""
+        axes = self.axes
+        d, low, _, _ = node.attrs
+        shorter = args[0][d].root().shorter
+        if shorter is not None and node.shape[d] <= shorter[0].size:  # a shifted piece goes back to its place
+            whole = axes.shifted(shorter[0], node.shape[d])
+            self.all.append(whole)
+            return self._replace(args[0], d, whole)
+        (whole,) = self.fresh([node.shape[d]])
+        axes.same(axes.piece(whole, low, args[0][d].size), args[0][d])
+        return self._replace(args[0], d, whole)
+
+    def _one_hot(self, node: Node, args: list[Dims], line: Line | None) -> Dims:
+        """The new dimension has the digits of what the ids count on."""
+        axes = self.axes
+        (depth,) = self.fresh([node.shape[-1]])
+        (start,) = node.attrs
+        if line is None:
+            axes.freeze(depth)
+        elif line.root().axis is None:
+            self._later.append((line, start, depth, axes.where))  # where it counts may come with a message
+        else:
+            self._digits_on(line, start, depth)
+        return [*args[0], depth]
+
+    def _rowwise(self, node: Node, args: list[Dims]) -> Dims:
+        """Running sums, and choices among the positions of a row."""
+        axes = self.axes
+        fn, d, _ = node.attrs
+        if fn == "cumsum":
+            axes.counted.append(args[0][d])
+            return args[0]
+        axes.fix(args[0][d])  # a choice among n: n is not a matter of scale
+        if fn in ("argmax", "argmin"):
+            self.choices.append((args[0][d], None))
+            return [a for i, a in enumerate(args[0]) if i != d]
+        (order,) = self.fresh([node.shape[d]])  # places in the sorted row, not the row's own positions
+        axes.fix(order)
+        order.apart = True  # what is chosen and what is not, also if they are as many
+        self.choices.append((args[0][d], order))
+        return self._replace(args[0], d, order)
 
     def _by_members(self, node: Node) -> bool:
         """Whether a view is one of equal blocks of a flat tensor, one for each member of a collective."""

@@ -18,10 +18,10 @@ from typing import Any, Final
 from trainverify.bench.case import Case
 from trainverify.bench.phases import alone, verified
 from trainverify.bench.table3 import ROWS
-from trainverify.campaign.mutations import Mutant, at_one_rank
-from trainverify.campaign.zoo import contradiction
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op
+from trainverify.mutate.mutations import Mutant, at_one_rank
+from trainverify.mutate.run import contradiction
 from trainverify.report import Report
 
 AIM: Final = 2.0  # times the time of the correct plan

@@ -130,6 +130,11 @@ class Element(ArrayDomain):
         polys = [self.real(x) for x in xs]
         if fn in ("floordiv", "mod") or (fn in _INTEGERS and all(s.finite(p) for p in polys) and any(polys)):
             return s.tabulate(_INTEGERS[fn], polys)
+        return self._compared(fn, polys)
+
+    def _compared(self, fn: str, polys: list[Poly]) -> Poly:
+        """Functions that depend on which of two numbers is larger."""
+        s = self.scalars
         match fn:
             case "abs":
                 (p,) = polys

@@ -8,114 +8,60 @@ What a division, a root or a logarithm needs in order to be defined is recorded 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
 from flint import fmpq
 
-from trainverify.primitives.scalars import LONGEST
+from trainverify.domains.atoms import (
+    ONE,
+    Choice,
+    Exponent,
+    Factors,
+    Infinity,
+    Mono,
+    Need,
+    Poly,
+    TooLarge,
+    Unsupported,
+    atom_of,
+    exponent,
+    fraction,
+    raised,
+    rational,
+)
+from trainverify.domains.ring import Ring
 
-Exponent = int | Fraction
-Factors = tuple[tuple[int, Exponent], ...]  # (atom, exponent), sorted by atom
-Mono = int  # the number of an interned monomial; 0 is the empty one
-Poly = dict[Mono, Any]  # Mono → fmpq, never 0
-ONE: Final = fmpq(1)
-ZERO: Final[Poly] = {}
+__all__ = [
+    "CONSTANTS",
+    "ONE",
+    "Choice",
+    "Exponent",
+    "Factors",
+    "Infinity",
+    "Mono",
+    "Need",
+    "Poly",
+    "Scalars",
+    "TooLarge",
+    "Unsupported",
+    "exponent",
+    "fraction",
+    "rational",
+]
+
 MAX_CASES: Final = 4096  # joint values of choices that a function of integers is tabulated over
 CONSTANTS: Final = ("pi", "one_minus_power")
-MAX_POWER: Final = 1000  # of a sum that is multiplied out
 MAX_FACTOR: Final = 1000  # primes that are looked for in numbers under a root
 
 
-class Unsupported(Exception):
-    """A value that these scalars cannot express."""
-
-
-class TooLarge(Exception):
-    """More terms, or more time, than allowed."""
-
-
-@dataclass(frozen=True)
-class Infinity:
-    """±∞, which only comparisons, maxima and exp understand."""
-
-    sign: int
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A variable with finitely many values; the last one is written as 1 − the others."""
-
-    key: Hashable
-    values: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Atom:
-    kind: str  # "symbol", "flag", "choice", "positive", "exp", "sum", "number", "max" or the name of a function
-    args: tuple[Any, ...]  # polynomials as frozensets of items
-    sign: str | None = None  # "positive" | "nonnegative"
-    group: int = -1  # of a choice: which one
-
-
-Need = tuple[str, frozenset[tuple[Mono, Any]]]
-
-
-def raised(base: Fraction, n: int) -> Fraction:
-    """A power of a number, if it is not too long to be written."""
-    if abs(n) * max(base.numerator.bit_length(), base.denominator.bit_length()) > LONGEST and abs(base) != 1 and base:
-        raise TooLarge(f"a number to the power of {n}")
-    return base**n
-
-
-def rational(value: Any) -> Any:
-    q = Fraction(value)
-    return fmpq(q.numerator, q.denominator)
-
-
-def fraction(value: Any) -> Fraction:
-    return Fraction(int(value.p), int(value.q))
-
-
-class _Power(Fraction):
-    """A fraction that knows its hash; interned, so that equal ones are identical."""
-
-    __slots__ = ("_hash",)
-    _hash: int
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return self._hash
-
-
-_powers: dict[tuple[int, int], _Power] = {}
-
-
-def exponent(e: Exponent) -> Exponent:
-    if isinstance(e, int):
-        return e
-    if e.denominator == 1:
-        return e.numerator
-    key = (e.numerator, e.denominator)
-    found = _powers.get(key)
-    if found is None:
-        found = _powers[key] = _Power(*key)
-        found._hash = hash(key)
-    return found
-
-
-def _first(factor: tuple[int, Exponent]) -> int:
-    return factor[0]
-
-
-class Scalars:
-    """One family of atoms. Polynomials of different families do not mix."""
+class Scalars(Ring):
+    """A ring with roots, functions, indicators and integers, and the conditions under which they are defined."""
 
     def __init__(self, max_terms: int = 200_000, deadline: float | None = None):
-        self.atoms: list[Atom] = []
+        super().__init__(max_terms, deadline)
         self.needs: dict[Need, None] = {}
         self.doubts: dict[Need, None] = {}  # conditions of a branch of a choice with a symbolic condition
         self.branches = 0  # such branches that are being looked at
@@ -124,260 +70,7 @@ class Scalars:
         self.loose = 0  # places that are being looked at, where something may be infinite that nobody sees
         self.blind = 0  # places where nobody sees that something is no number
         self.unsure: dict[Need, None] = {}  # what is needed for it to be finite
-        self.max_terms = max_terms
-        self.deadline = deadline  # of processor time
-        self._number: dict[Hashable, int] = {}
-        self._products: dict[int, tuple[tuple[Mono, Any], ...]] = {}
-        self.factors: list[Factors] = [()]  # of every monomial
-        self._monos: dict[Factors, Mono] = {(): 0}
-        self._indicator: list[bool] = []
         self.comparisons: set[int] = set()  # indicators of something being positive
-        self._followers: dict[int, set[int]] = {}  # a symbol → those that vanish with it
-        self.implied: dict[int, set[int]] = {}  # an atom → indicators that are 1 wherever it is not 0
-        self._choices: dict[Choice, int] = {}
-        self._by_group: list[Choice] = []
-        self._choice_value: dict[int, int] = {}
-
-    # -- atoms -------------------------------------------------------------------------------------------------------
-
-    def _atom(self, kind: str, args: tuple[Any, ...], sign: str | None = None, indicator: bool = False, group: int = -1) -> int:
-        key = (kind, args)
-        found = self._number.get(key)
-        if found is None:
-            found = self._number[key] = len(self.atoms)
-            self.atoms.append(Atom(kind, args, sign, group))
-            self._indicator.append(indicator)
-        return found
-
-    def mono(self, factors: Factors) -> Mono:
-        """The number of a monomial; its factors must be sorted."""
-        found = self._monos.get(factors)
-        if found is None:
-            found = self._monos[factors] = len(self.factors)
-            self.factors.append(factors)
-        return found
-
-    def one(self, atom: int, e: Exponent = 1) -> Poly:
-        """atom^e."""
-        return {self.mono(((atom, exponent(e)),)): ONE}
-
-    def symbol(self, key: Hashable, sign: str | None = None) -> Poly:
-        return self.one(self._atom("symbol", (key,), sign))
-
-    def vanishes(self, p: Poly, q: Poly) -> None:
-        """What is known of two symbols: the first is 0 wherever the second is."""
-        (((m, _),), ((n, _),)) = p.items(), q.items()
-        (((x, _),), ((y, _),)) = self.factors[m], self.factors[n]
-        self._followers.setdefault(y, set()).add(x)
-        for indicator in self.implied.get(y, ()):
-            self.implied.setdefault(x, set()).add(indicator)
-
-    def flag(self, key: Hashable) -> Poly:
-        """A symbol that is 0 or 1."""
-        return self.one(self._atom("flag", (key,), "nonnegative", True))
-
-    def choice(self, choice: Choice) -> Poly:
-        """An integer variable, as Σ value·[variable = value]."""
-        return self._expand(choice, {v: rational(v) for v in choice.values})
-
-    def _expand(self, choice: Choice, table: dict[int, Any]) -> Poly:
-        group = self._choices.get(choice)
-        if group is None:
-            group = self._choices[choice] = len(self._by_group)
-            self._by_group.append(choice)
-        *others, last = choice.values
-        made = self.const(table[last])
-        for v in others:
-            c = table[v] - table[last]
-            if c:
-                atom = self._atom("choice", (choice, v), "nonnegative", True, group)
-                self._choice_value[atom] = v
-                made[self.mono(((atom, 1),))] = c
-        return made
-
-    # -- ring --------------------------------------------------------------------------------------------------------
-
-    def const(self, value: Any) -> Poly:
-        c = value if isinstance(value, fmpq) else rational(value)
-        return {0: c} if c else {}
-
-    def constant(self, p: Poly) -> Any | None:
-        """The number that a polynomial is, if it is one."""
-        if not p:
-            return fmpq(0)
-        return p[0] if len(p) == 1 and 0 in p else None
-
-    def add(self, a: Poly, b: Poly) -> Poly:
-        if len(a) < len(b):
-            a, b = b, a
-        if not b:
-            return a
-        out = dict(a)
-        self.into(out, b, ONE)
-        return out
-
-    def sub(self, a: Poly, b: Poly) -> Poly:
-        if not b:
-            return a
-        out = dict(a)
-        self.into(out, b, -ONE)
-        return out
-
-    @staticmethod
-    def into(out: Poly, b: Poly, factor: Any) -> None:
-        """out += factor·b."""
-        for m, c in b.items():
-            s = out.get(m)
-            s = c * factor if s is None else s + c * factor
-            if s:
-                out[m] = s
-            else:
-                out.pop(m, None)
-
-    def scale(self, a: Poly, c: Any) -> Poly:
-        return {m: x * c for m, x in a.items()} if c else {}
-
-    def neg(self, a: Poly) -> Poly:
-        return {m: -x for m, x in a.items()}
-
-    def mul(self, a: Poly, b: Poly) -> Poly:
-        out: Poly = {}
-        self.fma(out, a, b)
-        return out
-
-    def fma(self, out: Poly, a: Poly, b: Poly) -> None:
-        """out += a·b."""
-        products = self._products
-        for ma, ca in a.items():
-            for mb, cb in b.items():
-                if not ma or not mb:
-                    terms: tuple[tuple[Mono, Any], ...] = ((ma or mb, None),)
-                else:
-                    key = ma << 32 | mb if ma < mb else mb << 32 | ma
-                    known = products.get(key)
-                    if known is None:
-                        known = products[key] = self._product(self.factors[ma], self.factors[mb])
-                    terms = known
-                c = ca * cb
-                for m, k in terms:
-                    term = c if k is None else c * k
-                    s = out.get(m)
-                    s = term if s is None else s + term
-                    if s:
-                        out[m] = s
-                    else:
-                        del out[m]
-        if len(out) > self.max_terms:
-            raise TooLarge(f"more than {self.max_terms} terms")
-        if self.deadline is not None and time.process_time() > self.deadline:
-            raise TooLarge("time limit of the obligation")
-
-    def _product(self, a: Factors, b: Factors) -> tuple[tuple[Mono, Any], ...]:
-        """The product of two monomials: usually one, none where indicators exclude each other, several where a root is undone."""
-        coefficient = ONE
-        more: list[tuple[int, int]] = []
-        out: list[tuple[int, Exponent]] = []
-        groups: dict[int, int] = {}
-        i = j = 0
-        while i < len(a) or j < len(b):
-            if j == len(b) or (i < len(a) and a[i][0] < b[j][0]):
-                factor = a[i]
-                i += 1
-            elif i == len(a) or b[j][0] < a[i][0]:
-                factor = b[j]
-                j += 1
-            else:
-                factor, e = self._joined(a[i], b[j][1], more)
-                coefficient = coefficient if e is None else coefficient * e
-                i, j = i + 1, j + 1
-            x = factor[0]
-            if factor[1]:
-                group = self.atoms[x].group
-                if group >= 0 and groups.setdefault(group, x) != x:
-                    return ()
-                out.append(factor)
-        if self.implied:  # x·[x > 0] = x for x ≥ 0
-            needless = {i for x, e in out if e > 0 and x in self.implied for i in self.implied[x] if i != x}
-            if needless:
-                out = [f for f in out if f[0] not in needless]
-        mono = self.mono(tuple(out))
-        if not more:
-            return ((mono, None if coefficient == 1 else coefficient),)
-        made: Poly = {mono: coefficient}
-        for x, n in more:
-            for _ in range(n):
-                made = self.mul(made, self.inside(x))
-        return tuple(made.items())
-
-    def _joined(self, factor: tuple[int, Exponent], e: Exponent, more: list[tuple[int, int]]) -> tuple[tuple[int, Exponent], Any]:
-        """x^f·x^e; whole powers of numbers become coefficients, those of sums go to `more`."""
-        x, f = factor
-        if self._indicator[x]:
-            return factor, None
-        s = exponent(f + e)
-        kind = self.atoms[x].kind
-        if kind == "number" and (s >= 1 or s < 0):
-            whole = s.__floor__()
-            return (x, exponent(s - whole)), rational(raised(Fraction(self.atoms[x].args[0]), whole))
-        if kind == "sum" and s >= 1:
-            whole = s.__floor__()
-            more.append((x, whole))
-            s = exponent(s - whole)
-        return (x, s), None
-
-    def sorted(self, powers: dict[int, Exponent]) -> Mono:
-        return self.mono(tuple(sorted(powers.items(), key=_first)))
-
-    def inside(self, atom: int) -> Poly:
-        """The polynomial that a sum atom stands for."""
-        return dict(self.atoms[atom].args[0])
-
-    def power(self, p: Poly, n: int) -> Poly:
-        """pⁿ for n ≥ 0, multiplied out."""
-        if len(p) == 1 and n > 1:
-            ((m, c),) = p.items()
-            if not any(self._indicator[x] or self.atoms[x].kind in ("sum", "number") for x, _ in self.factors[m]):
-                return {self.mono(tuple((x, exponent(e * n)) for x, e in self.factors[m])): rational(raised(fraction(c), n))}
-        if n > MAX_POWER and p:
-            raise TooLarge(f"a sum to the power of {n}")
-        out = self.const(1)
-        for _ in range(n):
-            out = self.mul(out, p)
-        return out
-
-    # -- signs -------------------------------------------------------------------------------------------------------
-
-    def sign(self, p: Poly, cases: int = 3) -> str | None:
-        """What the form shows: "positive", "nonnegative" or nothing. So many indicators may be looked at as 0 and as 1."""
-        if not p:
-            return "nonnegative"
-        strict = False
-        for m, c in p.items():
-            if c < 0:
-                flag = next((x for x, _ in self.factors[m] if self._indicator[x]), None)
-                return None if flag is None or not cases else self._either(p, flag, cases - 1)
-            all_positive = True
-            for x, e in self.factors[m]:
-                s = self.atoms[x].sign
-                if s == "positive" or (e < 0 and not isinstance(e, int)):  # a root that is divided by is positive
-                    continue
-                all_positive = False
-                if s != "nonnegative" and isinstance(e, int) and e % 2:
-                    return None
-            strict |= all_positive
-        return "positive" if strict else "nonnegative"
-
-    def _either(self, p: Poly, flag: int, cases: int) -> str | None:
-        """The sign of a polynomial, whether an indicator is 0 or 1."""
-        zero: Poly = {}
-        one: Poly = {}
-        for m, c in p.items():
-            rest = tuple(f for f in self.factors[m] if f[0] != flag)
-            if len(rest) == len(self.factors[m]):
-                zero[m] = c
-            self.into(one, {self.mono(rest): ONE}, c)
-        signs = self.sign(zero, cases), self.sign(one, cases)
-        return None if None in signs else "nonnegative" if "nonnegative" in signs else "positive"
 
     # -- powers ------------------------------------------------------------------------------------------------------
 
@@ -502,7 +195,7 @@ class Scalars:
             coefficient *= raised(Fraction(n), whole)
             if power != whole:
                 mono.append((self._atom("number", (n,), "positive"), exponent(power - whole)))
-        return {self.mono(tuple(sorted(mono, key=_first))): rational(coefficient)}
+        return {self.mono(tuple(sorted(mono, key=atom_of))): rational(coefficient)}
 
     # -- functions ---------------------------------------------------------------------------------------------------
 
@@ -700,7 +393,7 @@ class Scalars:
 
     @contextmanager
     def loosely(self, yes: bool = True, blind: bool = False) -> Iterator[None]:
-        """While something is looked at that may be infinite, and of which nobody may see that it is no number."""
+        """While active, conditions go to `unsure`: this subexpression may be infinite or NaN without the result being so."""
         self.loose += yes
         self.blind += blind
         try:

@@ -7,11 +7,13 @@ import os
 import re
 from typing import Any, Final
 
+from trainverify.refusal import Refused, one_line
+
 _LONGEST: Final = {"path": 300, "where": 300, "reason": 400}
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class FileError(Exception):
+class FileError(Refused):
     """A file that cannot be read or written. `str()` is one line: `FILE: PATH.INSIDE[3]: reason`."""
 
     def __init__(self, path: str | os.PathLike[str], where: str, reason: str):
@@ -54,13 +56,6 @@ def step(key: str | int) -> str:
     if isinstance(key, int):
         return f"[{key}]"
     return f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{show(key)}]"
-
-
-def one_line(text: str) -> str:
-    """The text with everything that does not print escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def clip(text: str, longest: int) -> str:

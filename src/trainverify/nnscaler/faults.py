@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainverify.nnscaler.device import Origin, title
 from trainverify.nnscaler.dump import Cell, Dump
 from trainverify.nnscaler.suspects import Suspect, suspects
+from trainverify.nnscaler.writer import Origin, title
 
 MOST: Final = 30_000  # cells that are run, in all plans that are tried
 Proved = Callable[[Dump], bool]

@@ -8,8 +8,9 @@ from functools import reduce
 
 from trainverify.files.errors import FileError
 from trainverify.graph.program import Output
-from trainverify.nnscaler.device import Device, Shard
+from trainverify.nnscaler.device import Device
 from trainverify.nnscaler.trainer import Trainer
+from trainverify.nnscaler.writer import Shard
 
 Copies = dict[tuple[int, str], int]  # (device, weight) → number of ranks that hold the same
 

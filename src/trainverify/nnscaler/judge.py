@@ -14,12 +14,12 @@ from trainverify.explain.place import Place
 from trainverify.files.errors import FileError
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program
-from trainverify.nnscaler.device import Broken
 from trainverify.nnscaler.dump import Dump
 from trainverify.nnscaler.faults import Fault, faults, of, ranks
 from trainverify.nnscaler.plan import Translated, plan, program
 from trainverify.nnscaler.suspects import Member, Suspect
 from trainverify.nnscaler.trainer import PLAIN, Trainer
+from trainverify.nnscaler.writer import Broken
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.report import Report

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainverify.build.tape import BuildError
 from trainverify.check.findings import Finding
-from trainverify.complete.step import Accumulate, complete
+from trainverify.completion.step import Accumulate, complete
 from trainverify.files.errors import FileError
 from trainverify.graph.lineage import Layout, Part, Parts, Pattern, Run
 from trainverify.graph.mesh import Mesh
@@ -16,10 +16,11 @@ from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Domain, Op, Output, Program, Ref, Value
 from trainverify.nnscaler.adapters import RankDevice
 from trainverify.nnscaler.claims import claims
-from trainverify.nnscaler.device import Device, Held, Origin, group_name, scaled
+from trainverify.nnscaler.device import Device, scaled
 from trainverify.nnscaler.dump import COMPLEX, Dump
 from trainverify.nnscaler.finish import finish
 from trainverify.nnscaler.trainer import PLAIN, Trainer
+from trainverify.nnscaler.writer import Held, Origin, group_name
 from trainverify.ops.table import OpTable
 
 

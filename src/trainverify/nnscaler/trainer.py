@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from trainverify.complete.optimizers import SGD, AdamW, Optimizer
+from trainverify.completion.optimizers import SGD, AdamW, Optimizer
 
 Correction = Literal["none", "mean"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from trainverify.build.plan import plan
 from trainverify.build.tape import Tensor
-from trainverify.complete.optimizers import Optimizer
+from trainverify.completion.optimizers import Optimizer
 from trainverify.graph.plan import Plan
 from trainverify.zoo.llama import Config, forward
 from trainverify.zoo.parallel.degrees import Degrees, axes_for, divided

@@ -7,8 +7,8 @@ from itertools import chain
 
 from trainverify.build.plan import PlanBuilder, RankBuilder, plan
 from trainverify.build.tape import Tensor
-from trainverify.complete.optimizers import Optimizer
-from trainverify.complete.step import complete
+from trainverify.completion.optimizers import Optimizer
+from trainverify.completion.step import complete
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program, Value
 from trainverify.zoo.gpt import Config, forward

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from trainverify.build.plan import plan
 from trainverify.build.tape import BuildError
-from trainverify.complete.optimizers import AdamW, Optimizer
-from trainverify.complete.step import complete
+from trainverify.completion.optimizers import AdamW, Optimizer
+from trainverify.completion.step import complete
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.zoo.llama import Config, forward

@@ -6,8 +6,8 @@ from __future__ import annotations
 from functools import reduce
 
 from trainverify.build.tape import Tensor
-from trainverify.complete.optimizers import Optimizer
-from trainverify.complete.step import complete
+from trainverify.completion.optimizers import Optimizer
+from trainverify.completion.step import complete
 from trainverify.graph.program import Program
 from trainverify.zoo.language import IGNORED, Loss
 from trainverify.zoo.parallel.degrees import divided

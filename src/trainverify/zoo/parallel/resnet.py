@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from trainverify.build.plan import RankBuilder, plan
 from trainverify.build.tape import BuildError, Tensor
-from trainverify.complete.optimizers import Optimizer
-from trainverify.complete.step import complete
+from trainverify.completion.optimizers import Optimizer
+from trainverify.completion.step import complete
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import reduce
 
 from trainverify.build.tape import BuildError, Tensor
-from trainverify.complete.optimizers import Optimizer
+from trainverify.completion.optimizers import Optimizer
 from trainverify.zoo.parallel.stage import Stage
 from trainverify.zoo.parallel.zero import Bucket
 

@@ -1,0 +1,102 @@
+"""`trainverify torch`: is PyTorch code on many ranks equal to the same step on one device?"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainverify.cli.judged import EngineName, Memory, judged
+from trainverify.cli.user_ops import OpsFile, table_with
+from trainverify.refusal import Refused
+from trainverify.report import Report
+from trainverify.terminal import AsJson, Timeout, emit, guarded, out, progress
+
+
+@guarded
+def command(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="REFERENCE DISTRIBUTED", help="Two functions, FILE.py:NAME; or `run -- SCRIPT.py ARGS`.")
+    ],
+    world_size: Annotated[int, typer.Option("--world-size", min=1, max=65536, metavar="N", help="Ranks; each is captured in a process.")],
+    reference_args: Annotated[
+        str | None, typer.Option("--reference-args", metavar="TEXT", help="Of a script: its arguments when it runs alone.")
+    ] = None,
+    replayed: Annotated[
+        bool, typer.Option("--replay", help="Also run the code for real (gloo) and compare the translation with it.")
+    ] = False,
+    accept_choices: Annotated[
+        bool, typer.Option("--accept-choices", help="Of more than three conditions on data, assume that the others hold.")
+    ] = False,
+    real: Annotated[
+        bool,
+        typer.Option("--real", help="Capture on real random tensors, through gloo: for code that reads data. Its choices are assumed."),
+    ] = False,
+    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Capture every rank, also of more than 64.")] = False,
+    accept_sampled: Annotated[
+        bool, typer.Option("--accept-sampled", help="PROVED(sampled), of captured ranks only, counts as proved: exit code 0.")
+    ] = False,
+    cached: Annotated[bool, typer.Option("--cache/--no-cache", help="Use captures of the same sources and arguments again.")] = True,
+    list_ops: Annotated[bool, typer.Option("--list-ops", help="Only list the ops of the step, those without a meaning first.")] = False,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")] = None,
+    as_json: AsJson = False,
+    ops: OpsFile = None,
+    points: Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first random point.")] = 0,
+    timeout: Timeout = None,
+    memory: Memory = None,
+    engine: EngineName = "algebra",
+) -> int:
+    """Is the training step of PyTorch code on N ranks equal to the one on a single device? Python runs the code, on fake tensors."""
+    try:
+        from trainverify.torch import command as capture
+        from trainverify.torch.cache import Cache, default_folder, mark
+        from trainverify.torch.launch import CaptureError, Reads
+    except ImportError as error:
+        raise Refused(str(error)) from error
+    if targets[0] != "run" and len(targets) != 2:
+        raise Refused("two functions are needed, FILE.py:NAME FILE.py:NAME, or run -- SCRIPT.py ARGS")
+    if targets[0] == "run" and len(targets) < 2:
+        raise Refused("run needs a script: trainverify torch run --world-size N -- SCRIPT.py ARGS")
+
+    key = (targets, world_size, reference_args, None if ops is None else (str(ops), mark(str(ops))))
+    cache = Cache(default_folder(), key) if cached else None
+
+    def subject(tell: Callable[[str], None]) -> capture.Subject:
+        table = table_with(ops)
+        if targets[0] == "run":
+            if real:
+                raise Refused("--real goes with functions, not with a script")
+            alone = None if reference_args is None else shlex.split(reference_args)
+            return capture.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices, cache)
+        return capture.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real, cache)
+
+    def work(tell: Callable[[str], None]) -> Report:
+        try:
+            report = capture.verdict(subject(tell), table_with(ops), points, seed, engine, replayed, folder, tell)
+            if cache is not None and cache.used:
+                used = f"{cache.used} captures of the same sources and arguments were used again (--no-cache captures anew): {cache.folder}"
+                report = replace(report, notes=(*report.notes, used))
+            return replace(report, accept_sampled=accept_sampled)
+        except Reads as error:
+            return Report("UNKNOWN", str(error), f"the ranks of {targets[-1]}")
+        except CaptureError as error:
+            raise Refused(str(error)) from error
+
+    if list_ops:
+        with progress(as_json) as tell:
+            try:
+                found = capture.operations(subject(tell))
+            except CaptureError as error:
+                raise Refused(str(error)) from error
+        code = 3 if any(status != "mapped" for _, _, status in found) else 0
+        if as_json:
+            return emit("torch", code, ops=[{"op": n, "count": k, "status": status} for n, k, status in found])
+        for n, k, status in found:
+            out.print(f"{k:6} {n:50} {status}", markup=False)
+        return code
+    return judged("torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory)

@@ -1,0 +1,51 @@
+"""What the commands `lineage` and `reduce` show: where every tensor of a plan comes from, and its reduced shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainverify.check import validate
+from trainverify.check.findings import Finding
+from trainverify.evaluate.rank_values import told_apart
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Program
+from trainverify.ops import OPS
+from trainverify.ops.table import OpTable
+from trainverify.prove.algebra.discover import Found, discover
+from trainverify.prove.algebra.engine import Prover
+from trainverify.prove.staged.own import StageShapes, stage_shapes
+from trainverify.prove.staged.reduce import Shape, reduced, shapes
+from trainverify.verdicts.case import Progress, silent
+from trainverify.verdicts.prepared import related, single
+
+
+def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress: Progress = silent) -> list[Found] | list[Finding]:
+    """Where every tensor of the plan comes from, discovered; findings instead if the plan is not well-formed."""
+    if isinstance(plan, Program):
+        plan = single(plan)
+    progress("checking the plan")
+    wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
+    if wrong:
+        return wrong
+    parts = told_apart(plan, ops)
+    wanted, _ = obligations(logical, plan, parts)
+    progress("inferring axes")
+    prover = Prover(related(logical, plan, ops, parts, wanted))
+    progress("proving")
+    prover.prove(wanted)
+    return list(discover(prover))
+
+
+def reduction(
+    logical: Program, plan: Plan | Program, ops: OpTable = OPS, staged: bool = False
+) -> Sequence[Shape] | Sequence[StageShapes] | Sequence[Finding]:
+    """The shapes of all tensors at the sizes of staged proofs, or of each stage alone; findings instead if the plan is not well-formed."""
+    plan = single(plan) if isinstance(plan, Program) else plan
+    wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
+    if wrong:
+        return wrong
+    parts = told_apart(plan, ops)
+    wanted, _ = obligations(logical, plan, parts)
+    system = related(logical, plan, ops, parts, wanted)
+    return stage_shapes(system, wanted, plan.lineage) if staged else list(shapes(reduced(system)))

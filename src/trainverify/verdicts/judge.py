@@ -1,0 +1,107 @@
+"""`verify`: validate, then compare the plan with the logical program, obligation by obligation.
+
+PROVED comes from a proof engine only. Random evaluation can refute, and it can agree; agreeing is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from trainverify.check import validate
+from trainverify.evaluate.full_size import ByClasses
+from trainverify.evaluate.rank_values import told_apart
+from trainverify.evaluate.sample import RANKS
+from trainverify.explain.locate import locate
+from trainverify.explain.odd import ill_formed
+from trainverify.graph.moves import without_moves
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Program
+from trainverify.limits import seldom_collected
+from trainverify.ops import OPS
+from trainverify.ops.table import OpTable
+from trainverify.prove.algebra.engine import prove
+from trainverify.prove.attempt import Attempt, Engine, attempt
+from trainverify.report import Report
+from trainverify.verdicts import budgets
+from trainverify.verdicts.case import Case, Locator, Progress, silent
+from trainverify.verdicts.evaluation import by_size_alone, report
+from trainverify.verdicts.prepared import assumptions, declared, folded, related, single
+
+
+def verify(
+    logical: Program,
+    plan: Plan | Program,
+    ops: OpTable = OPS,
+    points: int = 3,
+    seed: int = 0,
+    progress: Progress = silent,
+    engine: Engine = "algebra",
+    workers: int = 0,
+    accept_reduced: bool = False,
+    locator: Locator = locate,
+) -> Report:
+    """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one.
+
+    `locator` finds the first wrong tensor of a refuted plan.
+    """
+    began = time.perf_counter()
+    if points < 1:
+        raise ValueError("a proof without a random evaluation behind it is not reported: points must be 1 or more")
+    if isinstance(plan, Program):
+        plan = single(plan)
+    subject = f"{plan.name} on {plan.mesh} against {logical.name}"
+    with seldom_collected():
+        found = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers, locator)
+    assumed = assumptions(logical, plan) + found.assumptions
+    return replace(found, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
+
+
+def _verify(
+    logical: Program,
+    plan: Plan,
+    ops: OpTable,
+    points: int,
+    seed: int,
+    progress: Progress,
+    subject: str,
+    engine: Engine,
+    workers: int,
+    locator: Locator,
+) -> Report:
+    progress("checking the plan")
+    findings = tuple(validate(logical, plan, ops))
+    errors = [f for f in findings if f.severity == "error"]
+    if errors:
+        progress("locating the first wrong tensor")
+        place = ill_formed(logical, plan, ops)
+        reason = f"{len(errors)} finding{'s' if len(errors) > 1 else ''}: {errors[0].code}"
+        if place is not None:
+            reason += f"; rank {place.rank} is unlike the others: {place.tensor}"
+        return Report("INVALID", reason, subject, findings, place=place)
+    unsupported = [f for f in findings if f.severity == "unsupported"]
+    if unsupported:
+        return Report("UNKNOWN", f"unsupported: {unsupported[0].message}", subject, findings)
+    plan = without_moves(plan, ops)
+    parts = told_apart(plan, ops)
+    wanted, missing = obligations(logical, plan, parts)
+    if missing or not wanted:
+        return Report("INVALID", missing[0].reason if missing else "no obligations", subject, findings)
+    wanted += declared(logical, plan, parts, wanted)
+    progress("inferring axes")
+    system = related(logical, plan, ops, parts, wanted)
+    progress("proving")
+    shared: list[ByClasses | None] = []
+    count, ops_walked = folded(system) if plan.size > RANKS else (0, 0)
+    if count > RANKS:  # a rank unlike the others: what it is found by is cheap, a proof is not
+        why = f"ranks fold to {count} programs only, {ops_walked} ops together"
+        unproved = Attempt({}, dict.fromkeys(wanted, why))
+        case = Case(system, plan, wanted, unproved, points, seed, progress, subject, findings, locator, True, shared=shared)
+        found = report(case)
+        if found.verdict != "UNKNOWN" or ops_walked > budgets.WALKED:
+            return found
+        progress("proving")
+    proof = attempt(engine, prove, system, wanted, plan.lineage, workers, progress)
+    case = Case(system, plan, wanted, proof, points, seed, progress, subject, findings, locator, shared=shared)
+    return by_size_alone(case) or report(case)

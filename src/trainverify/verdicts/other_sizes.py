@@ -1,0 +1,103 @@
+"""What larger sizes and models of the solver show where random points at reduced sizes agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainverify.axes.reduction import NotABoundary
+from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate.compare import DIFFERENT, Difference, decide, suspects
+from trainverify.evaluate.run import NotComputed, elements, run_logical, run_plan
+from trainverify.evaluate.small import shrink_system
+from trainverify.explain.place import Place
+from trainverify.prove.staged.align import inputs_of
+from trainverify.prove.staged.reduce import reduced
+from trainverify.report import Report
+from trainverify.verdicts import budgets
+from trainverify.verdicts.case import Case, compare_at
+from trainverify.verdicts.decision import CLASSES, refuted, settled
+
+
+def at_other_sizes(case: Case) -> Report | None:
+    """A proof at reduced sizes must not rest on them: one evaluation at the original ones, else at larger ones, which may refute."""
+    small = None if case.kept else case.full_size(budgets.LOCATED)
+    if small is None:
+        try:
+            small = shrink_system(case.system, base=3, kept=case.kept)
+        except NotABoundary:
+            return None
+    if elements(small) > budgets.MAX_ELEMENTS:
+        return None
+    case.progress("evaluating at other sizes")
+    try:
+        wrong, _ = compare_at(small, case.plan, case.wanted, case.seed)
+    except NotComputed as error:
+        return case.open(f"proved at reduced sizes only, and at others {error}", "not compared")
+    return settled(case, small, wrong, case.seed) if wrong else None
+
+
+def at_full_size(case: Case) -> Report | None:
+    """A difference at full size that reduced sizes do not show, of a plan that is not proved."""
+    if case.whole:
+        return None
+    small = case.full_size(budgets.LOCATED)
+    if small is not None:
+        case.progress("evaluating at full size")
+        try:
+            wrong, _ = compare_at(small, case.plan, case.wanted, case.seed)
+        except NotComputed:
+            return None
+        wrong = [s for s in wrong if s.distance > DIFFERENT]
+        if not wrong:
+            return None
+        found = settled(replace(case, whole=True), small, wrong, case.seed)
+        return found if found is not None and found.verdict == "REFUTED" else None
+    if case.by_classes is None:
+        return None
+    case.progress("evaluating at full size, on classes")
+    seen = case.by_classes.seen([o for o in case.wanted if o in case.proof.failed], everywhere=True)
+    difference = case.by_classes.decide(seen)[1] if seen.differs else None
+    if difference is None:
+        return None
+    return unlocated(case, difference)
+
+
+def unlocated(case: Case, difference: Difference) -> Report:
+    """REFUTED by a difference on classes only."""
+    o = difference.obligation
+    case.stop_if_contested([o])
+    place = Place(o.output.tensor, None, difference.rank, difference.layout.local, None, "seen at full size only: not searched")
+    reason = f"{o} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
+    note = f"counterexample: random inputs of seed {difference.seed}, {CLASSES}"
+    return Report("REFUTED", reason, case.subject, case.findings, case.shown("agreed", {o: "different"}), difference, place, notes=(note,))
+
+
+def confirmed(case: Case) -> Report | None:
+    """PROVED, of a plan too large to evaluate otherwise, where classes say the same of every obligation."""
+    if case.proof.failed or case.proof.reduced or case.by_classes is None:
+        return None
+    seen = case.by_classes.seen(case.wanted)
+    if not all(seen.says(o) == "agrees" for o in case.wanted):
+        return None
+    reason = f"{len(case.wanted)} obligations at full size; evaluation on classes of positions agrees"
+    notes = (*case.proof.lint, *case.proof.notes)
+    return Report("PROVED", reason, case.subject, case.findings, case.shown("agreed"), assumptions=case.proof.preconditions, notes=notes)
+
+
+def replayed(case: Case) -> Report | None:
+    """Inputs for which the solver says that an obligation fails, tried."""
+    for o, model in case.proof.models.items():
+        if not model:
+            continue
+        small = reduced(case.system)
+        inputs = inputs_of(small, model)
+        try:
+            logical, local = run_logical(small, inputs, NUMERIC), run_plan(small, case.plan.lineage, inputs, NUMERIC)
+            wrong, _ = suspects(small, [o], logical, local)
+        except NotComputed:
+            continue
+        for suspect in wrong:
+            decision, difference = decide(small, case.plan.lineage, suspect, inputs, -1)
+            if decision == "different" and difference is not None:
+                return refuted(case, small, wrong, difference, inputs)
+    return None

@@ -1,0 +1,16 @@
+"""Whether the algebra shows an equality."""
+
+from __future__ import annotations
+
+from prove.meaning import system_of
+from trainverify.graph.program import Program
+from trainverify.prove.algebra.engine import prove, prove_again
+from trainverify.prove.listed import engine as listed
+from trainverify.verdicts import single
+
+
+def shown(logical: Program, plan: Program) -> set[str]:
+    """What the algebra shows in any of its ways, without evaluation."""
+    system, wanted = system_of(logical, single(plan))
+    found = prove_again(system, wanted, prove(system, wanted)).proved
+    return {str(o) for o in (*found, *listed.prove(system_of(logical, single(plan))[0], wanted).proved)}

@@ -1,0 +1,18 @@
+"""What the staged engine aligns in a pair of programs."""
+
+from __future__ import annotations
+
+import trainverify as tv
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import units
+from trainverify.ops import OPS
+from trainverify.prove.staged.align import Alignment
+from trainverify.prove.staged.graphs import Graph
+from trainverify.prove.staged.reduce import reduced
+from trainverify.verdicts import related
+
+
+def aligned(program: tv.Program, made: tv.Plan) -> Alignment:
+    parts = units(made)
+    wanted, _ = obligations(program, made, parts)
+    return Alignment(Graph(reduced(related(program, made, OPS, parts, wanted))), made.lineage, wanted)
