@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainverify.prove.algebra.laws import LAWS
+from prove.laws import LAWS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "trainverify"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from prove.evaluate_forms import Balls, Evaluator, Floats, place
 from trainverify.axes.structure import Axis
 from trainverify.axes.system import System
 from trainverify.domains.ball import Ball, balls, precision
@@ -22,7 +23,6 @@ from trainverify.graph.program import Program, inline
 from trainverify.ops import OPS
 from trainverify.primitives.scalars import Undecided
 from trainverify.prove.algebra.engine import Prover
-from trainverify.prove.algebra.evaluate_forms import Balls, Evaluator, Floats, place
 from trainverify.prove.algebra.grids import mixed_radix
 from trainverify.prove.listed.engine import ListedProver
 from trainverify.verdicts import declared, single

@@ -9,10 +9,10 @@ from fractions import Fraction
 
 import pytest
 
+from prove.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
 from trainverify.domains.ball import precision
 from trainverify.prove.algebra.flat import Frame
 from trainverify.prove.algebra.kernel import Kernel
-from trainverify.prove.algebra.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
 from trainverify.prove.algebra.masked import MaskedSums
 from trainverify.prove.algebra.terms import Index, Limits, Poly, TooLarge, Unsupported, constant, looks_alike, scale
 

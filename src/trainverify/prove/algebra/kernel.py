@@ -11,7 +11,7 @@ A *polynomial* maps monomials to rational coefficients. A *monomial* is a sorted
 - `digit`    1 if a digit of an integer input equals an index, else 0;  `valid` 1 if the integer is in range.
 
 Two expressions with identical forms are equal for all inputs that satisfy the recorded conditions. The converse
-does not hold: forms are canonical only as far as the laws in `laws.py` go. Whatever cannot be handled raises
+does not hold: forms are canonical only as far as its laws go, which `tests/prove/laws.py` lists. Whatever cannot be handled raises
 `Unsupported`; growth beyond `Limits` raises `TooLarge`.
 """
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+from prove.evaluate_forms import Balls, Evaluator, Number
 from trainverify.axes.structure import Axes
-from trainverify.prove.algebra.evaluate_forms import Balls, Evaluator, Number
 from trainverify.prove.algebra.flat import Flat, Frame
 from trainverify.prove.algebra.grids import Grids
 from trainverify.prove.algebra.kernel import Kernel
