@@ -313,6 +313,10 @@ class Evaluator:
         values = self._values(name, count, terms)
         if name == "select":
             return values[1] if self.numbers.same(values[0], self.numbers.of(1)) else values[2]
+        if name == "pick":  # 0 times what is not looked up is 0
+            if any(self.numbers.same(v, self.numbers.of(0)) for v in values):
+                return self.numbers.of(0)
+            name = "mul"
         while len(values) > 2 and name in ("add", "mul"):
             values = [self.numbers.apply(name, values[:2], None), *values[2:]]
         return self.numbers.apply(name, values, own)
@@ -329,6 +333,8 @@ class Evaluator:
         (form, sizes, *result), _ = a.data
         rank = sum(1 for _, fs in form for u, _, es in fs for e in es if e < 0)
         slots = self._slots(a, idx)
+        if a.kind == f"row {OPAQUE}look up":
+            return self._looked_up(form, sizes, slots)
         values = []
         for at in itertools.product(*map(range, sizes)):
             free = iter(slots)
@@ -359,6 +365,19 @@ class Evaluator:
             case "sort":
                 return values[order[position]]
         raise NotImplementedError(f"row function {fn}")
+
+    def _looked_up(self, form: Any, sizes: Sequence[int], slots: Sequence[int]) -> Number:
+        """The element at a position; 0 outside."""
+        ((_, ((uid, _, entries),)),) = form
+        ((name, _, inner), _) = self.atoms[uid].data
+        elements = []
+        for at in itertools.product(*map(range, sizes)):
+            free = iter(slots)
+            idx = tuple(at[e] if e >= 0 else next(free) for e in entries)
+            where, x = self._values(str(name), 2, self._terms(inner, self._slots(self.atoms[uid], idx)))
+            elements.append(x)
+        place = self.numbers.whole(where)
+        return elements[place] if 0 <= place < len(elements) else self.numbers.of(0)
 
     def _folded(self, fn: str, values: Sequence[Number]) -> Number:
         f = {"sum": "add", "prod": "mul"}.get(fn, fn)
