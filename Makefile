@@ -2,7 +2,7 @@
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
 # make check   a slice of it for daily work, under two minutes: lint, types, the core and one plan of each kind
 # make campaign  tests that take long, thousands of random plans and of random mistakes in them (about an hour and a half on 2 cores)
-# make capture  PyTorch code of all kinds, captured, proved and replayed, and with planted bugs (about 20 minutes)
+# make capture  PyTorch code of all kinds, captured, proved and replayed, and with planted bugs (about half an hour)
 # make clean   remove the virtual environment and what was built
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
