@@ -399,7 +399,8 @@ def torch_command(
     try:
         from trainverify.torch import command
         from trainverify.torch.cache import Cache, default_folder, mark
-        from trainverify.torch.launch import CaptureError, Reads
+        from trainverify.torch.launch import Reads
+        from trainverify.translate.targets import CaptureError
     except ImportError as error:
         raise Refused(str(error)) from error
     if targets[0] != "run" and len(targets) != 2:
@@ -444,6 +445,59 @@ def torch_command(
             out.print(f"{k:6} {n:50} {status}", markup=False)
         return code
     return judged("torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory)
+
+
+@app.command("jax")
+@guarded
+def jax_command(
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The step on one device, FILE.py:NAME.")],
+    distributed: Annotated[
+        str, typer.Argument(metavar="DISTRIBUTED", help="The step of the ranks, or a function of `mesh` that makes it.")
+    ],
+    mesh: Annotated[str | None, typer.Option("--mesh", metavar="AXES", help="Axes of the mesh and their sizes: dp=8,tp=4.")] = None,
+    replayed: Annotated[
+        bool, typer.Option("--replay", help="Also run JAX on host devices and compare the translation with it (set XLA_FLAGS).")
+    ] = False,
+    list_ops: Annotated[
+        bool, typer.Option("--list", help="Only list the primitives of both steps, those without a meaning first.")
+    ] = False,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")] = None,
+    as_json: AsJson = False,
+    ops: OpsFile = None,
+    points: Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first random point.")] = 0,
+    timeout: Timeout = None,
+    memory: Memory = None,
+    engine: EngineName = "algebra",
+) -> int:
+    """Is the training step that JAX runs on a mesh equal to the one on a single device? Python traces the code; nothing is run."""
+    try:
+        from trainverify.jax import command
+    except ImportError as error:
+        raise Refused(str(error)) from error
+    traced = (reference, distributed, mesh, table_with(ops))
+
+    def work(tell: Callable[[str], None]) -> Report:
+        try:
+            return command.verdict(command.subject(*traced, tell), traced[3], points, seed, engine, replayed, folder, tell)
+        except command.CaptureError as error:
+            raise Refused(str(error)) from error
+        except command.Unmapped as error:
+            return Report("UNKNOWN", str(error), f"the ranks of {distributed}")
+
+    if list_ops:
+        with progress(as_json) as tell:
+            try:
+                found = command.operations(command.subject(*traced, tell))
+            except (command.CaptureError, command.Unmapped) as error:
+                raise Refused(str(error)) from error
+        code = 3 if any(status != "mapped" for _, _, status in found) else 0
+        if as_json:
+            return emit("jax", code, ops=[{"op": n, "count": k, "status": status} for n, k, status in found])
+        for n, k, status in found:
+            out.print(f"{k:6} {n:50} {status}", markup=False)
+        return code
+    return judged("jax", f"the ranks of {distributed}", work, as_json, timeout, memory)
 
 
 def judged(
