@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainverify.graph.mesh import Mesh
-from trainverify.graph.program import Ref, Value, attributes
+from trainverify.graph.program import Ref, Value, attributes, has_ref
 from trainverify.graph.types import TensorType
 from trainverify.jax.constants import content_name
 from trainverify.jax.values import Column, Grid, Number, Opaque, Table
@@ -71,6 +71,8 @@ class RankEmitter(Emitter):
         if isinstance(value, np.ndarray):
             value = [int(v) for v in value]
             value = value * len(self.ranks) if len(value) == 1 else value
+        if isinstance(value, tuple):
+            return tuple(self.bound(v) for v in value)
         if not isinstance(value, list):
             return plain(value)
         if len(value) != len(self.ranks):
@@ -81,6 +83,8 @@ class RankEmitter(Emitter):
 
     def column(self, value: Any) -> tuple[Any, ...]:
         """What an attribute is on every rank (one entry if it is the same)."""
+        if isinstance(value, tuple):
+            return (tuple(self.column(v)[0] for v in value),)  # of a list, on the first rank
         if not isinstance(value, Ref):
             return (value,)
         return next(c for c, n in self.columns.items() if n == value.name)
@@ -89,7 +93,7 @@ class RankEmitter(Emitter):
         self, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any] | None = None, label: str | None = None
     ) -> tuple[str, ...]:
         given = {k: self.bound(v) for k, v in (attrs or {}).items()}
-        if not any(isinstance(v, Ref) for v in given.values()):
+        if not any(has_ref(v) for v in given.values()):
             return super().several(name, inputs, given, label)
         concrete = {k: self.column(v)[0] for k, v in given.items()}
         outputs = super().several(name, inputs, concrete, label)

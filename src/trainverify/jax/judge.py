@@ -15,7 +15,7 @@ from trainverify.check.findings import Finding, names
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.jax.pair import Meanings, Ranks, Translated, lengths_of, logical_program, ranks_plan
+from trainverify.jax.pair import Meanings, Ranks, Translated, lengths_of, logical_program, ranks_plan, with_constants
 from trainverify.jax.trace import Traced, TraceError, trace
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -117,13 +117,14 @@ def pair(
     findings = _unlike(one, many)
     ranks = ranks_plan(many, named, lengths_of(logical.program), ops, literal, meanings)
     parts = (logical, *ranks.parts)
+    whole = with_constants(logical.program, ranks.parts)
     line = next((m[0] for m in ranks.maps), None)
     findings += [
         Finding("TV510", f"{n} comes out cut otherwise than it went in", None, n, line, "out_specs that are the in_specs", "warning")
         for n in ranks.moved
     ]
     findings += _unknown(parts)
-    return Pair(logical.program, ranks.plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), _notes(parts, ranks, literal))
+    return Pair(whole, ranks.plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), _notes(parts, ranks, literal))
 
 
 def _unlike(one: Traced, many: Traced) -> list[Finding]:
@@ -206,13 +207,26 @@ def judge(
     if stopped is not None:
         return stopped
     report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
-    report = _with_constants(report, made)
+    report = _with_line(_with_constants(report, made), made.plan)
     return replace(
         report,
         findings=(*report.findings, *made.findings),
         assumptions=(*report.assumptions, *made.assumed),
         notes=(*report.notes, *made.notes),
     )
+
+
+def _with_line(report: Report, plan: Plan) -> Report:
+    """A literal stands where it is used first."""
+    place = report.place
+    if place is None or place.op is None or place.op.source is not None:
+        return report
+    for t in plan.templates:
+        if place.rank in t.ranks:
+            used = next((op for op in t.program.ops if place.tensor in op.inputs and op.source is not None), None)
+            if used is not None:
+                return replace(report, place=replace(place, op=replace(place.op, source=used.source)))
+    return report
 
 
 def _with_constants(report: Report, made: Pair) -> Report:

@@ -69,6 +69,7 @@ def _sources(e: RankEmitter, arguments: Sequence[Argument]) -> None:
             e.bounds[a.name] = 0, a.domain.size - 1
         elif a.domain is not None and a.domain.kind == "nonnegative":
             e.bounds[a.name] = 0, 2**31 - 2
+            e.nonnegative.add(a.name)
 
 
 def _program(e: RankEmitter, name: str, arguments: Sequence[Argument], outputs: Sequence[Output]) -> Program:
@@ -215,9 +216,17 @@ def _landed(i: WholeInterpreter, traced: Traced, found: Sequence[Item]) -> tuple
     return values, tuple(moved)
 
 
+def with_constants(program: Program, parts: Sequence[Translated]) -> Program:
+    """The logical program, with arrays as inputs that only ranks close over."""
+    more = {n: p.program for p in parts for n in p.constants if n not in program.tensors}
+    tensors = {**program.tensors, **{n: p.tensors[n] for n, p in more.items()}}
+    domains = {**program.domains, **{n: p.domains[n] for n, p in more.items() if n in p.domains}}
+    return replace(program, tensors=tensors, inputs=(*program.inputs, *more), domains=domains)
+
+
 def lengths_of(program: Program) -> list[int]:
     """Of ranges that start at 0."""
     return [int(op.get("stop")) for op in program.ops if op.name == "arange" and op.get("start", 0) == 0 and op.get("step", 1) == 1]
 
 
-__all__ = ["Ranks", "Translated", "lengths_of", "logical_program", "ranks_plan"]
+__all__ = ["Ranks", "Translated", "lengths_of", "logical_program", "ranks_plan", "with_constants"]

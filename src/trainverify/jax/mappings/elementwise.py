@@ -12,6 +12,7 @@ import numpy as np
 
 from trainverify.jax.mappings.table import Arguments, is_real, rows
 from trainverify.jax.ranges import bounds, may_be_infinite
+from trainverify.jax.signs import never_negative
 from trainverify.jax.values import TABLE_ELEMENTS, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
 from trainverify.translate.emit import Unmapped
 
@@ -46,8 +47,10 @@ def folded(a: Arguments, name: str) -> Value | None:
     x, y = a.operand(0), a.operand(1)
     if isinstance(x, Number) and isinstance(y, Number):
         return _numbers(a, name, x, y)
-    if isinstance(x, Grid) and isinstance(y, Grid) and (found := _grids(a, name, x, y)) is not None:
-        return found
+    if isinstance(x, Grid) and isinstance(y, Grid):
+        found = _grids(a, name, x, y)
+        if found is not None or name in COMPARISONS:  # a mask is written as it is computed
+            return found
     if not (isinstance(x, Grid | Table) and isinstance(y, Grid | Table)):
         return None
     if name in ("and", "or", "xor") and a.dtype != "bool":
@@ -223,11 +226,19 @@ def min_(a: Arguments) -> Value:
     return binary(a, "min", "minimum")
 
 
+def _signed(a: Arguments, name: str) -> Value | None:
+    """x ≥ 0 and x < 0 of what is never negative."""
+    x = a.operand(0)
+    if a.number(1) == 0 and name in ("ge", "lt") and isinstance(x, str) and never_negative(a.e, x):
+        return uniform(name == "ge", a.shape, "bool")
+    return None
+
+
 def _compare(name: str) -> Callable[[Arguments], Value]:
     def compare(a: Arguments) -> Value:
         found = folded(a, name)
-        if found is None and not is_real(a):
-            found = decided(a, name)
+        if found is None:
+            found = _signed(a, name) if is_real(a) else decided(a, name)
         if found is not None:
             return found
         for i, ours in ((1, name), (0, _SWAPPED[name])):
@@ -312,6 +323,8 @@ def _unary(ours: str) -> Callable[[Arguments], Value]:
         x = a.operand(0)
         if isinstance(x, Number) and (found := _exact(ours, x)) is not None:
             return found
+        if ours == "abs" and isinstance(x, str) and a.out[0].kind == "real" and never_negative(a.e, x):
+            return x
         if isinstance(x, Grid) and x.uniform and ours in ("abs", "sign"):
             return Grid(np.abs(x.start) if ours == "abs" else np.sign(x.start), x.strides, x.shape, x.dtype)
         return spread(a, a.e.op(ours, (a.e.slim(x),)))

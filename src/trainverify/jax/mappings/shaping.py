@@ -241,17 +241,30 @@ def _from(a: Arguments, name: str, d: int, start: Value, size: int) -> str:
 
 @row("dynamic_update_slice")
 def dynamic_update_slice(a: Arguments) -> Value:
-    """x with a block replaced, from known positions on; the same ones on all ranks."""
+    """x with a block replaced, from known positions on."""
     shape, sizes = a.types[0].shape, a.types[1].shape
-    first: list[int] = []
+    first: list[Any] = []
     for s, n, size in zip([a.known(i) for i in range(2, len(a.operands))], shape, sizes, strict=True):
-        at = None if not isinstance(s, Grid) else _inside(s.start, n - size)
-        if at is None or len(at) > 1:
-            raise Unmapped("a write from a position that is not known, or that ranks have different values of")
-        first.append(int(at[0]))
+        if not isinstance(s, Grid):
+            raise Unmapped("a write from a position that is not known")
+        at = _inside(s.start, n - size)
+        first.append(at if len(at) > 1 else int(at[0]))
     if math.prod(sizes) == 0:
         return a.operand(0)
-    return _written(a, a.operand(0), a.tensor(1), first)
+    if not any(isinstance(p, np.ndarray) for p in first):
+        return _written(a, a.operand(0), a.tensor(1), first)
+    made = _alone(a, a.tensor(1), first)
+    if a.number(0) == 0:
+        return made
+    mask = _alone(a, a.e.full(sizes, 1, "f32"), first)
+    return a.e.op("where", (a.e.op("gt", (mask,), {"value": 0}), made, a.e.slim(a.operand(0))))
+
+
+def _alone(a: Arguments, block: str, first: Sequence[Any]) -> str:
+    """A block where a rank puts it, zeros elsewhere."""
+    shape, sizes = a.types[0].shape, a.types[1].shape
+    pads = [n for d in reversed(range(len(shape))) for n in (first[d], shape[d] - sizes[d] - first[d])]
+    return a.e.op("pad", (block,), {"pads": tuple(pads)})
 
 
 def _written(a: Arguments, x: Value, block: str, first: Sequence[int]) -> str:
