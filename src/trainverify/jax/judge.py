@@ -157,6 +157,8 @@ def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
     found = []
     if any(p.constants for p in parts):
         found.append("arrays that the code closes over are inputs, the same wherever their content is")
+    if any(a.domain is not None and a.domain.kind == "nonnegative" and a.shape.dtype.kind in "iu" for a in many.arguments):
+        found.append("integers that count steps stay below 2^31 - 1")
     if any(p.finite for p in parts):
         found.append("computed values are finite: isfinite of them is true")
     if many.donated:

@@ -17,6 +17,7 @@ from trainverify.graph.types import TensorType
 from trainverify.jax.control import CONTROL
 from trainverify.jax.corrections import reported
 from trainverify.jax.emit import Constant, RankEmitter
+from trainverify.jax.infinities import exchanged
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, whole
@@ -155,6 +156,7 @@ def ranks_plan(
         except Divergent as error:
             answers = np.broadcast_to(error.answers, (len(ranks),))
             todo += [tuple(r for r, v in zip(ranks, answers, strict=True) if v == k) for k in sorted(set(answers.tolist()))]
+    _agree([made[2].e for made in done])
     groups = {n: m for *_, g, _ in done for n, m in g.items()}
     first = done[0][2]
     lineage: list[Layout] = [layout(n, n, s) for n, s in first.lies.items()]
@@ -162,6 +164,14 @@ def ranks_plan(
     plan = Plan("the ranks", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
     parts = tuple(t for _, t, *_ in done)
     return Ranks(plan, parts, first.lies, tuple(sorted(first.cuts)), done[0][4], tuple(first.maps))
+
+
+def _agree(emitters: Sequence[RankEmitter]) -> None:
+    """What was concluded about values that other ranks send must hold for what these send."""
+    if len(emitters) > 1:
+        traffic = [tuple(exchanged(e)) for e in emitters]
+        if any(t != traffic[0] and any(inf for _, inf in (*t, *traffic[0])) for t in traffic[1:]):
+            raise Unmapped("ranks that run different programs exchange values that may be infinite")
 
 
 def _unit(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from trainverify.jax.emit import RankEmitter
@@ -83,26 +82,10 @@ def _hull(found: list[Bounds]) -> Bounds:
     return (min(a for a, _ in known), max(b for _, b in known)) if known and len(known) == len(found) else None
 
 
-def may_be_infinite(e: RankEmitter, name: str) -> set[float]:
-    """The infinities that are written somewhere in what a tensor is made from. Computed values are real numbers."""
-    key = ("infinite", name)
-    if key not in e.kept:
-        op = e.made.get(name)
-        found: set[float] = set()
-        if op is not None:
-            values = [v for a in ("value", "min", "max") for v in e.column(op.get(a))]
-            found = {v for v in values if isinstance(v, float) and math.isinf(v)}
-            for i in op.inputs:
-                found |= may_be_infinite(e, i) if i is not None and e.kind(i) == "real" else set()
-        e.kept[key] = found
-    known: set[float] = e.kept[key]
-    return known
-
-
 def within(e: RankEmitter, value: Value, low: int, high: int) -> bool:
     """Whether all integers are from `low` to `high`."""
     found = bounds(e, value)
     return found is not None and low <= found[0] and found[1] <= high
 
 
-__all__ = ["Bounds", "bounds", "may_be_infinite", "within"]
+__all__ = ["Bounds", "bounds", "within"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainverify.jax.choices import clipped_by_norm, divided_by_choice
 from trainverify.jax.corrections import note_divisor
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.vocabulary import counted_hot, looked_up_backward, masked_lookup
@@ -20,8 +21,9 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return op.inputs[0]  # there and back
     if name == "div" and len(inputs) == 2:
         note_divisor(e, str(inputs[1]))
+        return divided_by_choice(e, inputs)
     if name == "where":
-        return masked_lookup(e, inputs)
+        return clipped_by_norm(e, inputs) or masked_lookup(e, inputs)
     if name == "eq" and len(inputs) == 2:
         return counted_hot(e, inputs)
     if name == "to" and op is not None and op.name == "to" and e.kind(str(first)) == "bool" and _is_hot(e, op.inputs[0]):

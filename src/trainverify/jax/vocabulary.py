@@ -124,10 +124,10 @@ def limits(e: RankEmitter, name: str | None) -> tuple[str, Column | None, Column
 
 def masks(e: RankEmitter, mask: str | None, shape: Sequence[int], cut: Cut, rows: int) -> bool:
     """Whether a mask of a tensor of this shape says of every leading element that its id is one of the rows."""
-    places = _places(e, mask, shape)
-    if places is None:
+    found_at = places(e, mask, shape)
+    if found_at is None:
         return False
-    here, positions = places
+    here, positions = found_at
     found = limits(e, here)
     last = plus(cut.start, (rows - 1,))
     if found is None or found != (cut.ids, cut.start, last):
@@ -136,7 +136,7 @@ def masks(e: RankEmitter, mask: str | None, shape: Sequence[int], cut: Cut, rows
     return positions[: len(ids)] == list(range(len(ids))) and set(positions[len(ids) :]) <= {None}
 
 
-def _places(e: RankEmitter, mask: str | None, shape: Sequence[int]) -> tuple[str, list[int | None]] | None:
+def places(e: RankEmitter, mask: str | None, shape: Sequence[int]) -> tuple[str, list[int | None]] | None:
     """The mask before it was repeated; for every dimension of `shape` that is not 1 the one of the mask's that it is (None: repeated)."""
     chain: list[Op] = []
     op = e.made.get(mask)
@@ -243,4 +243,4 @@ def looked_up_backward(e: RankEmitter, inputs: Sequence[str | None], spec: str) 
     return e.op("einsum", (made, e.reshape(grad, e.shape(str(updates)))), {"spec": spec})
 
 
-__all__ = ["behind", "counted_hot", "looked_up_backward", "masked_lookup", "shifted"]
+__all__ = ["behind", "counted_hot", "looked_up_backward", "masked_lookup", "places", "shifted"]

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from trainverify.jax.infinities import may_be_infinite
+from trainverify.jax.lines_of_masks import note_lines
 from trainverify.jax.mappings.table import Arguments, is_real, rows
-from trainverify.jax.ranges import bounds, may_be_infinite
+from trainverify.jax.ranges import bounds
 from trainverify.jax.signs import never_negative
 from trainverify.jax.values import TABLE_ELEMENTS, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
 from trainverify.translate.emit import Unmapped
@@ -116,10 +118,27 @@ def decided(a: Arguments, name: str) -> Value | None:
         second = y[0] >= x[1] if name == "max" else y[1] <= x[0]
         chosen = a.operand(0) if first else a.operand(1) if second else None
         return chosen if chosen is not None and _shape(a, chosen) == a.shape else None
+    if name in ("lt", "le", "gt", "ge"):
+        _diverge(a, name)
     if name not in COMPARISONS or (name in ("eq", "ne") and not (x[1] < y[0] or y[1] < x[0])):
         return None
     answers = {COMPARISONS[name](p, q) for p in x for q in y}
     return uniform(answers.pop(), a.shape, "bool") if len(answers) == 1 else None
+
+
+def _diverge(a: Arguments, name: str) -> None:
+    """Ranks on which positions decide an order, and on which they do not, or otherwise, run programs of their own."""
+    x, y = a.operand(0), a.operand(1)
+    if not isinstance(x, Grid) or not isinstance(y, Grid) or len(x.start) == len(y.start) == 1:
+        return
+    spans = [[(s * (n - 1)) for s, n in zip(g.strides, g.shape, strict=True)] for g in (x, y)]
+    low, high = ([sum(f(v, 0) for v in span) for span in spans] for f in (min, max))
+    ends = [[g.start + at for at in (lo, hi)] for g, lo, hi in zip((x, y), low, high, strict=True)]
+    answers = [np.broadcast_to(COMPARISONS[name](p, q), (len(a.e.ranks),)) for p in ends[0] for q in ends[1]]
+    always, never = np.all(answers, axis=0), ~np.any(answers, axis=0)
+    code = np.where(always, 1, np.where(never, 2, 0))
+    if len(set(code.tolist())) > 1:
+        raise Divergent(code)
 
 
 def _shape(a: Arguments, value: Value) -> tuple[int, ...]:
@@ -170,6 +189,10 @@ def add(a: Arguments) -> Value:
 def sub(a: Arguments) -> Value:
     if a.number(1) == 0 and isinstance(a.operand(0), str) and _shape(a, a.operand(0)) == a.shape:
         return a.operand(0)
+    if isinstance(x := a.operand(0), str) and x == a.operand(1) and is_real(a):
+        return Number(0, a.shape, a.dtype)
+    if a.number(0) == -math.inf and isinstance(x := a.operand(1), str) and not may_be_infinite(a.e, x):
+        return Number(-math.inf, a.shape, a.dtype)
     return binary(a, "sub", "sub")
 
 
@@ -178,6 +201,9 @@ def mul(a: Arguments) -> Value:
     for i in (0, 1):
         if a.number(i) == 1 and isinstance(a.operand(1 - i), str) and _shape(a, a.operand(1 - i)) == a.shape:
             return a.operand(1 - i)
+    for i in (0, 1):
+        if a.number(i) == 0 and is_real(a) and isinstance(x := a.operand(1 - i), str) and not may_be_infinite(a.e, x):
+            return Number(0, a.shape, a.dtype)  # 0·x of a real number
     return binary(a, "mul", "mul")
 
 
@@ -245,7 +271,11 @@ def _compare(name: str) -> Callable[[Arguments], Value]:
             by = column(a, i)
             if by is not None and isinstance(a.operand(1 - i), str):
                 return spread(a, a.e.op(ours, (a.tensor(1 - i),), {"value": by}))
-        return spread(a, a.e.op(name, (a.e.slim(a.operand(0)), a.e.slim(a.operand(1)))))
+        made = a.e.op(name, (a.e.slim(a.operand(0)), a.e.slim(a.operand(1))))
+        x, y = a.operand(0), a.operand(1)
+        if isinstance(x, Grid) and isinstance(y, Grid) and a.e.shape(made) == a.shape:
+            note_lines(a.e, made, name, x, y)
+        return spread(a, made)
 
     return compare
 
@@ -429,6 +459,8 @@ def select_n(a: Arguments) -> Value:
     """Cases by number; two by a condition."""
     which = a.operand(0)
     if isinstance(which, Grid) and which.uniform:
+        if which.literal is None and (found := _by_rank(a, which)) is not None:
+            return found
         if which.literal is None:
             raise Divergent(which.start)
         return _as_wide(a, a.operand(1 + which.literal))
@@ -440,6 +472,17 @@ def select_n(a: Arguments) -> Value:
         if left is not None and right is not None:
             return listed(np.where(which.data, right, left), a.dtype)
     return spread(a, a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other))))
+
+
+def _by_rank(a: Arguments, which: Grid) -> Value | None:
+    """Known integers that differ in where they start: each rank has those of its own case."""
+    cases = [a.operand(i) for i in range(1, len(a.operands))]
+    known = [c for c in cases if isinstance(c, Grid)]
+    if len(known) != len(cases) or len({_aligned(c, len(a.shape)) for c in known}) > 1:
+        return None
+    width = max(len(which.start), *(len(c.start) for c in known))
+    start = np.choose(np.broadcast_to(which.start, (width,)), [np.broadcast_to(c.start, (width,)) for c in known])
+    return Grid(start, _aligned(known[0], len(a.shape)), a.shape, a.dtype)
 
 
 def _as_wide(a: Arguments, value: Value) -> Value:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import string
 from typing import Any
 
+from trainverify.jax.infinities import may_be_infinite
 from trainverify.jax.mappings.table import Arguments, rows
-from trainverify.jax.values import Value
+from trainverify.jax.values import Number, Value
 from trainverify.translate.emit import Unmapped
 
 ROWS, row = rows()
@@ -16,6 +17,9 @@ ROWS, row = rows()
 def dot_general(a: Arguments) -> Value:
     """Batch dimensions, then those of the left, then those of the right."""
     (left_c, right_c), (left_b, right_b) = a.param("dimension_numbers")
+    for i in (0, 1):
+        if a.number(i) == 0 and (isinstance(x := a.operand(1 - i), Number) or (isinstance(x, str) and not may_be_infinite(a.e, x))):
+            return Number(0, a.shape, a.dtype)
     letters = iter(string.ascii_letters)
     left = {d: next(letters) for d in range(len(a.types[0].shape))}
     right: dict[int, str] = {int(r): left[int(x)] for x, r in (*zip(left_c, right_c, strict=True), *zip(left_b, right_b, strict=True))}
