@@ -35,7 +35,7 @@ def may_be_infinite(e: RankEmitter, name: str) -> Infinities:
 def _found(e: RankEmitter, op: Op) -> Infinities:
     if op.name == "recv":
         sent = e.kept.get(("sent", op.get("batch")))
-        return BOTH if sent is None else may_be_infinite(e, sent)
+        return NONE if sent is None else may_be_infinite(e, sent)
     given = [may_be_infinite(e, i) if i is not None and e.kind(i) == "real" else NONE for i in op.inputs]
     literals = frozenset(v for a in ("value", "min", "max") for v in e.column(op.get(a)) if isinstance(v, float) and math.isinf(v))
     found = literals.union(*given)

@@ -78,7 +78,7 @@ def share(e: RankEmitter, whole: Value, spec: Spec) -> Value:
 def whole(e: RankEmitter, value: Sharded) -> Value:
     """The array itself, on every rank."""
     found = value.local
-    if isinstance(found, Number):
+    if isinstance(found, Number) and len(e.ranks) == e.mesh.size:  # all ranks run this program
         return Number(found.value, value.shape, found.dtype)
     for d, axes in enumerate(value.spec):
         if axes:

@@ -38,7 +38,8 @@ def _made(e: RankEmitter, name: str) -> Bounds:
     if op.name == "where":
         return _hull([bounds(e, i) for i in op.inputs[1:]])
     if op.name in ("argmax", "argmin", "argsort") or (op.name in ("topk", "sort") and name == op.outputs[1]):
-        return 0, max(e.shape(str(op.inputs[0])), default=1) - 1
+        dim = op.get("dim", -1)
+        return 0, e.shape(str(op.inputs[0]))[dim] - 1 if isinstance(dim, int) else max(e.shape(str(op.inputs[0])), default=1) - 1
     if op.name == "one_hot":
         return 0, 1
     if op.name == "full":

@@ -69,6 +69,15 @@ def groups(e: RankEmitter, axes: Sequence[str], parts: Any = None) -> tuple[list
     return names, size
 
 
+def together(e: RankEmitter, names: list[str]) -> bool:
+    """Whether all members of the groups run this program: what it knows, all of them know."""
+    key = ("together", names[0], len(names))
+    if key not in e.kept:
+        own = set(e.ranks)
+        e.kept[key] = len(own) == e.mesh.size or all(own.issuperset(e.groups[n]) for n in dict.fromkeys(names))
+    return bool(e.kept[key])
+
+
 def _reduced(a: Arguments, op: str) -> tuple[Value, ...]:
     axes, parts = axes_of(a.param("axes")), a.param("axis_index_groups")
     found: list[Value] = []
@@ -76,6 +85,8 @@ def _reduced(a: Arguments, op: str) -> tuple[Value, ...]:
         names, size = groups(a.e, axes, parts)
         if size == 1:
             found.append(x)
+        elif not together(a.e, names):  # other members may have something else
+            found.append(_all_reduced(a, a.tensor(i), names, op))
         elif isinstance(x, Number) and op == "sum":
             found.append(Number(x.value * size, x.shape, x.dtype))
         elif isinstance(x, Grid) and x.literal is not None and op == "sum" and x.dtype != "bool":
@@ -122,7 +133,7 @@ def all_gather(a: Arguments) -> Value:
     a.param("axis_size")
     names, size = groups(a.e, axes_of(a.param("axis_name")), a.param("axis_index_groups"))
     x = a.operand(0)
-    if isinstance(x, Number):
+    if isinstance(x, Number) and together(a.e, names):
         return Number(x.value, a.shape, a.dtype)
     name, shape = a.tensor(0), list(a.types[0].shape)
     if not tiled:
