@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import AbstractMesh, AxisType
 
 from trainverify.check.findings import Finding, names
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.jax.pair import Meanings, Ranks, Translated, lengths_of, logical_program, ranks_plan, with_constants
+from trainverify.jax.hlo.dump import Partitioned, partitioned
+from trainverify.jax.literals import Float32Literals
+from trainverify.jax.meshes import abstract, our_mesh, real_mesh
+from trainverify.jax.pair import Meanings, Ranks, Translated, lengths_of, logical_program, partitioned_plan, ranks_plan, with_constants
 from trainverify.jax.trace import Traced, TraceError, trace
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.translate.emit import Unmapped
-from trainverify.translate.literals import Literals
 from trainverify.translate.targets import CaptureError
 from trainverify.verdicts import verify as verify_programs
 
 Progress = Callable[[str], None]
-Meshes = Any  # axes and their sizes, our mesh, or JAX's
+Reader = Literal["jaxpr", "hlo"]
 
 
 def _silent(text: str) -> None:
@@ -47,17 +48,6 @@ class Pair:
     findings: tuple[Finding, ...] = ()
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def our_mesh(mesh: Meshes) -> Mesh:
-    if isinstance(mesh, Mesh):
-        return mesh
-    return Mesh(dict(mesh) if isinstance(mesh, Mapping) else dict(mesh.shape))
-
-
-def abstract(mesh: Mesh) -> AbstractMesh:
-    """A mesh without devices."""
-    return AbstractMesh(tuple(n for _, n in mesh.axes), mesh.names, axis_types=(AxisType.Auto,) * len(mesh.axes))
 
 
 def takes_mesh(fn: Callable[..., Any]) -> bool:
@@ -92,11 +82,12 @@ def pair(
     reference: Callable[..., Any],
     distributed: Callable[..., Any],
     args: Sequence[Any],
-    mesh: Meshes | None = None,
+    mesh: Any = None,
     roles: Sequence[str] | None = None,
     ops: OpTable = OPS,
     meanings: Meanings | None = None,
     progress: Progress = _silent,
+    reader: Reader = "jaxpr",
 ) -> Pair:
     """The logical program and the plan."""
     progress("tracing")
@@ -104,18 +95,25 @@ def pair(
     if takes_mesh(distributed):
         if named is None:
             raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
-        distributed = distributed(abstract(named))
+        distributed = distributed(abstract(named) if reader == "jaxpr" else real_mesh(named))
     one = traced("the reference", reference, args, roles, None)
     heads = list(dict.fromkeys(a.name.partition(".")[0] for a in one.arguments))
     many = traced("the distributed step", distributed, args, roles, heads if len(heads) == len(args) else None)
     named = named or mesh_of(many.jaxpr.jaxpr)
     if named is None:
         raise CaptureError("the distributed step has no shard_map, and no mesh was given")
+    literal = Float32Literals()
+    if reader == "hlo":
+        progress("compiling")
+        partitions = compiled(distributed, args, named)
     progress("translating")
-    literal = Literals()
     logical = logical_program(one, ops, literal, meanings)
     findings = _unlike(one, many)
-    ranks = ranks_plan(many, named, lengths_of(logical.program), ops, literal, meanings)
+    lengths = lengths_of(logical.program)
+    if reader == "hlo":
+        ranks = partitioned_plan(many, partitions, named, lengths, ops, literal)
+    else:
+        ranks = ranks_plan(many, named, lengths, ops, literal, meanings)
     parts = (logical, *ranks.parts)
     whole = with_constants(logical.program, ranks.parts)
     line = next((m[0] for m in ranks.maps), None)
@@ -125,6 +123,15 @@ def pair(
     ]
     findings += _unknown(parts)
     return Pair(whole, ranks.plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), _notes(parts, ranks, literal))
+
+
+def compiled(step: Callable[..., Any], args: Sequence[Any], mesh: Mesh) -> Partitioned:
+    try:
+        return partitioned(step, args, mesh)
+    except (CaptureError, Unmapped):
+        raise
+    except Exception as error:  # whatever JAX or XLA raises
+        raise CaptureError(f"the distributed step: XLA does not compile it: {type(error).__name__}: {error}") from error
 
 
 def _unlike(one: Traced, many: Traced) -> list[Finding]:
@@ -167,8 +174,10 @@ def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _notes(parts: Sequence[Translated], ranks: Ranks, literal: Literals) -> tuple[str, ...]:
+def _notes(parts: Sequence[Translated], ranks: Ranks, literal: Float32Literals) -> tuple[str, ...]:
     found = [f"literals that count as one: {m}" for m in literal.merged()]
+    if taken := literal.taken():
+        found.append(f"literals: {names(taken)}")
     if ranks.between:
         found.append(f"outside of shard_map on whole arrays (how XLA cuts them is its choice): {names(list(ranks.between))}")
     found.append("what XLA makes of the program (fusion, combined collectives) is not covered")
@@ -179,7 +188,7 @@ def verify(
     reference: Callable[..., Any],
     distributed: Callable[..., Any],
     args: Sequence[Any],
-    mesh: Meshes | None = None,
+    mesh: Any = None,
     roles: Sequence[str] | None = None,
     *,
     ops: OpTable = OPS,
@@ -188,14 +197,16 @@ def verify(
     seed: int = 0,
     engine: Engine = "algebra",
     progress: Progress = _silent,
+    reader: Reader = "jaxpr",
 ) -> Report:
     """Is the step that the devices of a mesh run the reference's? Both are functions of whole arrays; shapes are enough.
 
     `distributed` contains shard_map, or is a function of `mesh` that makes such a step. `roles` says what each result is: loss, metric,
     parameters, state or gradients; by default a result with the structure of an argument is its new value, and a scalar the loss.
+    With `reader="hlo"` the step is compiled for host devices, and the plan is XLA's program after SPMD partitioning.
     """
     try:
-        made = pair(reference, distributed, args, mesh, roles, ops, meanings, progress)
+        made = pair(reference, distributed, args, mesh, roles, ops, meanings, progress, reader)
     except Unmapped as error:
         return Report("UNKNOWN", str(error), "the traced step against the reference")
     return judge(made, ops, points, seed, engine, progress)

@@ -24,7 +24,7 @@ def shown(file: str, folder: str) -> str:
 
 
 @cache
-def _installed(file: str) -> bool:
+def installed(file: str) -> bool:
     """Whether a file is a library's: its lines matter only if there are no others."""
     return "site-packages" in file or file.startswith("<") or f"{os.sep}trainverify{os.sep}jax{os.sep}" in file
 
@@ -48,7 +48,7 @@ def assigned(file: str, line: int) -> str | None:
 def where(info: Any) -> tuple[Source | None, str, str | None]:
     """The user's line of an equation, the function it is in, and the variable it assigns to."""
     frames = list(source_info_util.user_frames(info.traceback))
-    own = [f for f in frames if not _installed(f.file_name)] or frames
+    own = [f for f in frames if not installed(f.file_name)] or frames
     if not own:
         return None, "", None
     first = own[0]
@@ -65,4 +65,4 @@ def phase_of(info: Any, outer: Phase) -> Phase:
     return "forward"
 
 
-__all__ = ["phase_of", "where"]
+__all__ = ["assigned", "installed", "phase_of", "source_of", "where"]

@@ -17,10 +17,12 @@ from trainverify.graph.types import TensorType
 from trainverify.jax.control import CONTROL
 from trainverify.jax.corrections import reported
 from trainverify.jax.emit import Constant, RankEmitter
+from trainverify.jax.hlo.dump import Partitioned
+from trainverify.jax.hlo.run import HloInterpreter
 from trainverify.jax.infinities import exchanged
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.mappings.elementwise import Divergent
-from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, whole
+from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
 from trainverify.jax.rewrites import rewritten
 from trainverify.jax.trace import Argument, Result, Traced
 from trainverify.jax.values import DTYPES, Opaque, Value
@@ -226,6 +228,61 @@ def _landed(i: WholeInterpreter, traced: Traced, found: Sequence[Item]) -> tuple
     return values, tuple(moved)
 
 
+def partitioned_plan(
+    traced: Traced, made: Partitioned, mesh: Mesh, lengths: Sequence[int] = (), ops: OpTable = OPS, literal: Literals | None = None
+) -> Ranks:
+    """What XLA runs on every device, after SPMD partitioning."""
+    if made.module.partitions != mesh.size:
+        raise Unmapped(f"XLA made {made.module.partitions} partitions for {mesh}")
+    todo: list[tuple[int, ...]] = [tuple(range(mesh.size))]
+    done: list[tuple[Template, Translated, HloInterpreter]] = []
+    while todo:
+        ranks = todo.pop(0)
+        if len(todo) + len(done) > MOST_PROGRAMS:
+            raise Unmapped(f"ranks run more than {MOST_PROGRAMS} different programs")
+        try:
+            done.append(_partition(traced, made, mesh, ranks, lengths, ops, literal or Literals()))
+        except Divergent as error:
+            answers = np.broadcast_to(error.answers, (len(ranks),))
+            todo += [tuple(r for r, v in zip(ranks, answers, strict=True) if v == k) for k in sorted(set(answers.tolist()))]
+    _agree([i.e for *_, i in done])
+    groups = {n: m for *_, i in done for n, m in i.e.groups.items()}
+    specs = {a.name: s for a, s in zip(traced.arguments, made.inputs, strict=True)}
+    lineage = [layout(n, n, s) for n, s in specs.items() if n in done[0][0].program.tensors]
+    lineage += [layout(n, n, ((),) * c.data.ndim) for n, c in sorted({k: v for _, t, _ in done for k, v in t.constants.items()}.items())]
+    plan = Plan("the partitions", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
+    moved = [str(r.of) for r, s in zip(traced.results, made.outputs, strict=True) if r.of in specs and s != specs[str(r.of)]]
+    return Ranks(plan, tuple(t for _, t, _ in done), specs, (), tuple(moved))
+
+
+def _partition(
+    traced: Traced, made: Partitioned, mesh: Mesh, ranks: tuple[int, ...], lengths: Sequence[int], ops: OpTable, literal: Literals
+) -> tuple[Template, Translated, HloInterpreter]:
+    e = RankEmitter(mesh, ranks, ops, lengths, rewritten)
+    _sources(e, traced.arguments)
+    i = HloInterpreter(e, literal, {})
+    given: list[Value] = []
+    for a, spec in zip(traced.arguments, made.inputs, strict=True):
+        kind = argument_type(a)
+        if kind is None:
+            given.append(Opaque(f"argument {a.name} of type {a.shape.dtype}"))
+        else:
+            given.append(e.declare(a.name, TensorType(local_shape(kind.shape, spec, mesh), kind.dtype)))
+    found = i.entry(made.module, given)
+    specs = dict(zip((a.name for a in traced.arguments), made.inputs, strict=True))
+    values: list[Value] = []
+    for r, value, out, aval in zip(traced.results, found, made.outputs, traced.jaxpr.out_avals, strict=True):
+        whole_ = Sharded(value, out, tuple(aval.shape))
+        wanted = specs.get(str(r.of)) if r.role in ("parameter", "state", "gradient") else None
+        values.append(value if isinstance(value, Opaque) else as_sharded(e, whole_, wanted or ((),) * len(aval.shape)))
+    outputs, unknown = _outputs(e, traced.results, values)
+    outputs += reported(e)
+    program = _program(e, "partition", _declared(e, traced.arguments), outputs)
+    used = {n for op in program.ops for _, v in op.attrs for n in (r.name for r in refs(v))}
+    template = Template(program, ranks, {n: c for c, n in e.columns.items() if n in used})
+    return template, Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, (), "finite" in e.kept), i
+
+
 def with_constants(program: Program, parts: Sequence[Translated]) -> Program:
     """The logical program, with arrays as inputs that only ranks close over."""
     more = {n: p.program for p in parts for n in p.constants if n not in program.tensors}
@@ -239,4 +296,4 @@ def lengths_of(program: Program) -> list[int]:
     return [int(op.get("stop")) for op in program.ops if op.name == "arange" and op.get("start", 0) == 0 and op.get("step", 1) == 1]
 
 
-__all__ = ["Ranks", "Translated", "lengths_of", "logical_program", "ranks_plan", "with_constants"]
+__all__ = ["Ranks", "Translated", "lengths_of", "logical_program", "partitioned_plan", "ranks_plan", "with_constants"]

@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from jax.sharding import AxisType
 
 import jax
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.run import random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import shrink_system
-from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
 from trainverify.jax.inputs import shape_of
 from trainverify.jax.judge import Pair, takes_mesh
+from trainverify.jax.meshes import real_mesh
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
-from trainverify.translate.targets import CaptureError
 from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 
 TOLERANCE: Final = 3e-4  # of the largest element of a tensor: float32 against float64
@@ -55,15 +53,6 @@ class Replay:
         if self.agrees:
             return f"replay: {self.compared} outputs of the translated programs agree with JAX (worst difference {self.worst:.1g})"
         return "; ".join(["replay does not agree with JAX", *map(str, self.mismatches[:5])])
-
-
-def real_mesh(mesh: Mesh) -> jax.sharding.Mesh:
-    """The mesh of host devices."""
-    if len(jax.devices()) < mesh.size:
-        hint = f"XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size}"
-        raise CaptureError(f"{mesh} needs {mesh.size} devices, there are {len(jax.devices())}: set {hint}")
-    devices = np.array(jax.devices()[: mesh.size]).reshape([n for _, n in mesh.axes])
-    return jax.sharding.Mesh(devices, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.axes))
 
 
 def arguments(made: Pair, args: Sequence[Any], inputs: Mapping[str, Array]) -> tuple[Any, ...]:
@@ -135,4 +124,4 @@ def _difference(ours: Array, theirs: Array) -> float:
     return float(np.abs(ours - theirs).max()) / scale
 
 
-__all__ = ["Mismatch", "Replay", "real_mesh", "replay"]
+__all__ = ["Mismatch", "Replay", "replay"]

@@ -8,7 +8,7 @@ from typing import Any
 from trainverify.jax.choices import clipped_by_norm, divided_by_choice
 from trainverify.jax.corrections import note_divisor
 from trainverify.jax.emit import RankEmitter
-from trainverify.jax.vocabulary import counted_hot, looked_up_backward, masked_lookup
+from trainverify.jax.vocabulary import counted_hot, looked_up_backward, masked_lookup, shifted_hot
 from trainverify.translate.emit import Emitter
 
 
@@ -24,6 +24,8 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return divided_by_choice(e, inputs)
     if name == "where":
         return clipped_by_norm(e, inputs) or masked_lookup(e, inputs)
+    if name == "one_hot":
+        return shifted_hot(e, first, dict(attrs))
     if name == "eq" and len(inputs) == 2:
         return counted_hot(e, inputs)
     if name == "to" and op is not None and op.name == "to" and e.kind(str(first)) == "bool" and _is_hot(e, op.inputs[0]):

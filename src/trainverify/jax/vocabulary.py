@@ -97,38 +97,44 @@ def clipped(e: RankEmitter, name: str | None, rows: int) -> Cut | None:
     return Cut(ids, start)
 
 
-def limits(e: RankEmitter, name: str | None) -> tuple[str, Column | None, Column | None] | None:
-    """(ids, smallest, largest) of a mask that says that ids are within these."""
+_NOT = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge"}
+
+
+def limits(e: RankEmitter, name: str | None, inside: bool = True) -> tuple[str, Column | None, Column | None] | None:
+    """(ids, smallest, largest) of a mask that says that ids are within these; or, if not `inside`, that they are not."""
     _, op = behind(e, name)
     if op is None:
         return None
-    if op.name == "logical_and":
-        sides = [limits(e, i) for i in op.inputs]
+    if op.name == "logical_not":
+        return limits(e, op.inputs[0], not inside)
+    if op.name == ("logical_and" if inside else "logical_or"):
+        sides = [limits(e, i, inside) for i in op.inputs]
         if any(s is None for s in sides):
             return None
         (a, low, high), (b, low2, high2) = (s for s in sides if s is not None)
         if a != b or (low is not None) == (low2 is not None) or (high is not None) == (high2 is not None):
             return None
         return a, low if low is not None else low2, high if high is not None else high2
-    if op.name not in ("ge", "gt", "le", "lt") or len(op.inputs) != 1:
+    if op.name not in _NOT or len(op.inputs) != 1:
         return None
+    test = op.name if inside else _NOT[op.name]
     value = integers(e, op.get("value"))
     ids, start = shifted(e, op.inputs[0])
     if value is None:
         return None
     at = plus(value, start)
-    if op.name in ("ge", "gt"):
-        return ids, plus(at, (int(op.name == "gt"),)), None
-    return ids, None, plus(at, (int(op.name == "lt"),), -1)
+    if test in ("ge", "gt"):
+        return ids, plus(at, (int(test == "gt"),)), None
+    return ids, None, plus(at, (int(test == "lt"),), -1)
 
 
-def masks(e: RankEmitter, mask: str | None, shape: Sequence[int], cut: Cut, rows: int) -> bool:
-    """Whether a mask of a tensor of this shape says of every leading element that its id is one of the rows."""
+def masks(e: RankEmitter, mask: str | None, shape: Sequence[int], cut: Cut, rows: int, inside: bool = True) -> bool:
+    """Whether a mask of a tensor of this shape says of every leading element that its id is (not) one of the rows."""
     found_at = places(e, mask, shape)
     if found_at is None:
         return False
     here, positions = found_at
-    found = limits(e, here)
+    found = limits(e, here, inside)
     last = plus(cut.start, (rows - 1,))
     if found is None or found != (cut.ids, cut.start, last):
         return False
@@ -172,8 +178,11 @@ def is_zero(e: RankEmitter, name: str | None) -> bool:
 
 
 def masked_lookup(e: RankEmitter, inputs: Sequence[str | None]) -> str | None:
-    """where(here, lookup(clip(local)), 0)."""
+    """where(here, lookup(clip(local)), 0), or where(elsewhere, 0, lookup(clip(local)))."""
     mask, found, zero = inputs
+    inside = not is_zero(e, found)
+    if not inside:
+        found, zero = zero, found
     if not is_zero(e, zero) or found is None or mask is None:
         return None
     _, op = behind(e, found)
@@ -183,7 +192,7 @@ def masked_lookup(e: RankEmitter, inputs: Sequence[str | None]) -> str | None:
         ids, weight = op.inputs
         rows = e.shape(str(weight))[0]
         cut = clipped(e, ids, rows)
-        if cut is None or op.get("start", 0) != 0 or not masks(e, mask, e.shape(found), cut, rows):
+        if cut is None or op.get("start", 0) != 0 or not masks(e, mask, e.shape(found), cut, rows, inside):
             return None
         made = e.op("embedding", (cut.ids, weight), {"start": list(_wide(e, cut.start))})
         return e.reshape(made, e.shape(found))
@@ -192,7 +201,7 @@ def masked_lookup(e: RankEmitter, inputs: Sequence[str | None]) -> str | None:
     cut = clipped(e, column, shape[-1])
     if op.get("dim") != len(shape) - 1 or e.shape(str(column)) != (*shape[:-1], 1) or cut is None:
         return None
-    if not masks(e, mask, e.shape(found), cut, shape[-1]):
+    if not masks(e, mask, e.shape(found), cut, shape[-1], inside):
         return None
     hot = e.reshape(hot_rows(e, cut, shape[-1], e.tensors[str(scores)].dtype), shape)
     letters = string.ascii_lowercase[: len(shape) - 1]
@@ -224,6 +233,18 @@ def counted_hot(e: RankEmitter, inputs: Sequence[str | None]) -> str | None:
     return None
 
 
+def shifted_hot(e: RankEmitter, ids: str | None, attrs: dict[str, Any]) -> str | None:
+    """one_hot(ids − c, start) = one_hot(ids, start + c)."""
+    _, op = behind(e, ids)
+    start = integers(e, e.bound(attrs.get("start", 0)))
+    if op is None or op.name not in ("sub", "add") or start is None or ids is None:
+        return None
+    name, by = shifted(e, ids)
+    if by == (0,):
+        return None
+    return e.op("one_hot", (e.reshape(name, e.shape(ids)),), {**attrs, "start": list(_wide(e, plus(start, by)))})
+
+
 def looked_up_backward(e: RankEmitter, inputs: Sequence[str | None], spec: str) -> str | None:
     """Σ one_hot(clip(local))·where(here, g, 0)."""
     hot, updates = inputs
@@ -236,11 +257,14 @@ def looked_up_backward(e: RankEmitter, inputs: Sequence[str | None], spec: str) 
     rows = e.shape(op.outputs[0])[-1]
     cut = clipped(e, op.inputs[0], rows)
     mask, grad, zero = where.inputs
-    if cut is None or grad is None or not is_zero(e, zero) or not masks(e, mask, e.shape(where.outputs[0]), cut, rows):
+    inside = not is_zero(e, grad)
+    if not inside:
+        grad, zero = zero, grad
+    if cut is None or grad is None or not is_zero(e, zero) or not masks(e, mask, e.shape(where.outputs[0]), cut, rows, inside):
         return None
     grad = grad if e.shape(grad) == e.shape(where.outputs[0]) else e.op("expand", (grad,), {"shape": e.shape(where.outputs[0])})
     made = e.reshape(hot_rows(e, cut, rows, e.tensors[grad].dtype), e.shape(str(hot)))
     return e.op("einsum", (made, e.reshape(grad, e.shape(str(updates)))), {"spec": spec})
 
 
-__all__ = ["behind", "counted_hot", "looked_up_backward", "masked_lookup", "places", "shifted"]
+__all__ = ["behind", "counted_hot", "looked_up_backward", "masked_lookup", "places", "shifted", "shifted_hot"]

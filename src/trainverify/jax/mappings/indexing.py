@@ -88,7 +88,7 @@ def _linear(a: Arguments, f: Form) -> str:
     for i, d in enumerate(f.indexed):
         one = _component(a, ids, i)
         most = shape[d] - f.sizes[d]
-        if not within(a.e, one, 0, most):
+        if not within(a.e, one, 0, most) and not _drops(a, f):
             if a.name == "gather" and "CLIP" in str(a.param("mode")):
                 one = a.e.op("clamp", (a.e.tensor(one),), {"min": 0, "max": most})
             else:
@@ -106,6 +106,12 @@ def _linear(a: Arguments, f: Form) -> str:
         raise Unmapped("an index of nothing")
     full = (*a.types[1].shape[:-1], *(f.sizes[d] for d in wide))
     return total if a.e.shape(total) == full else a.e.op("expand", (total,), {"shape": full})
+
+
+def _drops(a: Arguments, f: Form) -> bool:
+    """Whether an update outside is dropped, as a one-hot of an id out of range is 0: one index, one position."""
+    plain = len(f.indexed) == 1 and f.sizes[f.indexed[0]] == 1
+    return plain and a.name != "gather" and "DROP" in str(a.params.get("mode"))
 
 
 def _checked(a: Arguments, f: Form) -> tuple[list[int], list[int]]:

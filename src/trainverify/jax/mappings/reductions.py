@@ -11,10 +11,19 @@ from trainverify.translate.emit import Unmapped
 ROWS, row = rows()
 
 
+def of_ones(a: Arguments, dims: tuple[int, ...]) -> Value | None:
+    """A reduction over dimensions of size 1 gives the elements themselves."""
+    if any(a.types[0].shape[d] != 1 for d in dims) or not isinstance(a.operand(0), str):
+        return None
+    return a.e.reshape(a.tensor(0), a.shape)
+
+
 @row("reduce_sum", ignores=("out_sharding",))
 def reduce_sum(a: Arguments) -> Value:
     dims = tuple(a.param("axes"))
     x = a.operand(0)
+    if (same := of_ones(a, dims)) is not None:
+        return same
     if isinstance(x, Number):
         count = math.prod(x.shape[d] for d in dims)
         return Number(x.value * count, a.shape, a.dtype)
@@ -27,6 +36,8 @@ def reduce_sum(a: Arguments) -> Value:
 def reduce_max(a: Arguments) -> Value:
     dims = tuple(a.param("axes"))
     x = a.operand(0)
+    if (same := of_ones(a, dims)) is not None:
+        return same
     if isinstance(x, Number) or (isinstance(x, Grid) and x.uniform):
         return Number(x.value, a.shape, a.dtype) if isinstance(x, Number) else Grid(x.start, (0,) * len(a.shape), a.shape, x.dtype)
     return a.e.op("amax" if a.name == "reduce_max" else "amin", (a.tensor(0),), {"dim": dims})
@@ -37,6 +48,8 @@ def reduce_and(a: Arguments) -> Value:
     dims = tuple(a.param("axes"))
     if a.dtype != "bool":
         raise Unmapped("bits of integers")
+    if (same := of_ones(a, dims)) is not None:
+        return same
     if (known := a.number(0)) is not None:
         return uniform(bool(known), a.shape, "bool")
     return a.e.op("all" if a.name == "reduce_and" else "any", (a.tensor(0),), {"dim": dims})

@@ -120,12 +120,25 @@ def sliced(e: RankEmitter, x: Value, start: Sequence[Any], stop: Sequence[Any], 
     if isinstance(x, Table) and not any(isinstance(p, np.ndarray) for p in start):
         where = tuple(slice(p, q, s) for p, q, s in zip(start, stop, step, strict=True))
         return listed(x.data[(slice(None), *where)], x.dtype)
+    if isinstance(x, Table):
+        return listed(np.stack([_row_of(x, k, start, stop, step) for k in range(len(e.ranks))]), x.dtype)
     name = e.tensor(x)
     for d, (p, q, s) in enumerate(zip(start, stop, step, strict=True)):
         if isinstance(p, np.ndarray) or (p, q, s) != (0, e.shape(name)[d], 1):
             attrs = {"dim": d, "start": p, "stop": q} | ({"step": s} if s != 1 else {})
             name = e.op("slice", (name,), attrs)
     return name
+
+
+def _row_of(x: Table, k: int, start: Sequence[Any], stop: Sequence[Any], step: Sequence[int]) -> Array:
+    """What the k-th rank slices out of listed integers."""
+
+    def own(value: Any) -> int:
+        return int(value[k if len(value) > 1 else 0]) if isinstance(value, np.ndarray) else int(value)
+
+    where = tuple(slice(own(p), own(q), s) for p, q, s in zip(start, stop, step, strict=True))
+    found: Array = x.data[k if len(x.data) > 1 else 0][where]
+    return found
 
 
 def _first(value: Any) -> int:
