@@ -455,8 +455,9 @@ def jax_command(
         str, typer.Argument(metavar="DISTRIBUTED", help="The step of the ranks, or a function of `mesh` that makes it.")
     ],
     mesh: Annotated[str | None, typer.Option("--mesh", metavar="AXES", help="Axes of the mesh and their sizes: dp=8,tp=4.")] = None,
-    replayed: Annotated[
-        bool, typer.Option("--replay", help="Also run JAX on host devices and compare the translation with it (set XLA_FLAGS).")
+    replayed: Annotated[bool, typer.Option("--replay", help="Also run JAX on host devices and compare the translation with it.")] = False,
+    hlo: Annotated[
+        bool, typer.Option("--hlo", help="Compile for host devices (up to 64) and read XLA's program after SPMD partitioning.")
     ] = False,
     list_ops: Annotated[
         bool, typer.Option("--list", help="Only list the primitives of both steps, those without a meaning first.")
@@ -479,7 +480,9 @@ def jax_command(
 
     def work(tell: Callable[[str], None]) -> Report:
         try:
-            return command.verdict(command.subject(*traced, tell), traced[3], points, seed, engine, replayed, folder, tell)
+            if hlo or replayed:
+                command.host_devices(mesh)
+            return command.verdict(command.subject(*traced, tell, hlo), traced[3], points, seed, engine, replayed, folder, tell)
         except command.CaptureError as error:
             raise Refused(str(error)) from error
         except command.Unmapped as error:
@@ -488,7 +491,7 @@ def jax_command(
     if list_ops:
         with progress(as_json) as tell:
             try:
-                found = command.operations(command.subject(*traced, tell))
+                found = command.operations(command.subject(*traced, tell, hlo))
             except (command.CaptureError, command.Unmapped) as error:
                 raise Refused(str(error)) from error
         code = 3 if any(status != "mapped" for _, _, status in found) else 0

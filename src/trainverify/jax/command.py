@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainverify import files
 from trainverify.graph.mesh import Mesh
@@ -20,6 +21,7 @@ from trainverify.translate.emit import Unmapped
 from trainverify.translate.targets import CaptureError, resolve
 
 Progress = Callable[[str], None]
+MOST_DEVICES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,17 @@ def mesh_of(text: str | None) -> Mesh | None:
         raise CaptureError(f"--mesh {text!r}: expected axes and sizes such as dp=8,tp=4") from error
 
 
-def subject(reference: str, distributed: str, mesh: str | None, table: OpTable, tell: Progress) -> Subject:
+def host_devices(mesh: str | None) -> None:
+    """As many host devices as the mesh has ranks, unless the user says otherwise. JAX reads this when it first looks for devices."""
+    named = mesh_of(mesh)
+    flag = "--xla_force_host_platform_device_count"
+    if named is not None and flag not in os.environ.get("XLA_FLAGS", ""):
+        if named.size > MOST_DEVICES:
+            raise CaptureError(f"{named} has {named.size} ranks: compiling and running need host devices, at most {MOST_DEVICES}")
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={named.size}".strip()
+
+
+def subject(reference: str, distributed: str, mesh: str | None, table: OpTable, tell: Progress, hlo: bool = False) -> Subject:
     """Two functions of files; the file of the second says what the arguments are (`args`), and may say `mesh`, `roles` and `meanings`."""
     tell("reading the files")
     one, many = resolve(reference), resolve(distributed)
@@ -53,7 +65,7 @@ def subject(reference: str, distributed: str, mesh: str | None, table: OpTable, 
         )
     given = space["args"]() if callable(space["args"]) else space["args"]
     named = mesh_of(mesh) or space.get("mesh")
-    made = pair(one, many, given, named, space.get("roles"), table, space.get("meanings"), tell)
+    made = pair(one, many, given, named, space.get("roles"), table, space.get("meanings"), tell, "hlo" if hlo else "jaxpr")
     return Subject(one, many, tuple(given), made)
 
 
@@ -91,4 +103,4 @@ def mapped() -> list[str]:
     return sorted(MAPPINGS)
 
 
-__all__ = ["CaptureError", "Subject", "Unmapped", "mapped", "mesh_of", "operations", "subject", "verdict"]
+__all__ = ["CaptureError", "Subject", "Unmapped", "host_devices", "mapped", "mesh_of", "operations", "subject", "verdict"]

@@ -17,7 +17,17 @@ from trainverify.graph.program import Program
 from trainverify.jax.hlo.dump import Partitioned, partitioned
 from trainverify.jax.literals import Float32Literals
 from trainverify.jax.meshes import abstract, our_mesh, real_mesh
-from trainverify.jax.pair import Meanings, Ranks, Translated, lengths_of, logical_program, partitioned_plan, ranks_plan, with_constants
+from trainverify.jax.pair import (
+    Meanings,
+    Ranks,
+    Translated,
+    lengths_of,
+    logical_program,
+    partitioned_plan,
+    ranks_plan,
+    with_constants,
+    with_whole,
+)
 from trainverify.jax.trace import Traced, TraceError, trace
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -115,8 +125,8 @@ def pair(
     else:
         ranks = ranks_plan(many, named, lengths, ops, literal, meanings)
     parts = (logical, *ranks.parts)
-    whole = with_constants(logical.program, ranks.parts)
-    line = next((m[0] for m in ranks.maps), None)
+    whole = with_whole(with_constants(logical.program, ranks.parts), ranks.moved)
+    line = next((m for m in ranks.maps if m is not None), None)
     findings += [
         Finding("TV510", f"{n} comes out cut otherwise than it went in", None, n, line, "out_specs that are the in_specs", "warning")
         for n in ranks.moved

@@ -57,6 +57,13 @@ def where(info: Any) -> tuple[Source | None, str, str | None]:
     return source, "" if function == "<module>" else function, assigned(first.file_name, first.start_line)
 
 
+def function_line(jaxpr: Any) -> Source | None:
+    """Where the function begins that a jaxpr was traced from: `step at train.py:12`."""
+    text = str(getattr(getattr(jaxpr, "debug_info", None), "func_src_info", "") or "")
+    file, _, line = text.partition(" at ")[2].rpartition(":")
+    return source_of(((file, int(line)),)) if file and line.isdigit() else None
+
+
 def phase_of(info: Any, outer: Phase) -> Phase:
     """Backward within a transposed function; what has no derivative at all is neither that nor the pass before it."""
     stack = str(info.name_stack)
@@ -65,4 +72,4 @@ def phase_of(info: Any, outer: Phase) -> Phase:
     return "forward"
 
 
-__all__ = ["assigned", "installed", "phase_of", "source_of", "where"]
+__all__ = ["assigned", "function_line", "installed", "phase_of", "source_of", "where"]

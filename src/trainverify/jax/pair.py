@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import numpy as np
 from trainverify.graph.lineage import Layout
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
-from trainverify.graph.program import Domain, Output, Program, refs
+from trainverify.graph.program import Domain, Output, Program, Source, refs
 from trainverify.graph.types import TensorType
 from trainverify.jax.control import CONTROL
 from trainverify.jax.corrections import reported
@@ -29,7 +29,7 @@ from trainverify.jax.values import DTYPES, Opaque, Value
 from trainverify.jax.whole import WholeInterpreter
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
-from trainverify.translate.emit import Unmapped
+from trainverify.translate.emit import Place, Unmapped
 from trainverify.translate.literals import Literals
 
 MOST_PROGRAMS: Final = 256  # that ranks may run different ones of
@@ -58,7 +58,7 @@ class Ranks:
     specs: Mapping[str, Spec]  # how arguments lie
     between: tuple[str, ...]  # primitives that run on whole arrays, outside of shard_map
     moved: tuple[str, ...] = ()  # arguments whose new value lies in another way
-    maps: tuple[Any, ...] = field(default=(), compare=False)
+    maps: tuple[Source | None, ...] = field(default=(), compare=False)  # the lines of all shard_maps
 
 
 def argument_type(a: Argument) -> TensorType | None:
@@ -198,9 +198,11 @@ def _unit(
     for item in given:  # an argument without a use still has a place
         if isinstance(item, Free):
             i.placed(item)
+    if i.maps and i.maps[-1] is not None:
+        e.place = Place(i.maps[-1])
     values, moved = _landed(i, traced, found)
     outputs, unknown = _outputs(e, traced.results, values)
-    outputs += reported(e)
+    outputs += [*_as_cut(e, traced.results, found, moved), *reported(e)]
     program = _program(e, "rank", _declared(e, traced.arguments), outputs)
     bindings = {n: c for c, n in e.columns.items()}
     used = {n for op in program.ops for _, v in op.attrs for n in (r.name for r in refs(v))}
@@ -222,10 +224,23 @@ def _landed(i: WholeInterpreter, traced: Traced, found: Sequence[Item]) -> tuple
                 moved.append(str(r.of))
                 if r.of not in i.mapped:
                     i.hints[r.of] = value.spec
-            values.append(as_sharded(i.e, value, i.lies[r.of]))
+            values.append(as_sharded(i.e, value, i.lies[r.of], trusted=True))
+        elif isinstance(value, Sharded):
+            values.append(whole(i.e, value, trusted=True))  # compared on every rank
         else:
-            values.append(whole(i.e, value) if isinstance(value, Sharded) else value)
+            values.append(value)
     return values, tuple(moved)
+
+
+def _as_cut(e: RankEmitter, results: Sequence[Result], found: Sequence[Item], moved: Sequence[str]) -> Iterator[Output]:
+    """New values that lie in another way than the old ones: every rank's version of the whole array is compared."""
+    for r, value in zip(results, found, strict=True):
+        if r.of in moved and isinstance(value, Sharded):
+            yield Output(e.tensor(whole(e, value, trusted=True)), "metric", all_of(str(r.of)))
+
+
+def all_of(name: str) -> str:
+    return f"the whole new {name}"
 
 
 def partitioned_plan(
@@ -251,8 +266,13 @@ def partitioned_plan(
     lineage = [layout(n, n, s) for n, s in specs.items() if n in done[0][0].program.tensors]
     lineage += [layout(n, n, ((),) * c.data.ndim) for n, c in sorted({k: v for _, t, _ in done for k, v in t.constants.items()}.items())]
     plan = Plan("the partitions", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
-    moved = [str(r.of) for r, s in zip(traced.results, made.outputs, strict=True) if r.of in specs and s != specs[str(r.of)]]
-    return Ranks(plan, tuple(t for _, t, _ in done), specs, (), tuple(moved))
+    return Ranks(plan, tuple(t for _, t, _ in done), specs, (), moved_results(traced, made))
+
+
+def moved_results(traced: Traced, made: Partitioned) -> tuple[str, ...]:
+    """Arguments whose new value lies in another way."""
+    specs = {a.name: s for a, s in zip(traced.arguments, made.inputs, strict=True)}
+    return tuple(str(r.of) for r, s in zip(traced.results, made.outputs, strict=True) if r.of in specs and s != specs[str(r.of)])
 
 
 def _partition(
@@ -271,16 +291,23 @@ def _partition(
     found = i.entry(made.module, given)
     specs = dict(zip((a.name for a in traced.arguments), made.inputs, strict=True))
     values: list[Value] = []
-    for r, value, out, aval in zip(traced.results, found, made.outputs, traced.jaxpr.out_avals, strict=True):
-        whole_ = Sharded(value, out, tuple(aval.shape))
+    cut = [Sharded(v, s, tuple(a.shape)) for v, s, a in zip(found, made.outputs, traced.jaxpr.out_avals, strict=True)]
+    for r, value, part in zip(traced.results, found, cut, strict=True):
         wanted = specs.get(str(r.of)) if r.role in ("parameter", "state", "gradient") else None
-        values.append(value if isinstance(value, Opaque) else as_sharded(e, whole_, wanted or ((),) * len(aval.shape)))
+        values.append(value if isinstance(value, Opaque) else as_sharded(e, part, wanted or ((),) * len(part.shape)))
     outputs, unknown = _outputs(e, traced.results, values)
-    outputs += reported(e)
+    known = [c for c in cut if not isinstance(c.local, Opaque)]
+    outputs += [*(_as_cut(e, traced.results, cut, moved_results(traced, made)) if len(known) == len(cut) else ()), *reported(e)]
     program = _program(e, "partition", _declared(e, traced.arguments), outputs)
     used = {n for op in program.ops for _, v in op.attrs for n in (r.name for r in refs(v))}
     template = Template(program, ranks, {n: c for c, n in e.columns.items() if n in used})
     return template, Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, (), "finite" in e.kept), i
+
+
+def with_whole(program: Program, moved: Sequence[str]) -> Program:
+    """The logical program, with new values reported once more that ranks hold in another way than the old ones."""
+    more = [Output(o.tensor, "metric", all_of(str(o.of))) for o in program.outputs if o.of in moved and o.role != "metric"]
+    return replace(program, outputs=(*program.outputs, *more))
 
 
 def with_constants(program: Program, parts: Sequence[Translated]) -> Program:
@@ -296,4 +323,4 @@ def lengths_of(program: Program) -> list[int]:
     return [int(op.get("stop")) for op in program.ops if op.name == "arange" and op.get("start", 0) == 0 and op.get("step", 1) == 1]
 
 
-__all__ = ["Ranks", "Translated", "lengths_of", "logical_program", "partitioned_plan", "ranks_plan", "with_constants"]
+__all__ = ["Ranks", "Translated", "lengths_of", "logical_program", "partitioned_plan", "ranks_plan", "with_constants", "with_whole"]

@@ -27,6 +27,7 @@ class Sharded:
     local: Value
     spec: Spec
     shape: tuple[int, ...]  # of the whole
+    checked: bool = True  # whether ranks that hold the same share are known to hold the same values
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,12 @@ def share(e: RankEmitter, whole: Value, spec: Spec) -> Value:
     return sliced(e, whole, start, [p + n for p, n in zip(start, sizes, strict=True)], (1,) * len(sizes))
 
 
-def whole(e: RankEmitter, value: Sharded) -> Value:
-    """The array itself, on every rank."""
+def whole(e: RankEmitter, value: Sharded, trusted: bool = False) -> Value:
+    """The array itself, on every rank. Of replicas that may differ, which of them it is made from is XLA's choice: there is no such array,
+    unless all ranks' versions of it are compared (`trusted`)."""
     found = value.local
+    if any(value.spec) and not value.checked and not trusted:
+        raise Unmapped("replicas that nothing compares are taken for one array: results of a shard_map with check_vma=False")
     if isinstance(found, Number) and len(e.ranks) == e.mesh.size:  # all ranks run this program
         return Number(found.value, value.shape, found.dtype)
     for d, axes in enumerate(value.spec):
@@ -97,13 +101,17 @@ def shape_of(e: RankEmitter, value: Value) -> tuple[int, ...]:
             raise Unmapped(value.reason)
 
 
-def as_sharded(e: RankEmitter, value: Value | Sharded, spec: Spec) -> Value:
+def as_sharded(e: RankEmitter, value: Value | Sharded, spec: Spec, trusted: bool = False) -> Value:
     """A rank's share in the given cut, of a value in any."""
     if isinstance(value, Opaque):
         return value
     if not isinstance(value, Sharded):
         return share(e, value, spec)
-    return value.local if value.spec == spec else share(e, whole(e, value), spec)
+    if value.spec == spec:
+        return value.local
+    if not value.checked and not trusted:
+        raise Unmapped("replicas that nothing compares are cut in another way: results of a shard_map with check_vma=False")
+    return share(e, whole(e, value, trusted), spec)
 
 
 __all__ = ["Free", "Sharded", "Spec", "as_sharded", "layout", "local_shape", "share", "spec_of", "whole"]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trainverify.graph.program import EMPTY
+from trainverify.graph.program import EMPTY, Source
 from trainverify.graph.types import TensorType
 from trainverify.jax.control import CONTROL
 from trainverify.jax.interpret import Interpreter, Item, type_of
-from trainverify.jax.lines import where
+from trainverify.jax.lines import function_line, where
 from trainverify.jax.mappings.communication import groups
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, spec_of, whole
 from trainverify.jax.values import Opaque, Value
@@ -54,7 +54,7 @@ class WholeInterpreter(Interpreter):
         self.mapped: set[str] = set()  # arguments that a shard_map takes first
         self.handlers = {**self.handlers, "shard_map": shard_map}
         self.lies: dict[str, Spec] = {}  # how arguments lie
-        self.maps: list[Any] = []  # (source, in_specs, out_specs, check_vma) of every shard_map
+        self.maps: list[Source | None] = []  # the lines of all shard_maps
         self.cuts: set[str] = set()  # primitives that run on whole arrays between shard_maps
 
     def place(self, item: Free, spec: Spec) -> str:
@@ -86,6 +86,8 @@ class WholeInterpreter(Interpreter):
             shape = tuple(eqn.outvars[0].aval.shape)
             if len(specs) <= 1:
                 return self.elementwise(eqn, given, specs.pop() if specs else ((),) * len(shape), shape)
+        if any(isinstance(v, Sharded) and not v.checked for v in given):
+            raise Unmapped("replicas that nothing compares are taken for one array: results of a shard_map with check_vma=False")
         if eqn.primitive.name == "reduce_sum" and isinstance(x := self.placed(given[0]), Sharded):
             return [self.total(eqn, x)]
         values = [whole(self.e, v) if isinstance(v := self.placed(item), Sharded) else v for item in given]
@@ -107,7 +109,8 @@ class WholeInterpreter(Interpreter):
         ]
         local = local_shape(shape, spec, self.e.mesh)
         avals = [v.aval.update(shape=local) for v in eqn.outvars]
-        return [Sharded(v, spec, shape) for v in self.apply(eqn.primitive.name, values, eqn.params, types, avals)]
+        checked = all(v.checked for v in given if isinstance(v, Sharded))
+        return [Sharded(v, spec, shape, checked) for v in self.apply(eqn.primitive.name, values, eqn.params, types, avals)]
 
     def total(self, eqn: Any, x: Sharded) -> Item:
         """A sum of shares is added up over the axes that cut what is summed over."""
@@ -166,11 +169,12 @@ def shard_map(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     found = body.run(p["jaxpr"], (), values)
     specs = [spec_of(q, len(v.aval.shape), e.mesh) for q, v in zip(p["out_specs"], eqn.outvars, strict=True)]
     if isinstance(i, WholeInterpreter):
-        i.maps.append((where(eqn.source_info)[0], p["in_specs"], p["out_specs"], p["check_vma"]))
+        i.maps.append(where(eqn.source_info)[0] or function_line(p["jaxpr"]))
     results: list[Item] = []
     for v, spec, var in zip(found, specs, eqn.outvars, strict=True):
         assert not isinstance(v, Sharded | Free)
-        results.append(v if isinstance(v, Opaque) else Sharded(v, spec, tuple(var.aval.shape)))
+        everywhere = {a for names in spec for a in names} == {n for n, size in e.mesh.axes if size > 1}
+        results.append(v if isinstance(v, Opaque) else Sharded(v, spec, tuple(var.aval.shape), p["check_vma"] or everywhere))
     return results if isinstance(i, WholeInterpreter) else [whole(e, v) if isinstance(v, Sharded) else v for v in results]
 
 
