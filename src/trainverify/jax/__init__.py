@@ -16,7 +16,8 @@ except ImportError as error:  # pragma: no cover
 
 from trainverify.jax.inputs import Count, Ids, Reals
 from trainverify.jax.judge import judge, pair, verify
+from trainverify.jax.meanings import meaning
 from trainverify.jax.replay import replay
 from trainverify.translate.targets import CaptureError
 
-__all__ = ["CaptureError", "Count", "Ids", "Reals", "judge", "pair", "replay", "verify"]
+__all__ = ["CaptureError", "Count", "Ids", "Reals", "judge", "meaning", "pair", "replay", "verify"]

@@ -149,10 +149,11 @@ class Interpreter:
 
 def kernel_name(eqn: Any) -> str:
     """The name of a kernel or custom call, else of the primitive."""
+    primitive = str(eqn.primitive.name)
+    if primitive not in ("pallas_call", "ffi_call", "custom_call"):
+        return primitive
     info = eqn.params.get("name_and_src_info")
-    if info is not None:
-        return str(info.name)
-    return str(eqn.params.get("target_name") or eqn.params.get("call_target_name") or eqn.primitive.name)
+    return str(eqn.params.get("name") or eqn.params.get("target_name") or (primitive if info is None else info.name))
 
 
 def _array(atom: Any) -> Any:

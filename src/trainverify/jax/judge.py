@@ -16,6 +16,7 @@ from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.jax.hlo.dump import Partitioned, partitioned
 from trainverify.jax.literals import Float32Literals
+from trainverify.jax.meanings import MEANINGS
 from trainverify.jax.meshes import abstract, our_mesh, real_mesh
 from trainverify.jax.pair import (
     Meanings,
@@ -25,6 +26,7 @@ from trainverify.jax.pair import (
     logical_program,
     partitioned_plan,
     ranks_plan,
+    with_all_constants,
     with_constants,
     with_whole,
 )
@@ -113,6 +115,7 @@ def pair(
     if named is None:
         raise CaptureError("the distributed step has no shard_map, and no mesh was given")
     literal = Float32Literals()
+    meanings = {**MEANINGS, **(meanings or {})}
     if reader == "hlo":
         progress("compiling")
         partitions = compiled(distributed, args, named)
@@ -132,7 +135,8 @@ def pair(
         for n in ranks.moved
     ]
     findings += _unknown(parts)
-    return Pair(whole, ranks.plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), _notes(parts, ranks, literal))
+    plan = with_all_constants(ranks.plan, parts)
+    return Pair(whole, plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), _notes(parts, ranks, literal))
 
 
 def compiled(step: Callable[..., Any], args: Sequence[Any], mesh: Mesh) -> Partitioned:

@@ -311,11 +311,19 @@ def with_whole(program: Program, moved: Sequence[str]) -> Program:
 
 
 def with_constants(program: Program, parts: Sequence[Translated]) -> Program:
-    """The logical program, with arrays as inputs that only ranks close over."""
+    """A program, with arrays as inputs that only other programs close over."""
     more = {n: p.program for p in parts for n in p.constants if n not in program.tensors}
     tensors = {**program.tensors, **{n: p.tensors[n] for n, p in more.items()}}
     domains = {**program.domains, **{n: p.domains[n] for n, p in more.items() if n in p.domains}}
     return replace(program, tensors=tensors, inputs=(*program.inputs, *more), domains=domains)
+
+
+def with_all_constants(plan: Plan, parts: Sequence[Translated]) -> Plan:
+    """The same of all ranks' programs."""
+    lying = {x.logical for x in plan.lineage}
+    more = {n: c for p in parts for n, c in p.constants.items() if n not in lying}
+    lineage = (*plan.lineage, *(layout(n, n, ((),) * c.data.ndim) for n, c in sorted(more.items())))
+    return replace(plan, templates=tuple(replace(t, program=with_constants(t.program, parts)) for t in plan.templates), lineage=lineage)
 
 
 def lengths_of(program: Program) -> list[int]:
@@ -323,4 +331,14 @@ def lengths_of(program: Program) -> list[int]:
     return [int(op.get("stop")) for op in program.ops if op.name == "arange" and op.get("start", 0) == 0 and op.get("step", 1) == 1]
 
 
-__all__ = ["Ranks", "Translated", "lengths_of", "logical_program", "partitioned_plan", "ranks_plan", "with_constants", "with_whole"]
+__all__ = [
+    "Ranks",
+    "Translated",
+    "lengths_of",
+    "logical_program",
+    "partitioned_plan",
+    "ranks_plan",
+    "with_all_constants",
+    "with_constants",
+    "with_whole",
+]
