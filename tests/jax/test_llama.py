@@ -24,7 +24,10 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("accumulation by scan", "remat", "sequence parallel")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.capture) if n in LONG else n for n in CASES])
 def test_proved_at_real_widths(name: str) -> None:
     function, mesh, options = CASES[name]
     c = replace(llama.Config(), **options)
@@ -42,3 +45,18 @@ def test_replayed(name: str) -> None:
     made = tvj.pair(llama.reference(c), distributed, llama.shapes(c), mesh)
     found = tvj.replay(llama.reference(c), distributed, llama.shapes(c), made)
     assert found.agrees, str(found)
+
+
+WIDE = replace(llama.Config(), heads=32, kv=8, dim=4096, ffn=14336, vocab=128256, seq=4096)
+
+
+@pytest.mark.capture
+def test_all_layers_of_llama_3_8b() -> None:
+    c = replace(WIDE, layers=32, batch=8)
+    proved(llama.reference(c), lambda mesh: llama.tensor_parallel(c, mesh), llama.shapes(c), {"dp": 8, "tp": 8})
+
+
+@pytest.mark.capture
+def test_8192_ranks() -> None:
+    c = replace(WIDE, batch=2048)
+    proved(llama.reference(c), lambda mesh: llama.tensor_parallel(c, mesh), llama.shapes(c), {"dp": 1024, "tp": 8})

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from flax.training.train_state import TrainState
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
@@ -154,3 +155,9 @@ def nnx_case(c):
         return jax.jit(jax.shard_map(step, mesh=mesh, check_vma=False, **specs))
 
     return one, many, (params, opt, tvj.Ids((c.batch, c.seq), c.vocab), tvj.Ids((c.batch, c.seq), c.vocab))
+
+
+def by_compiler(mesh):
+    """The step of one device, with the batch cut over dp by jit."""
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("dp"))
+    return jax.jit(reference, in_shardings=(whole, rows, rows), out_shardings=(whole, whole), keep_unused=True)

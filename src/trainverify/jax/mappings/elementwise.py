@@ -458,6 +458,11 @@ def is_finite(a: Arguments) -> Value:
 def select_n(a: Arguments) -> Value:
     """Cases by number; two by a condition."""
     which = a.operand(0)
+    first = a.operand(1)
+    if isinstance(first, Number) and all(
+        isinstance(x := a.operand(i), Number) and x.value == first.value for i in range(2, len(a.operands))
+    ):
+        return Number(first.value, a.shape, a.dtype)  # the same in all cases
     if isinstance(which, Grid) and which.uniform:
         if which.literal is None and (found := _by_rank(a, which)) is not None:
             return found
