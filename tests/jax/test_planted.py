@@ -57,28 +57,6 @@ def test_a_collective_cut_out_of_xlas_program_is_refuted(monkeypatch: pytest.Mon
     assert report.place.line.file.endswith("mlp.py")
 
 
-def test_a_key_folded_with_the_rank_is_named() -> None:
-    """Random bits have no meaning here yet: no verdict, and the primitive and its line are named."""
-
-    def loss(w: Any, x: Any, key: Any) -> Any:
-        return jnp.mean(planted.dropped(key, x @ w) ** 2)
-
-    def one(w: Any, x: Any) -> Any:
-        return w, loss(w, x, jax.random.key(7))
-
-    def many(mesh: Any) -> Any:
-        def step(w: Any, x: Any) -> Any:
-            key = jax.random.fold_in(jax.random.key(7), lax.axis_index("dp"))
-            return w, lax.pmean(loss(w, x, key), "dp")
-
-        return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
-
-    report = tvj.verify(one, many, (tvj.Reals((6, 8)), tvj.Reals((4, 6))), {"dp": 2})
-    assert report.verdict == "UNKNOWN"
-    assert "random_seed (" in report.reason
-    assert "test_planted.py" in report.reason
-
-
 def test_replicas_that_nothing_compares_are_not_one_array() -> None:
     def many(mesh: Any) -> Any:
         local = jax.shard_map(lambda x: x * lax.axis_index("tp"), mesh=mesh, in_specs=(P("dp"),), out_specs=P("dp"), check_vma=False)

@@ -54,6 +54,7 @@ class RankEmitter(Emitter):
         self.columns: dict[tuple[Value, ...], str] = {}
         self.bounds: dict[str, tuple[int, int]] = {}  # of integer sources
         self.constants: dict[str, Constant] = {}
+        self.draws: dict[str, TensorType] = {}  # random numbers, by how they are drawn
         self.kept: dict[Any, Any] = {}  # of mappings: what they need again
         self._counted: dict[Any, str] = {}
         self._serial: dict[str, int] = {}

@@ -15,10 +15,12 @@ from trainverify.graph.program import Phase, Source
 from trainverify.graph.types import TensorType
 from trainverify.jax.constants import constant
 from trainverify.jax.emit import RankEmitter
+from trainverify.jax.hlo.text import Aval
 from trainverify.jax.lines import phase_of, where
 from trainverify.jax.mappings import MAPPINGS
 from trainverify.jax.mappings.table import Arguments, Row
 from trainverify.jax.places import Free, Sharded
+from trainverify.jax.randomness import key_result
 from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value
 from trainverify.translate.emit import Place, Unmapped
 from trainverify.translate.literals import Literals
@@ -94,6 +96,8 @@ class Interpreter:
         self.calls[name] += 1
         try:
             found = self.meaning(eqn, given)
+            if found is None and (key := key_result(self.e, name, given, eqn.params)) is not None:
+                found = [key]
             if found is None:
                 handler = self.handlers.get(name)
                 found = handler(self, eqn, given) if handler is not None else self.primitive(eqn, given)
@@ -127,6 +131,8 @@ class Interpreter:
         if row is None:
             raise Unmapped("no mapping")
         strange = next((t for v in avals if (t := unknown_type(v)) is not None), None)
+        if strange == "values of type uint32" and all(isinstance(v, Grid) for v in values):
+            return self._unsigned(name, values, params, types, avals)
         if strange is not None:
             raise Unmapped(strange)
         a = Arguments(self.e, name, tuple(values), params, tuple(types), tuple(type_of(v) for v in avals), self.literal)
@@ -134,6 +140,15 @@ class Interpreter:
         if left := a.left():
             raise Unmapped(f"parameter {left[0]}={params[left[0]]!r}")
         return [result] if isinstance(result, str | Number | Grid | Table | Opaque) else list(result)
+
+    def _unsigned(
+        self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]
+    ) -> list[Value]:
+        """Known integers as unsigned ones, if they do not wrap around."""
+        found = self.apply(name, values, params, types, [Aval(tuple(v.shape), "int64") for v in avals])
+        if any(not isinstance(v, Grid) or v.bounds()[0] < 0 or v.bounds()[1] >= 1 << 32 for v in found):
+            raise Unmapped("values of type uint32")
+        return found
 
     def meaning(self, eqn: Any, given: list[Item]) -> Sequence[Item] | None:
         """What the user says that a kernel computes."""

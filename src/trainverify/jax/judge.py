@@ -182,6 +182,8 @@ def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
         found.append("integers that count steps stay below 2^31 - 1")
     if any(p.finite for p in parts):
         found.append("computed values are finite: isfinite of them is true")
+    if any(p.draws for p in parts):
+        found.append("uniform random numbers are the same wherever key, type and shape are the same, and otherwise unrelated")
     if many.donated:
         found.append(f"donated: {names(list(many.donated))}; no one reads the old arrays after the step")
     found += [f"declared: {n} computes what the function given for it computes" for n in sorted({u for p in parts for u in p.used})]
@@ -244,15 +246,16 @@ def judge(
 
 
 def _with_line(report: Report, plan: Plan) -> Report:
-    """A literal stands where it is used first."""
+    """A literal, or an input, stands where it is used first."""
     place = report.place
-    if place is None or place.op is None or place.op.source is not None:
+    if place is None or place.line is not None:
         return report
     for t in plan.templates:
         if place.rank in t.ranks:
             used = next((op for op in t.program.ops if place.tensor in op.inputs and op.source is not None), None)
             if used is not None:
-                return replace(report, place=replace(place, op=replace(place.op, source=used.source)))
+                op = None if place.op is None else replace(place.op, source=used.source)
+                return replace(report, place=replace(place, op=op, used=used.source))
     return report
 
 

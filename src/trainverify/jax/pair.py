@@ -23,9 +23,10 @@ from trainverify.jax.infinities import exchanged
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
+from trainverify.jax.randomness import is_key
 from trainverify.jax.rewrites import rewritten
 from trainverify.jax.trace import Argument, Result, Traced
-from trainverify.jax.values import DTYPES, Opaque, Value
+from trainverify.jax.values import DTYPES, Key, Opaque, Value
 from trainverify.jax.whole import WholeInterpreter
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -47,6 +48,7 @@ class Translated:
     constants: Mapping[str, Constant]
     used: tuple[str, ...] = ()  # meanings
     finite: bool = False  # whether it asks if computed values are finite
+    draws: Mapping[str, TensorType] = field(default_factory=dict)  # random numbers
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ def argument_type(a: Argument) -> TensorType | None:
     return TensorType(tuple(a.shape.shape), DTYPES[name]) if name in DTYPES else None
 
 
+def unfollowed(a: Argument) -> Opaque:
+    """An argument that is no tensor here: a key, or something without a meaning."""
+    return Key(derived=a.name) if is_key(a.shape.dtype) else Opaque(f"argument {a.name} of type {a.shape.dtype}")
+
+
 def _sources(e: RankEmitter, arguments: Sequence[Argument]) -> None:
     for a in arguments:
         if a.domain is not None and a.domain.kind == "ids" and a.domain.size is not None:
@@ -77,10 +84,11 @@ def _sources(e: RankEmitter, arguments: Sequence[Argument]) -> None:
 
 def _program(e: RankEmitter, name: str, arguments: Sequence[Argument], outputs: Sequence[Output]) -> Program:
     """The finished program; arrays that the code closes over are inputs of it."""
-    inputs = [*(a.name for a in arguments if a.kind == "input"), *e.constants]
+    inputs = [*(a.name for a in arguments if a.kind == "input"), *e.constants, *e.draws]
     parameters = [a.name for a in arguments if a.kind == "parameter"]
     state = [a.name for a in arguments if a.kind == "state"]
     domains = {a.name: a.domain for a in arguments if a.domain is not None}
+    domains |= {n: Domain("nonnegative") for n in e.draws}
     for n, c in e.constants.items():
         if e.tensors[n].kind == "int":
             domains[n] = Domain("ids", int(c.data.max()) + 1) if int(c.data.min()) >= 0 else Domain("nonnegative")
@@ -104,12 +112,12 @@ def logical_program(traced: Traced, ops: OpTable = OPS, literal: Literals | None
     given: list[Item] = []
     for a in traced.arguments:
         kind = argument_type(a)
-        given.append(Opaque(f"argument {a.name} of type {a.shape.dtype}") if kind is None else e.declare(a.name, kind))
+        given.append(unfollowed(a) if kind is None else e.declare(a.name, kind))
     found = i.closed(traced.jaxpr, given)
     outputs, unknown = _outputs(e, traced.results, found)
     outputs += reported(e)
     program = _program(e, "the reference", _declared(e, traced.arguments), outputs)
-    return Translated(program, tuple(unknown), i.missing, i.calls, e.constants, tuple(sorted(i.used)), "finite" in e.kept)
+    return Translated(program, tuple(unknown), i.missing, i.calls, e.constants, tuple(sorted(i.used)), "finite" in e.kept, e.draws)
 
 
 def _declared(e: RankEmitter, arguments: Sequence[Argument]) -> list[Argument]:
@@ -193,7 +201,7 @@ def _unit(
     given: list[Item] = []
     for a in traced.arguments:
         kind = argument_type(a)
-        given.append(Opaque(f"argument {a.name} of type {a.shape.dtype}") if kind is None else Free(a.name, kind))
+        given.append(unfollowed(a) if kind is None else Free(a.name, kind))
     found = i.closed(traced.jaxpr, given)
     for item in given:  # an argument without a use still has a place
         if isinstance(item, Free):
@@ -207,7 +215,7 @@ def _unit(
     bindings = {n: c for c, n in e.columns.items()}
     used = {n for op in program.ops for _, v in op.attrs for n in (r.name for r in refs(v))}
     template = Template(program, ranks, {n: c for n, c in bindings.items() if n in used})
-    made = Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, tuple(sorted(i.used)), "finite" in e.kept)
+    made = Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, tuple(sorted(i.used)), "finite" in e.kept, e.draws)
     return template, made, i, e.groups, moved
 
 
@@ -285,7 +293,7 @@ def _partition(
     for a, spec in zip(traced.arguments, made.inputs, strict=True):
         kind = argument_type(a)
         if kind is None:
-            given.append(Opaque(f"argument {a.name} of type {a.shape.dtype}"))
+            given.append(unfollowed(a))
         else:
             given.append(e.declare(a.name, TensorType(local_shape(kind.shape, spec, mesh), kind.dtype)))
     found = i.entry(made.module, given)
@@ -301,7 +309,7 @@ def _partition(
     program = _program(e, "partition", _declared(e, traced.arguments), outputs)
     used = {n for op in program.ops for _, v in op.attrs for n in (r.name for r in refs(v))}
     template = Template(program, ranks, {n: c for c, n in e.columns.items() if n in used})
-    return template, Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, (), "finite" in e.kept), i
+    return template, Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, (), "finite" in e.kept, e.draws), i
 
 
 def with_whole(program: Program, moved: Sequence[str]) -> Program:
@@ -312,7 +320,7 @@ def with_whole(program: Program, moved: Sequence[str]) -> Program:
 
 def with_constants(program: Program, parts: Sequence[Translated]) -> Program:
     """A program, with arrays as inputs that only other programs close over."""
-    more = {n: p.program for p in parts for n in p.constants if n not in program.tensors}
+    more = {n: p.program for p in parts for n in (*p.constants, *p.draws) if n not in program.tensors}
     tensors = {**program.tensors, **{n: p.tensors[n] for n, p in more.items()}}
     domains = {**program.domains, **{n: p.domains[n] for n, p in more.items() if n in p.domains}}
     return replace(program, tensors=tensors, inputs=(*program.inputs, *more), domains=domains)
@@ -321,8 +329,8 @@ def with_constants(program: Program, parts: Sequence[Translated]) -> Program:
 def with_all_constants(plan: Plan, parts: Sequence[Translated]) -> Plan:
     """The same of all ranks' programs."""
     lying = {x.logical for x in plan.lineage}
-    more = {n: c for p in parts for n, c in p.constants.items() if n not in lying}
-    lineage = (*plan.lineage, *(layout(n, n, ((),) * c.data.ndim) for n, c in sorted(more.items())))
+    ranks = {n: len(p.program.tensors[n].shape) for p in parts for n in (*p.constants, *p.draws) if n not in lying}
+    lineage = (*plan.lineage, *(layout(n, n, ((),) * rank) for n, rank in sorted(ranks.items())))
     return replace(plan, templates=tuple(replace(t, program=with_constants(t.program, parts)) for t in plan.templates), lineage=lineage)
 
 

@@ -22,6 +22,7 @@ from trainverify.jax.judge import Pair, takes_mesh
 from trainverify.jax.meshes import real_mesh
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
+from trainverify.translate.targets import CaptureError
 from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 
 TOLERANCE: Final = 3e-4  # of the largest element of a tensor: float32 against float64
@@ -66,6 +67,8 @@ def replay(
     reference: Callable[..., Any], distributed: Callable[..., Any], args: Sequence[Any], made: Pair, ops: OpTable = OPS, seed: int = 0
 ) -> Replay:
     """Both programs at the sizes they were traced at, and the code they come from, on the same random values."""
+    if any(p.draws for p in made.parts):
+        raise CaptureError("a step that draws random numbers is not replayed")
     parts = units(made.plan)
     wanted, _ = obligations(made.logical, made.plan, parts)
     small = shrink_system(related(made.logical, made.plan, ops, parts, wanted), base=FULL, most=MAX_ELEMENTS)

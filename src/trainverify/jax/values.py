@@ -84,18 +84,18 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """A random key: how it was derived from a source, as text, and the integers that a rank put into it."""
-
-    derived: str
-    folded: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Opaque:
     """A value without a meaning here, and why."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Key(Opaque):
+    """A random key, by how it was derived. It has no numbers."""
+
+    reason: str = "a random key that is used otherwise than to draw uniform numbers"
+    derived: str = ""
 
 
 Known = Number | Grid | Table

@@ -15,7 +15,7 @@ from trainverify.jax.interpret import Interpreter, Item, type_of
 from trainverify.jax.lines import function_line, where
 from trainverify.jax.mappings.communication import groups
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, spec_of, whole
-from trainverify.jax.values import Opaque, Value
+from trainverify.jax.values import Key, Opaque, Value
 from trainverify.translate.emit import Unmapped
 
 ELEMENTWISE: Final = frozenset(
@@ -156,6 +156,8 @@ def shard_map(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     values: list[Value] = []
     for item, partition, var in zip(given, p["in_specs"], eqn.invars, strict=True):
         spec = spec_of(partition, len(var.aval.shape), e.mesh)
+        if isinstance(item, Key) and any(spec):
+            item = Opaque("keys that are cut over ranks")
         if isinstance(i, WholeInterpreter):
             item = i.settled(item)
             if isinstance(item, Free):

@@ -221,10 +221,6 @@ def last_micro_batch_lost(mesh):
     return mapped(step, mesh)
 
 
-def dropped(key, x):
-    return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0.0)
-
-
 BUGS = {
     "psum missing in a custom_vjp": (stepped(two_layers_alone), missing_psum_in_custom_vjp, MLP, MESH),
     "wrong axis name": (stepped(two_layers_alone), wrong_axis_name, MLP, MESH),
