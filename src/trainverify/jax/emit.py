@@ -55,9 +55,17 @@ class RankEmitter(Emitter):
         self.bounds: dict[str, tuple[int, int]] = {}  # of integer sources
         self.constants: dict[str, Constant] = {}
         self.draws: dict[str, TensorType] = {}  # random numbers, by how they are drawn
+        self.traffic: list[tuple[str, tuple[str, ...]]] = []  # what is sent, by a label that all ranks' programs have for it
+        self.labels: dict[str, str] = {}  # of what comes from other ranks
+        self.facts: Mapping[str, tuple[frozenset[float], bool]] | None = None  # about what others send, if they run other programs
         self.kept: dict[Any, Any] = {}  # of mappings: what they need again
         self._counted: dict[Any, str] = {}
         self._serial: dict[str, int] = {}
+
+    @property
+    def shared(self) -> bool:
+        """Whether all ranks run this program: what holds for what a rank sends holds for what it receives."""
+        return len(self.ranks) == max(self.mesh.size, 1)
 
     def numbered(self, what: str) -> int:
         """How many of a sort there are already."""
@@ -105,8 +113,12 @@ class RankEmitter(Emitter):
 
     def communicate(self, name: str, inputs: Sequence[str], attrs: Mapping[str, Any], kind: TensorType | None) -> str | None:
         result = super().communicate(name, inputs, {k: self.bound(v) for k, v in attrs.items()}, kind)
+        label = str(attrs["batch"]) if name in ("send", "recv") else f"{name}.{self.numbered(name)}"
+        if name != "recv":
+            self.traffic.append((label, tuple(inputs)))
         if result is not None:
             self.made[result] = self.ops[-1]
+            self.labels[result] = label
         return result
 
     # -- values as tensors --------------------------------------------------------------------------------------------

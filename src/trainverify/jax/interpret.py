@@ -139,7 +139,10 @@ class Interpreter:
         result = row(a)
         if left := a.left():
             raise Unmapped(f"parameter {left[0]}={params[left[0]]!r}")
-        return [result] if isinstance(result, str | Number | Grid | Table | Opaque) else list(result)
+        found = [result] if isinstance(result, str | Number | Grid | Table | Opaque) else list(result)
+        if any(isinstance(v, Grid) and v.dtype in WIDTHS and not _fits(v) for v in found):
+            raise Unmapped("integers that wrap around")
+        return found
 
     def _unsigned(
         self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]
@@ -174,6 +177,15 @@ def kernel_name(eqn: Any) -> str:
 def _array(atom: Any) -> Any:
     value = atom.val
     return value if hasattr(value, "dtype") and hasattr(value, "shape") else np.asarray(value, atom.aval.dtype)
+
+
+WIDTHS: Final = {"i32": 31, "i16": 15, "i8": 7}
+
+
+def _fits(value: Grid) -> bool:
+    low, high = value.bounds()
+    most = 1 << WIDTHS[value.dtype]
+    return -most <= low and high < most
 
 
 MOST_STEPS: Final = 4096  # of a loop that is unrolled

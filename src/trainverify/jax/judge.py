@@ -175,7 +175,7 @@ def _unknown(parts: Sequence[Translated]) -> list[Finding]:
 
 
 def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
-    found = []
+    found = ["integers that depend on data do not wrap around"] if any(p.program.domains for p in parts) else []
     if any(p.constants for p in parts):
         found.append("arrays that the code closes over are inputs, the same wherever their content is")
     if any(a.domain is not None and a.domain.kind == "nonnegative" and a.shape.dtype.kind in "iu" for a in many.arguments):

@@ -19,7 +19,7 @@ from trainverify.jax.corrections import reported
 from trainverify.jax.emit import Constant, RankEmitter
 from trainverify.jax.hlo.dump import Partitioned
 from trainverify.jax.hlo.run import HloInterpreter
-from trainverify.jax.infinities import exchanged
+from trainverify.jax.infinities import Fact, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
@@ -147,6 +147,7 @@ def ranks_plan(
     ops: OpTable = OPS,
     literal: Literals | None = None,
     meanings: Meanings | None = None,
+    facts: Mapping[str, Fact] | None = None,
 ) -> Ranks:
     """What every rank of the mesh runs. Ranks that go different ways run programs of their own."""
     todo: list[tuple[int, ...]] = [tuple(range(mesh.size))]
@@ -158,15 +159,16 @@ def ranks_plan(
         if len(todo) + len(done) > MOST_PROGRAMS:
             raise Unmapped(f"ranks run more than {MOST_PROGRAMS} different programs")
         try:
-            made = _unit(traced, mesh, ranks, lengths, ops, literal, meanings, hints)
+            made = _unit(traced, mesh, ranks, lengths, ops, literal, meanings, hints, facts)
             if not hints and made[2].hints:  # results that show how arguments lie that only whole arrays are made of
                 hints = made[2].hints
-                made = _unit(traced, mesh, ranks, lengths, ops, literal, meanings, hints)
+                made = _unit(traced, mesh, ranks, lengths, ops, literal, meanings, hints, facts)
             done.append(made)
         except Divergent as error:
             answers = np.broadcast_to(error.answers, (len(ranks),))
             todo += [tuple(r for r, v in zip(ranks, answers, strict=True) if v == k) for k in sorted(set(answers.tolist()))]
-    _agree([made[2].e for made in done])
+    if (worse := _worse([made[2].e for made in done])) is not None:
+        return ranks_plan(traced, mesh, lengths, ops, literal, meanings, worse)
     groups = {n: m for *_, g, _ in done for n, m in g.items()}
     first = done[0][2]
     lineage: list[Layout] = [layout(n, n, s) for n, s in first.lies.items()]
@@ -176,12 +178,14 @@ def ranks_plan(
     return Ranks(plan, parts, first.lies, tuple(sorted(first.cuts)), done[0][4], tuple(first.maps))
 
 
-def _agree(emitters: Sequence[RankEmitter]) -> None:
-    """What was concluded about values that other ranks send must hold for what these send."""
-    if len(emitters) > 1:
-        traffic = [tuple(exchanged(e)) for e in emitters]
-        if any(t != traffic[0] and any(inf for _, inf in (*t, *traffic[0])) for t in traffic[1:]):
-            raise Unmapped("ranks that run different programs exchange values that may be infinite")
+def _worse(emitters: Sequence[RankEmitter]) -> dict[str, Fact] | None:
+    """What has to be taken for granted about values that ranks with other programs send; None if what was taken for granted holds."""
+    traffic = [exchanged(e) for e in emitters]
+    facts = joined(traffic)
+    assumed = emitters[0].facts
+    if len(emitters) == 1 or (assumed is not None and covers(assumed, facts)) or (assumed is None and all(t == facts for t in traffic)):
+        return None
+    return facts if assumed is None else joined([facts, assumed])
 
 
 def _unit(
@@ -193,9 +197,11 @@ def _unit(
     literal: Literals,
     meanings: Meanings | None,
     hints: Mapping[str, Spec],
+    facts: Mapping[str, Fact] | None,
 ) -> tuple[Template, Translated, WholeInterpreter, dict[str, tuple[int, ...]], tuple[str, ...]]:
     """The program of ranks that go the same way."""
     e = RankEmitter(mesh, ranks, ops, lengths, rewritten)
+    e.facts = facts
     _sources(e, traced.arguments)
     i = WholeInterpreter(e, literal, CONTROL, meanings=meanings, hints=hints)
     given: list[Item] = []
@@ -252,7 +258,13 @@ def all_of(name: str) -> str:
 
 
 def partitioned_plan(
-    traced: Traced, made: Partitioned, mesh: Mesh, lengths: Sequence[int] = (), ops: OpTable = OPS, literal: Literals | None = None
+    traced: Traced,
+    made: Partitioned,
+    mesh: Mesh,
+    lengths: Sequence[int] = (),
+    ops: OpTable = OPS,
+    literal: Literals | None = None,
+    facts: Mapping[str, Fact] | None = None,
 ) -> Ranks:
     """What XLA runs on every device, after SPMD partitioning."""
     if made.module.partitions != mesh.size:
@@ -264,11 +276,12 @@ def partitioned_plan(
         if len(todo) + len(done) > MOST_PROGRAMS:
             raise Unmapped(f"ranks run more than {MOST_PROGRAMS} different programs")
         try:
-            done.append(_partition(traced, made, mesh, ranks, lengths, ops, literal or Literals()))
+            done.append(_partition(traced, made, mesh, ranks, lengths, ops, literal or Literals(), facts))
         except Divergent as error:
             answers = np.broadcast_to(error.answers, (len(ranks),))
             todo += [tuple(r for r, v in zip(ranks, answers, strict=True) if v == k) for k in sorted(set(answers.tolist()))]
-    _agree([i.e for *_, i in done])
+    if (worse := _worse([i.e for *_, i in done])) is not None:
+        return partitioned_plan(traced, made, mesh, lengths, ops, literal, worse)
     groups = {n: m for *_, i in done for n, m in i.e.groups.items()}
     specs = {a.name: s for a, s in zip(traced.arguments, made.inputs, strict=True)}
     lineage = [layout(n, n, s) for n, s in specs.items() if n in done[0][0].program.tensors]
@@ -284,9 +297,17 @@ def moved_results(traced: Traced, made: Partitioned) -> tuple[str, ...]:
 
 
 def _partition(
-    traced: Traced, made: Partitioned, mesh: Mesh, ranks: tuple[int, ...], lengths: Sequence[int], ops: OpTable, literal: Literals
+    traced: Traced,
+    made: Partitioned,
+    mesh: Mesh,
+    ranks: tuple[int, ...],
+    lengths: Sequence[int],
+    ops: OpTable,
+    literal: Literals,
+    facts: Mapping[str, Fact] | None,
 ) -> tuple[Template, Translated, HloInterpreter]:
     e = RankEmitter(mesh, ranks, ops, lengths, rewritten)
+    e.facts = facts
     _sources(e, traced.arguments)
     i = HloInterpreter(e, literal, {})
     given: list[Value] = []

@@ -31,6 +31,8 @@ def _made(e: RankEmitter, name: str) -> Bounds:
     op = e.made.get(name)
     if op is None:
         return e.bounds.get(name)
+    if op.name == "all_gather" and not e.shared:
+        return None
     if op.name in _KEEPS:
         return bounds(e, op.inputs[0])
     if op.name in _JOINS:

@@ -44,6 +44,8 @@ def _never(e: RankEmitter, name: str) -> bool:
         return all(never_negative(e, i) for i in given[1:])
     if op.name == "pad":
         return op.get("value", 0) >= 0 and never_negative(e, given[0])
+    if name in e.labels and not e.shared:  # from ranks that run other programs
+        return False
     if op.name not in _KEEPS or op.get("alpha", 1) != 1:
         return False
     value = e.column(op.get("value"))

@@ -184,6 +184,8 @@ class HloInterpreter(Interpreter):
     # -- communication ------------------------------------------------------------------------------------------------
 
     def _groups(self, i: Instruction) -> tuple[list[str], int]:
+        if i.opcode != "all-to-all" and i.attrs.get("use_global_device_ids") != "true":
+            raise Unmapped("groups that are not of partitions")
         members = {r: g for g in replica_groups(i.attrs["replica_groups"], self.module.partitions) for r in g}
         names = []
         for rank in self.e.ranks:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainverify.jax.infinities import may_be_infinite
+from trainverify.jax.infinities import is_number, may_be_infinite
 from trainverify.jax.lines_of_masks import note_lines
 from trainverify.jax.mappings.table import Arguments, is_real, rows
 from trainverify.jax.ranges import bounds
@@ -189,9 +189,9 @@ def add(a: Arguments) -> Value:
 def sub(a: Arguments) -> Value:
     if a.number(1) == 0 and isinstance(a.operand(0), str) and _shape(a, a.operand(0)) == a.shape:
         return a.operand(0)
-    if isinstance(x := a.operand(0), str) and x == a.operand(1) and is_real(a):
+    if isinstance(x := a.operand(0), str) and x == a.operand(1) and is_real(a) and is_number(a.e, x):
         return Number(0, a.shape, a.dtype)
-    if a.number(0) == -math.inf and isinstance(x := a.operand(1), str) and not may_be_infinite(a.e, x):
+    if a.number(0) == -math.inf and isinstance(x := a.operand(1), str) and is_number(a.e, x):
         return Number(-math.inf, a.shape, a.dtype)
     return binary(a, "sub", "sub")
 
@@ -202,7 +202,7 @@ def mul(a: Arguments) -> Value:
         if a.number(i) == 1 and isinstance(a.operand(1 - i), str) and _shape(a, a.operand(1 - i)) == a.shape:
             return a.operand(1 - i)
     for i in (0, 1):
-        if a.number(i) == 0 and is_real(a) and isinstance(x := a.operand(1 - i), str) and not may_be_infinite(a.e, x):
+        if a.number(i) == 0 and is_real(a) and isinstance(x := a.operand(1 - i), str) and is_number(a.e, x):
             return Number(0, a.shape, a.dtype)  # 0·x of a real number
     return binary(a, "mul", "mul")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from typing import Any
 
-from trainverify.jax.infinities import may_be_infinite
+from trainverify.jax.infinities import is_number
 from trainverify.jax.mappings.table import Arguments, rows
 from trainverify.jax.values import Number, Value
 from trainverify.translate.emit import Unmapped
@@ -18,7 +18,7 @@ def dot_general(a: Arguments) -> Value:
     """Batch dimensions, then those of the left, then those of the right."""
     (left_c, right_c), (left_b, right_b) = a.param("dimension_numbers")
     for i in (0, 1):
-        if a.number(i) == 0 and (isinstance(x := a.operand(1 - i), Number) or (isinstance(x, str) and not may_be_infinite(a.e, x))):
+        if a.number(i) == 0 and (isinstance(x := a.operand(1 - i), Number) or (isinstance(x, str) and is_number(a.e, x))):
             return Number(0, a.shape, a.dtype)
     letters = iter(string.ascii_letters)
     left = {d: next(letters) for d in range(len(a.types[0].shape))}
