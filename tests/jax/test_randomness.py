@@ -86,3 +86,15 @@ def test_another_key_or_shape_is_refuted(many: Any, mesh: Any) -> None:
 def test_what_draws_is_not_replayed() -> None:
     with pytest.raises(tvj.CaptureError, match="random numbers"):
         tvj.replay(REFERENCE, tensor_parallel(), ARGS, tvj.pair(REFERENCE, tensor_parallel(), ARGS, {"tp": 2}))
+
+
+def test_a_function_that_is_only_called_so_is_not_jaxs() -> None:
+    @jax.jit
+    def _uniform(key: Any, low: Any, high: Any) -> Any:
+        return jax.random.uniform(key, (4, 6)) ** 2 * (high - low)
+
+    def step(params: Any, x: Any, key: Any) -> Any:
+        return params, jnp.sum(x * _uniform(key, 0.0, 1.0))
+
+    made = tvj.pair(step, lambda mesh: jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P()), ARGS, {"dp": 2})
+    assert any(op.name in ("square", "mul") and "uniform" in str(op) for op in made.logical.ops)

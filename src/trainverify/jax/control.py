@@ -13,7 +13,7 @@ from trainverify.jax.interpret import MOST_STEPS, Handler, Interpreter, Item, ty
 from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.mappings.shaping import sliced
 from trainverify.jax.places import Free, Sharded
-from trainverify.jax.randomness import UNIFORM, drawn
+from trainverify.jax.randomness import drawn, makes_uniform
 from trainverify.jax.ranges import within
 from trainverify.jax.values import Grid, Key, Number, Opaque, Table, Value, listed, table_of
 from trainverify.translate.emit import Unmapped
@@ -25,7 +25,7 @@ _COLLECTIVES: Final = frozenset(
 
 def call(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     """A function that is called: its body; that which makes uniform numbers stands for itself."""
-    if eqn.params.get("name") == UNIFORM and isinstance(given[0], Key):
+    if given and isinstance(given[0], Key) and makes_uniform(eqn):
         return [drawn(i.e, given, type_of(eqn.outvars[0].aval))]
     body = next(eqn.params[n] for n in ("jaxpr", "call_jaxpr", "fun_jaxpr") if n in eqn.params)
     return i.closed(body, given) if isinstance(body, ClosedJaxpr) else i.run(body, (), given)

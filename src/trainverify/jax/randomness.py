@@ -1,11 +1,13 @@
 """Random numbers: uniform ones are an opaque function of a key and a shape, the same wherever both are the same.
 
-A key is followed by how it was derived. Uniform numbers become inputs named by key, type and shape: a rank that draws its own rows
+A key is followed by how it was derived. Uniform numbers become inputs named by key, type and number: a rank that draws its own rows
 with the same key does not draw rows of what one device draws, and a key folded with the rank is another key. Both are differences.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -25,12 +27,20 @@ def drawn(e: RankEmitter, given: Sequence[Any], kind: TensorType) -> Value:
     key, low, high = given
     if not isinstance(low, Number) or not isinstance(high, Number) or (low.value, high.value) != (0, 1):
         raise Unmapped("uniform numbers that are not between 0 and 1")
-    name = f"uniform.{key.derived}.{kind}"
+    flat = TensorType((math.prod(kind.shape),), kind.dtype)  # JAX draws by position in the flattened array
+    name = f"uniform.{key.derived}.{flat}"
     if name not in e.tensors:
-        e.draws[name] = kind
-        e.declare(name, kind)
+        e.draws[name] = flat
+        e.declare(name, flat)
         e.nonnegative.add(name)
-    return name
+    return e.reshape(name, kind.shape)
+
+
+def makes_uniform(eqn: Any) -> bool:
+    """Whether a call is of JAX's own function that makes uniform numbers from bits."""
+    body = eqn.params.get("jaxpr")
+    source = str(getattr(getattr(getattr(body, "jaxpr", None), "debug_info", None), "func_src_info", ""))
+    return eqn.params.get("name") == UNIFORM and "/jax/_src/random" in source.replace(os.sep, "/")
 
 
 def _integer(e: RankEmitter, value: Any) -> str:
@@ -97,4 +107,4 @@ def is_key(dtype: Any) -> bool:
     return str(dtype).startswith("key<")
 
 
-__all__ = ["UNIFORM", "drawn", "is_key", "key_result"]
+__all__ = ["drawn", "is_key", "key_result", "makes_uniform"]
