@@ -491,6 +491,8 @@ def jax_command(
     if list_ops:
         with progress(as_json) as tell:
             try:
+                if hlo:
+                    command.host_devices(mesh)
                 found = command.operations(command.subject(*traced, tell, hlo))
             except (command.CaptureError, command.Unmapped) as error:
                 raise Refused(str(error)) from error

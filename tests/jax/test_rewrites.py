@@ -154,3 +154,11 @@ def test_what_check_vma_rejects_is_jaxs_word() -> None:
 
     with pytest.raises(tvj.CaptureError, match="JAX does not trace it"):
         tvj.verify(lambda w, x: (w, jnp.sum(x * w)), many, (tvj.Reals((6,)), tvj.Reals((4, 6))), {"dp": 2})
+
+
+def test_a_step_without_shard_map_is_xlas_choice() -> None:
+    def step(w: Any, x: Any) -> Any:
+        return w, jnp.sum(x * w)
+
+    with pytest.raises(tvj.CaptureError, match="no shard_map"):
+        tvj.verify(step, jax.jit(step), (tvj.Reals((6,)), tvj.Reals((4, 6))), {"dp": 2})

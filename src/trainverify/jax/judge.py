@@ -111,9 +111,14 @@ def pair(
     one = traced("the reference", reference, args, roles, None)
     heads = list(dict.fromkeys(a.name.partition(".")[0] for a in one.arguments))
     many = traced("the distributed step", distributed, args, roles, heads if len(heads) == len(args) else None)
-    named = named or mesh_of(many.jaxpr.jaxpr)
+    mapped = mesh_of(many.jaxpr.jaxpr)
+    if reader == "jaxpr" and mapped is None:
+        raise CaptureError(
+            "the distributed step has no shard_map: what its devices run is XLA's choice; read that with --hlo (reader='hlo')"
+        )
+    named = named or mapped
     if named is None:
-        raise CaptureError("the distributed step has no shard_map, and no mesh was given")
+        raise CaptureError("no mesh was given, and the distributed step has no shard_map that says it")
     literal = Float32Literals()
     meanings = {**MEANINGS, **(meanings or {})}
     if reader == "hlo":
