@@ -1,8 +1,9 @@
 # make demo    Llama-3-8B on 8 devices, then a small plan with everything shown, then a buggy one (core dependencies only)
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
+# make test-jax  JAX code, in an environment of its own (.venv-jax): a part of make test
 # make check   a slice of it for daily work, under two minutes: lint, types, the core and one plan of each kind
 # make campaign  tests that take long, thousands of random plans and of random mistakes in them (about an hour and a half on 2 cores)
-# make capture  PyTorch code of all kinds, captured, proved and replayed, and with planted bugs (about half an hour)
+# make capture  PyTorch and JAX code of all kinds, captured, proved and replayed, and with planted bugs (about 40 minutes)
 # make clean   remove the virtual environment and what was built
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -11,8 +12,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 TORCH := torch==2.13.0
+JAX := .venv-jax
 
-.PHONY: demo test check capture campaign clean
+.PHONY: demo test test-jax check capture campaign clean
 
 demo: $(VENV)/core.stamp
 	@mkdir -p $(DEMO)
@@ -42,6 +44,11 @@ test: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
+	$(MAKE) test-jax
+
+test-jax: $(JAX)/stamp
+	$(JAX)/bin/python -c "import jax; print('JAX', jax.__version__)"
+	$(JAX)/bin/pytest tests/jax tests/docs/test_jax_page.py
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -53,11 +60,12 @@ campaign: $(VENV)/dev.stamp
 	$(BIN)/pytest -m long -n 2
 	$(BIN)/python -m tools.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
 
-capture: $(VENV)/dev.stamp
+capture: $(VENV)/dev.stamp $(JAX)/stamp
 	$(BIN)/pytest tests/capture -m "capture or not capture" -v
+	$(JAX)/bin/pytest tests/jax -m "capture or not capture" -v
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(JAX) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
@@ -75,3 +83,10 @@ $(VENV)/torch.stamp: | $(VENV)/bin/python
 $(VENV)/dev.stamp: pyproject.toml $(VENV)/torch.stamp
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	@touch $@ $(VENV)/core.stamp
+
+# JAX in an environment of its own: the rest of the suite runs without it.
+$(JAX)/stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv $(JAX)
+	$(JAX)/bin/pip install --quiet --editable ".[jax]" flax optax "pytest>=8,<10"
+	@touch $@

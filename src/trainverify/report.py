@@ -183,7 +183,7 @@ def _place_json(p: Place) -> dict[str, Any]:
 
 def codes_page() -> str:
     """docs/findings.md."""
-    kinds = {"1": "Programs", "2": "Communication", "3": "Lineage and obligations", "4": "Plans of nnScaler", "5": "Captured PyTorch code"}
+    kinds = {"1": "Programs", "2": "Communication", "3": "Lineage and obligations", "4": "Plans of nnScaler", "5": "Captured code"}
     text = [
         "# Codes of the well-formedness check",
         "",

@@ -12,8 +12,8 @@ import torch.distributed as dist  # noqa: E402
 
 import trainverify.torch as tvt  # noqa: E402
 from trainverify.graph.program import Output, Source  # noqa: E402
-from trainverify.torch.emit import Emitter  # noqa: E402
 from trainverify.torch.positions import aligned  # noqa: E402
+from trainverify.translate.emit import Emitter  # noqa: E402
 
 BATCH = {"x": tvt.Reals((3, 4096, 5), "b (cp s) k")}
 MESH = {"cp": 4}

@@ -10,7 +10,7 @@ import math  # noqa: E402
 from fractions import Fraction  # noqa: E402
 
 from capture.tracing import agree  # noqa: E402
-from trainverify.torch.literals import Literals, recovered, root  # noqa: E402
+from trainverify.translate.literals import Literals, recovered, root  # noqa: E402
 
 
 def real(*shape: int):

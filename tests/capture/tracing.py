@@ -11,11 +11,11 @@ import torch
 from trainverify.domains.numeric import NUMERIC
 from trainverify.graph.program import Output, Program
 from trainverify.ops import OPS
-from trainverify.torch.emit import Place
 from trainverify.torch.mappings.table import _same
 from trainverify.torch.record import Recorder
 from trainverify.torch.translate import Translator, flat, type_of
 from trainverify.torch.values import Unknown
+from trainverify.translate.emit import Place
 
 
 class Watched(Translator):

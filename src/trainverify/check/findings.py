@@ -59,6 +59,8 @@ CODES: Final[dict[str, str]] = {
     "TV506": "ranks that were not captured",
     "TV507": "ranks that do not say the same",
     "TV508": "small number that differs after the step",
+    "TV509": "arguments or results that are not those of the reference",
+    "TV510": "new value that is cut otherwise than the old one",
 }
 
 

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "verify": "Is the training step in PLAN equal to the one in LOGICAL?",
     "nnscaler": "Is the training step of an nnScaler plan equal to that of the plan for one device?",
     "torch": "Is the training step of PyTorch code on N ranks equal to the one on a single device?",
+    "jax": "Is the training step that JAX runs on a mesh equal to the one on a single device?",
     "lineage": "Which logical tensor every tensor of PLAN is, and how it lies on the mesh: discovered, not declared.",
     "reduce": "The shapes of FILE (a program or a plan) at the reduced sizes of staged proofs.",
     "validate": "Is FILE (a program or a plan) well-formed?",

@@ -55,7 +55,8 @@ def command(
     try:
         from trainverify.torch import command as capture
         from trainverify.torch.cache import Cache, default_folder, mark
-        from trainverify.torch.launch import CaptureError, Reads
+        from trainverify.torch.launch import Reads
+        from trainverify.translate.targets import CaptureError
     except ImportError as error:
         raise Refused(str(error)) from error
     if targets[0] != "run" and len(targets) != 2:

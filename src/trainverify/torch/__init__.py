@@ -16,8 +16,8 @@ except ImportError as error:  # pragma: no cover
 
 from trainverify.torch.inputs import Flags, Ids, Reals
 from trainverify.torch.judge import captures, judge, pair, verify
-from trainverify.torch.launch import CaptureError
 from trainverify.torch.meanings import meaning
 from trainverify.torch.script import step
+from trainverify.translate.targets import CaptureError
 
 __all__ = ["CaptureError", "Flags", "Ids", "Reals", "captures", "judge", "meaning", "pair", "step", "verify"]

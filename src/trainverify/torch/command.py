@@ -17,12 +17,13 @@ from trainverify.torch.cache import Cache
 from trainverify.torch.capture import Captured
 from trainverify.torch.inputs import Batch, Flags, Ids, Reals
 from trainverify.torch.judge import captures, judge, pair
-from trainverify.torch.launch import CaptureError, Failed, Reads, resolve, run
+from trainverify.torch.launch import Failed, Reads, run
 from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
 from trainverify.torch.sample import chosen
 from trainverify.torch.script import capture_script
 from trainverify.torch.ways import Choices, Way, joined, ways
+from trainverify.translate.targets import CaptureError, resolve
 
 Progress = Callable[[str], None]
 

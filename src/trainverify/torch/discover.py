@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import torch
 from torch.optim import Optimizer
 
-from trainverify.torch.names import clean
+from trainverify.translate.names import clean
 
 Kind = Literal["parameter", "state"]
 STEPS_TAKEN: Final = 2  # steps before the one that is captured: nothing is as in the first step

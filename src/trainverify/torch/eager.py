@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainverify.torch.discover import Named, preset, search, tensors_of
-from trainverify.torch.emit import mask_name
 from trainverify.torch.inputs import Batch
 from trainverify.torch.lines import Lines
 from trainverify.torch.placed import local
+from trainverify.translate.emit import mask_name
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Outputs = dict[tuple[str, str | None], np.ndarray[Any, Any]]  # (role, of) → value

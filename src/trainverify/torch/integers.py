@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainverify.torch.emit import Emitter
+from trainverify.translate.emit import Emitter
 
 # Operators whose result is not negative if none of their integer arguments is
 _KEEPS: Final = frozenset(

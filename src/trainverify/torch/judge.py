@@ -22,12 +22,13 @@ from trainverify.torch.agreement import disagreements, numbers
 from trainverify.torch.cache import Cache
 from trainverify.torch.capture import Captured, capture, compared_name, condition_name
 from trainverify.torch.inputs import Batch
-from trainverify.torch.launch import CaptureError, Failed, Reads, Target, Traced, resolve, run
+from trainverify.torch.launch import Failed, Reads, Traced, run
 from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
 from trainverify.torch.mappings import Row
 from trainverify.torch.positions import aligned
 from trainverify.torch.sample import NoSample, assumption, chosen, everyone
 from trainverify.torch.ways import Choices, Way, happens, joined, ways
+from trainverify.translate.targets import CaptureError, Target, resolve
 from trainverify.verdicts import verify as verify_programs
 
 Loss = str | Mapping[str, Reduction]  # "whole", or over which mesh axes the local losses are summed or averaged

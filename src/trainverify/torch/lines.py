@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 
 from trainverify.graph.program import Source
-from trainverify.torch.emit import Place
-from trainverify.torch.names import clean
 from trainverify.torch.wrappers import Wrappers
+from trainverify.translate.emit import Place
+from trainverify.translate.names import clean
 
 _TORCH: Final = str(Path(torch.__file__).resolve().parent) + os.sep
 _OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep

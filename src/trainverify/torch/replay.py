@@ -24,7 +24,8 @@ from trainverify.ops.table import OpTable
 from trainverify.torch.eager import Arrays, Outputs, run_eagerly
 from trainverify.torch.inputs import Batch
 from trainverify.torch.judge import Pair
-from trainverify.torch.launch import CaptureError, Failed, Target, resolve, run
+from trainverify.torch.launch import Failed, run
+from trainverify.translate.targets import CaptureError, Target, resolve
 from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 
 TOLERANCE: Final = 2e-4  # of the largest element of a tensor: float32 against float64

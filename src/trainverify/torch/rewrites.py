@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trainverify.torch.emit import Emitter
 from trainverify.torch.vocabulary import looked_up_backward, masked_lookup, written
+from trainverify.translate.emit import Emitter
 
 _UNARY: Final = frozenset(("pow", "square", "sqrt", "abs", "neg", "reciprocal", "to", "identity"))
 _BY_VALUE: Final = frozenset(("mul", "div", "add", "sub"))

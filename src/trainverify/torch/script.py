@@ -27,7 +27,7 @@ from trainverify.torch.capture import Captured, Session, optimizer_hooks
 from trainverify.torch.discover import search
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.inputs import Flags, Ids, Input, Reals, Spelling
-from trainverify.torch.launch import CaptureError
+from trainverify.translate.targets import CaptureError
 
 
 class StepEnded(BaseException):

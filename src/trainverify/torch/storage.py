@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from trainverify.graph.types import TensorType
-from trainverify.torch.emit import Emitter, Place
 from trainverify.torch.values import Unknown, Unmapped, Value
 from trainverify.torch.views import Digit, View, box, is_dense, reading, writing
+from trainverify.translate.emit import Emitter, Place
 
 
 @dataclass(frozen=True, slots=True)

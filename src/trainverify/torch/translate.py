@@ -17,8 +17,6 @@ from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
-from trainverify.torch.emit import Emitter, Place
-from trainverify.torch.literals import Literals
 from trainverify.torch.mappings import MAPPINGS, Row
 from trainverify.torch.mappings.creation import RANDOM
 from trainverify.torch.mappings.foreach import each, single
@@ -28,6 +26,8 @@ from trainverify.torch.rewrites import rewritten
 from trainverify.torch.storage import Memory, checked
 from trainverify.torch.values import DTYPES, ReadsData, Unknown, Unmapped, Value
 from trainverify.torch.views import View
+from trainverify.translate.emit import Emitter, Place
+from trainverify.translate.literals import Literals
 
 SHADOWED: Final = 1  # elements of a tensor whose value is followed while it depends on constants only
 DATA: Final = 4096  # elements of a tensor that is there from the start, up to which it is written out

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainverify.graph.program import Source
+from trainverify.translate.emit import Unmapped
 
 DTYPES: Final[Mapping[str, str]] = {
     "torch.float64": "f64",
@@ -42,9 +43,8 @@ class Unknown:
 Value = str | Unknown
 
 
-class Unmapped(Exception):
-    """An op, or an argument of one, that has no meaning here."""
-
-
 class ReadsData(Exception):
     """The step reads a computed value in Python: what it does next may depend on data."""
+
+
+__all__ = ["DTYPES", "ReadsData", "Unknown", "Unmapped", "Value"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainverify.torch.emit import Emitter
+from trainverify.translate.emit import Emitter
 
 
 def masked_lookup(e: Emitter, inputs: Sequence[str | None]) -> str | None:

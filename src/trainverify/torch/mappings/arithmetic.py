@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainverify.torch.literals import root
 from trainverify.torch.mappings.table import Arguments, Number, rows
 from trainverify.torch.values import Unmapped
+from trainverify.translate.literals import root
 
 ROWS, row = rows()
 

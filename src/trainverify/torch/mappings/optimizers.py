@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainverify.torch.literals import root
 from trainverify.torch.mappings.table import Arguments, plain, rows
 from trainverify.torch.values import Unmapped
+from trainverify.translate.literals import root
 
 ROWS, row = rows()
 

@@ -14,9 +14,9 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trainverify.graph.types import TensorType
-from trainverify.torch.emit import Emitter
-from trainverify.torch.literals import Literals, root
 from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
+from trainverify.translate.emit import Emitter
+from trainverify.translate.literals import Literals, root
 
 Number = bool | int | float | Fraction
 Result = Value | None | Sequence["Value | None"]

@@ -10,8 +10,11 @@ from trainverify.graph.program import Domain, Op, Output, Phase, Program, Source
 from trainverify.graph.types import DTYPES, TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpError, OpTable
-from trainverify.torch.names import clean
-from trainverify.torch.values import Unmapped
+from trainverify.translate.names import clean
+
+
+class Unmapped(Exception):
+    """An op, or an argument of one, that has no meaning here."""
 
 
 @dataclass(frozen=True)

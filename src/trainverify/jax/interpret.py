@@ -1,0 +1,194 @@
+"""Running through a jaxpr: every equation becomes operators of our program, by a row of the mapping or as control flow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+import jax
+from trainverify.graph.program import Phase, Source
+from trainverify.graph.types import TensorType
+from trainverify.jax.constants import constant
+from trainverify.jax.emit import RankEmitter
+from trainverify.jax.hlo.text import Aval
+from trainverify.jax.lines import phase_of, where
+from trainverify.jax.mappings import MAPPINGS
+from trainverify.jax.mappings.table import Arguments, Row
+from trainverify.jax.places import Free, Sharded
+from trainverify.jax.randomness import key_result
+from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value
+from trainverify.translate.emit import Place, Unmapped
+from trainverify.translate.literals import Literals
+
+Item = Value | Sharded | Free
+Handler = Callable[["Interpreter", Any, list[Item]], Sequence[Item]]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A primitive without a meaning here: how often, why, and where first."""
+
+    count: int
+    reason: str
+    source: Source | None
+
+
+def type_of(aval: Any) -> TensorType:
+    name = str(aval.dtype)
+    return TensorType(tuple(aval.shape), DTYPES.get(name, "i64"))
+
+
+def unknown_type(aval: Any) -> str | None:
+    name = str(aval.dtype)
+    return None if name in DTYPES else f"values of type {name}"
+
+
+class Interpreter:
+    """One pass over a jaxpr for the ranks of an emitter. `handlers` run what contains programs, and what sees whole arrays."""
+
+    def __init__(
+        self,
+        e: RankEmitter,
+        literal: Literals,
+        handlers: Mapping[str, Handler],
+        rows: Mapping[str, Row] = MAPPINGS,
+        meanings: Mapping[str, Callable[..., Any]] | None = None,
+    ):
+        self.e, self.literal, self.rows, self.handlers = e, literal, rows, handlers
+        self.meanings = dict(meanings or {})
+        self.used: set[str] = set()  # meanings
+        self.calls: Counter[str] = Counter()
+        self.missing: dict[str, Missing] = {}
+        self.phase: Phase = "forward"
+
+    def closed(self, jaxpr: ClosedJaxpr, args: Sequence[Item]) -> list[Item]:
+        return self.run(jaxpr.jaxpr, [self.constant(c) for c in jaxpr.consts], args)
+
+    def constant(self, value: Any) -> Item:
+        found = constant(value, self.literal)
+        return self.e.closed_over(found, DTYPES[str(value.dtype)]) if isinstance(found, np.ndarray) else found
+
+    def run(self, jaxpr: Jaxpr, consts: Sequence[Item], args: Sequence[Item]) -> list[Item]:
+        env: dict[Any, Item] = {}
+        env.update(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Item:
+            return self.constant(_array(atom)) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self.equation(eqn, [read(v) for v in eqn.invars])
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, given: list[Item]) -> Sequence[Item]:
+        """The results of one equation; without a meaning they are opaque, and the primitive is noted."""
+        name, outer, place, label = eqn.primitive.name, self.phase, self.e.place, self.e.label
+        source, function, variable = where(eqn.source_info)
+        self.phase = phase_of(eqn.source_info, outer)
+        self.e.place = Place(source or place.source, function or place.module, self.phase)
+        self.e.label = variable or name
+        self.calls[name] += 1
+        try:
+            found = self.meaning(eqn, given)
+            if found is None and (key := key_result(self.e, name, given, eqn.params)) is not None:
+                found = [key]
+            if found is None:
+                handler = self.handlers.get(name)
+                found = handler(self, eqn, given) if handler is not None else self.primitive(eqn, given)
+        except Unmapped as error:
+            self.note(name, str(error))
+            found = [Opaque(f"{name}: {error}") for _ in eqn.outvars]
+        finally:
+            self.phase, self.e.place, self.e.label = outer, place, label
+        return found
+
+    def note(self, name: str, reason: str) -> None:
+        old = self.missing.get(name)
+        self.missing[name] = Missing(1, reason, self.e.place.source) if old is None else replace(old, count=old.count + 1)
+
+    def primitive(self, eqn: Any, given: list[Item]) -> Sequence[Item]:
+        """A row of the mapping on values that a rank has."""
+        values = [v for v in given if not isinstance(v, Sharded | Free)]
+        assert len(values) == len(given), eqn.primitive.name
+        types = tuple(type_of(v.aval) for v in eqn.invars)
+        return self.apply(eqn.primitive.name, values, eqn.params, types, tuple(v.aval for v in eqn.outvars))
+
+    def apply(
+        self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]
+    ) -> list[Value]:
+        if name == "select_n" and isinstance(which := values[0], Grid) and which.literal is not None:
+            values = [which, *(values[1 + which.literal] for _ in values[1:])]  # what is not chosen does not matter
+        opaque = next((v for v in values if isinstance(v, Opaque)), None)
+        if opaque is not None:
+            return [opaque for _ in avals]
+        row = self.rows.get(name)
+        if row is None:
+            raise Unmapped("no mapping")
+        strange = next((t for v in avals if (t := unknown_type(v)) is not None), None)
+        if strange == "values of type uint32" and all(isinstance(v, Grid) for v in values):
+            return self._unsigned(name, values, params, types, avals)
+        if strange is not None:
+            raise Unmapped(strange)
+        a = Arguments(self.e, name, tuple(values), params, tuple(types), tuple(type_of(v) for v in avals), self.literal)
+        result = row(a)
+        if left := a.left():
+            raise Unmapped(f"parameter {left[0]}={params[left[0]]!r}")
+        found = [result] if isinstance(result, str | Number | Grid | Table | Opaque) else list(result)
+        if any(isinstance(v, Grid) and v.dtype in WIDTHS and not _fits(v) for v in found):
+            raise Unmapped("integers that wrap around")
+        return found
+
+    def _unsigned(
+        self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]
+    ) -> list[Value]:
+        """Known integers as unsigned ones, if they do not wrap around."""
+        found = self.apply(name, values, params, types, [Aval(tuple(v.shape), "int64") for v in avals])
+        if any(not isinstance(v, Grid) or v.bounds()[0] < 0 or v.bounds()[1] >= 1 << 32 for v in found):
+            raise Unmapped("values of type uint32")
+        return found
+
+    def meaning(self, eqn: Any, given: list[Item]) -> Sequence[Item] | None:
+        """What the user says that a kernel computes."""
+        if not self.meanings:
+            return None
+        name = kernel_name(eqn)
+        if name not in self.meanings:
+            return None
+        self.used.add(name)
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        return self.closed(jax.make_jaxpr(self.meanings[name])(*shapes), given)
+
+
+def kernel_name(eqn: Any) -> str:
+    """The name of a kernel or custom call, else of the primitive."""
+    primitive = str(eqn.primitive.name)
+    if primitive not in ("pallas_call", "ffi_call", "custom_call"):
+        return primitive
+    info = eqn.params.get("name_and_src_info")
+    return str(eqn.params.get("name") or eqn.params.get("target_name") or (primitive if info is None else info.name))
+
+
+def _array(atom: Any) -> Any:
+    value = atom.val
+    return value if hasattr(value, "dtype") and hasattr(value, "shape") else np.asarray(value, atom.aval.dtype)
+
+
+WIDTHS: Final = {"i32": 31, "i16": 15, "i8": 7}
+
+
+def _fits(value: Grid) -> bool:
+    low, high = value.bounds()
+    most = 1 << WIDTHS[value.dtype]
+    return -most <= low and high < most
+
+
+MOST_STEPS: Final = 4096  # of a loop that is unrolled
+
+
+__all__ = ["MOST_STEPS", "Handler", "Interpreter", "Item", "Missing", "type_of"]

@@ -1,0 +1,295 @@
+"""`verify`: trace the step on one device and the one that the ranks run, translate both, and let the verifier compare them."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from jax.extend.core import jaxprs_in_params
+
+from trainverify.check.findings import Finding, names
+from trainverify.graph.mesh import Mesh
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Program
+from trainverify.jax.hlo.dump import Partitioned, partitioned
+from trainverify.jax.literals import Float32Literals
+from trainverify.jax.meanings import MEANINGS
+from trainverify.jax.meshes import abstract, our_mesh, real_mesh
+from trainverify.jax.pair import (
+    Meanings,
+    Ranks,
+    Translated,
+    lengths_of,
+    logical_program,
+    partitioned_plan,
+    ranks_plan,
+    with_all_constants,
+    with_constants,
+    with_whole,
+)
+from trainverify.jax.trace import Traced, TraceError, trace
+from trainverify.ops import OPS
+from trainverify.ops.table import OpTable
+from trainverify.prove.attempt import Engine
+from trainverify.report import Report
+from trainverify.translate.emit import Unmapped
+from trainverify.translate.targets import CaptureError
+from trainverify.verdicts import verify as verify_programs
+
+Progress = Callable[[str], None]
+Reader = Literal["jaxpr", "hlo"]
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both programs, with what is to be said about them."""
+
+    logical: Program
+    plan: Plan
+    reference: Traced
+    distributed: Traced
+    parts: tuple[Translated, ...]  # of the reference, then of every program that ranks run
+    ranks: Ranks
+    findings: tuple[Finding, ...] = ()
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def takes_mesh(fn: Callable[..., Any]) -> bool:
+    """Whether a function makes the step for a mesh, rather than being the step."""
+    try:
+        return [p.name for p in inspect.signature(fn).parameters.values()] == ["mesh"]
+    except (TypeError, ValueError):
+        return False
+
+
+def mesh_of(jaxpr: Any) -> Mesh | None:
+    """The mesh of the first shard_map."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "shard_map":
+            return Mesh(dict(eqn.params["mesh"].shape))
+        for inner in jaxprs_in_params(eqn.params):
+            if (found := mesh_of(inner)) is not None:
+                return found
+    return None
+
+
+def traced(who: str, fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | None, heads: Sequence[str] | None) -> Traced:
+    try:
+        return trace(fn, args, roles, heads)
+    except TraceError as error:
+        raise CaptureError(f"{who}: {error}") from error
+    except Exception as error:  # whatever the user's code or JAX raises
+        raise CaptureError(f"{who}: JAX does not trace it: {type(error).__name__}: {error}") from error
+
+
+def pair(
+    reference: Callable[..., Any],
+    distributed: Callable[..., Any],
+    args: Sequence[Any],
+    mesh: Any = None,
+    roles: Sequence[str] | None = None,
+    ops: OpTable = OPS,
+    meanings: Meanings | None = None,
+    progress: Progress = _silent,
+    reader: Reader = "jaxpr",
+) -> Pair:
+    """The logical program and the plan."""
+    progress("tracing")
+    named = None if mesh is None else our_mesh(mesh)
+    if takes_mesh(distributed):
+        if named is None:
+            raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
+        distributed = distributed(abstract(named) if reader == "jaxpr" else real_mesh(named))
+    one = traced("the reference", reference, args, roles, None)
+    heads = list(dict.fromkeys(a.name.partition(".")[0] for a in one.arguments))
+    many = traced("the distributed step", distributed, args, roles, heads if len(heads) == len(args) else None)
+    mapped = mesh_of(many.jaxpr.jaxpr)
+    if reader == "jaxpr" and mapped is None:
+        raise CaptureError(
+            "the distributed step has no shard_map: what its devices run is XLA's choice; read that with --hlo (reader='hlo')"
+        )
+    named = named or mapped
+    if named is None:
+        raise CaptureError("no mesh was given, and the distributed step has no shard_map that says it")
+    literal = Float32Literals()
+    meanings = {**MEANINGS, **(meanings or {})}
+    if reader == "hlo":
+        progress("compiling")
+        partitions = compiled(distributed, args, named)
+    progress("translating")
+    logical = logical_program(one, ops, literal, meanings)
+    findings = _unlike(one, many)
+    lengths = lengths_of(logical.program)
+    if reader == "hlo":
+        ranks = partitioned_plan(many, partitions, named, lengths, ops, literal)
+    else:
+        ranks = ranks_plan(many, named, lengths, ops, literal, meanings)
+    parts = (logical, *ranks.parts)
+    whole = with_whole(with_constants(logical.program, ranks.parts), ranks.moved)
+    line = next((m for m in ranks.maps if m is not None), None)
+    findings += [
+        Finding("TV510", f"{n} comes out cut otherwise than it went in", None, n, line, "out_specs that are the in_specs", "warning")
+        for n in ranks.moved
+    ]
+    findings += _unknown(parts)
+    plan = with_all_constants(ranks.plan, parts)
+    return Pair(whole, plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), _notes(parts, ranks, literal))
+
+
+def compiled(step: Callable[..., Any], args: Sequence[Any], mesh: Mesh) -> Partitioned:
+    try:
+        return partitioned(step, args, mesh)
+    except (CaptureError, Unmapped):
+        raise
+    except Exception as error:  # whatever JAX or XLA raises
+        raise CaptureError(f"the distributed step: XLA does not compile it: {type(error).__name__}: {error}") from error
+
+
+def _unlike(one: Traced, many: Traced) -> list[Finding]:
+    """Arguments and results that are not those of the reference."""
+    found = []
+    for what, a, b in (("argument", one.jaxpr.in_avals, many.jaxpr.in_avals), ("result", one.jaxpr.out_avals, many.jaxpr.out_avals)):
+        if len(a) != len(b):
+            found.append(Finding("TV509", f"{len(b)} {what}s, the reference has {len(a)}"))
+            continue
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            if x.shape != y.shape or x.dtype != y.dtype:
+                name = many.arguments[k].name if what == "argument" else str(one.results[k].of or one.results[k].role)
+                found.append(Finding("TV509", f"{what} {name} is {y.str_short()}, in the reference {x.str_short()}", None, name))
+    return found
+
+
+def _unknown(parts: Sequence[Translated]) -> list[Finding]:
+    found = []
+    for part in parts:
+        if not part.unknown:
+            continue
+        for name, m in part.missing.items():
+            found.append(Finding("TV504", f"{name} ({m.count} times): {m.reason}", None, None, m.source, None, "unsupported"))
+        output, why = part.unknown[0]
+        found.append(Finding("TV504", f"{output} has no value: {why}", None, None, None, None, "unsupported"))
+    return list(dict.fromkeys(found))
+
+
+def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
+    found = ["integers that depend on data do not wrap around"] if any(p.program.domains for p in parts) else []
+    if any(p.constants for p in parts):
+        found.append("arrays that the code closes over are inputs, the same wherever their content is")
+    if any(a.domain is not None and a.domain.kind == "nonnegative" and a.shape.dtype.kind in "iu" for a in many.arguments):
+        found.append("integers that count steps stay below 2^31 - 1")
+    if any(p.finite for p in parts):
+        found.append("computed values are finite: isfinite of them is true")
+    if any(p.draws for p in parts):
+        found.append("uniform random numbers are the same wherever key, type and shape are the same, and otherwise unrelated")
+    if many.donated:
+        found.append(f"donated: {names(list(many.donated))}; no one reads the old arrays after the step")
+    found += [f"declared: {n} computes what the function given for it computes" for n in sorted({u for p in parts for u in p.used})]
+    return tuple(found)
+
+
+def _notes(parts: Sequence[Translated], ranks: Ranks, literal: Float32Literals) -> tuple[str, ...]:
+    found = [f"literals that count as one: {m}" for m in literal.merged()]
+    if taken := literal.taken():
+        found.append(f"literals: {names(taken)}")
+    if ranks.between:
+        found.append(f"outside of shard_map on whole arrays (how XLA cuts them is its choice): {names(list(ranks.between))}")
+    found.append("what XLA makes of the program (fusion, combined collectives) is not covered")
+    return tuple(found)
+
+
+def verify(
+    reference: Callable[..., Any],
+    distributed: Callable[..., Any],
+    args: Sequence[Any],
+    mesh: Any = None,
+    roles: Sequence[str] | None = None,
+    *,
+    ops: OpTable = OPS,
+    meanings: Meanings | None = None,
+    points: int = 3,
+    seed: int = 0,
+    engine: Engine = "algebra",
+    progress: Progress = _silent,
+    reader: Reader = "jaxpr",
+) -> Report:
+    """Is the step that the devices of a mesh run the reference's? Both are functions of whole arrays; shapes are enough.
+
+    `distributed` contains shard_map, or is a function of `mesh` that makes such a step. `roles` says what each result is: loss, metric,
+    parameters, state or gradients; by default a result with the structure of an argument is its new value, and a scalar the loss.
+    With `reader="hlo"` the step is compiled for host devices, and the plan is XLA's program after SPMD partitioning.
+    """
+    try:
+        made = pair(reference, distributed, args, mesh, roles, ops, meanings, progress, reader)
+    except Unmapped as error:
+        return Report("UNKNOWN", str(error), "the traced step against the reference")
+    return judge(made, ops, points, seed, engine, progress)
+
+
+def judge(
+    made: Pair, ops: OpTable = OPS, points: int = 3, seed: int = 0, engine: Engine = "algebra", progress: Progress = _silent
+) -> Report:
+    subject = f"{made.plan.name} on {made.plan.mesh} against {made.logical.name}"
+    stopped = _stopped(subject, made)
+    if stopped is not None:
+        return stopped
+    report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
+    report = _with_line(_with_constants(report, made), made.plan)
+    return replace(
+        report,
+        findings=(*report.findings, *made.findings),
+        assumptions=(*report.assumptions, *made.assumed),
+        notes=(*report.notes, *made.notes),
+    )
+
+
+def _with_line(report: Report, plan: Plan) -> Report:
+    """A literal, or an input, stands where it is used first."""
+    place = report.place
+    if place is None or place.line is not None:
+        return report
+    for t in plan.templates:
+        if place.rank in t.ranks:
+            used = next((op for op in t.program.ops if place.tensor in op.inputs and op.source is not None), None)
+            if used is not None:
+                op = None if place.op is None else replace(place.op, source=used.source)
+                return replace(report, place=replace(place, op=op, used=used.source))
+    return report
+
+
+def _with_constants(report: Report, made: Pair) -> Report:
+    """A difference for arbitrary content of arrays that the code closes over need not be one for the content that they have."""
+    constants = {n for p in made.parts for n in p.constants}
+    if report.verdict != "REFUTED" or not constants:
+        return report
+    return replace(report, verdict="UNKNOWN", reason=f"{report.reason}; that is so for some content of {names(sorted(constants))}")
+
+
+def _stopped(subject: str, made: Pair) -> Report | None:
+    """A verdict that needs no comparison: something is wrong, or something has no meaning here."""
+    errors = [f for f in made.findings if f.severity == "error"]
+    if errors:
+        return Report("INVALID", errors[0].message, subject, made.findings, assumptions=made.assumed, notes=made.notes)
+    if not any(f.severity == "unsupported" for f in made.findings):
+        return None
+    counts: Counter[str] = Counter()
+    first: dict[str, Any] = {}
+    for p in made.parts:
+        if p.unknown:
+            for name, m in p.missing.items():
+                counts[name] += m.count
+                first.setdefault(name, m)
+    listed = [f"{n} ({c} times, first at {first[n].source}: {first[n].reason})" for n, c in counts.most_common(5)]
+    unknown = next(u for p in made.parts for u in p.unknown)
+    reason = f"without a mapping: {'; '.join(listed)}" if listed else f"{unknown[0]} has no value: {unknown[1]}"
+    return Report("UNKNOWN", reason, subject, made.findings, assumptions=made.assumed, notes=made.notes)
+
+
+__all__ = ["Pair", "judge", "pair", "verify"]

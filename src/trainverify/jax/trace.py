@@ -1,0 +1,158 @@
+"""Tracing a step: its jaxpr, the names of its arguments and results, and what each of them is for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from jax.extend.core import ClosedJaxpr
+
+import jax
+from trainverify.graph.program import Domain
+from trainverify.jax.inputs import domain_of, shape_of
+
+Kind = Literal["parameter", "state", "input"]
+RESULTS: Final = ("loss", "metric", "parameters", "state", "gradients")
+
+
+class TraceError(Exception):
+    """A step that cannot be traced, or whose results are not what is said about them."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One array of the arguments."""
+
+    name: str
+    shape: jax.ShapeDtypeStruct
+    kind: Kind
+    domain: Domain | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One array of the results: its role, and the argument or metric it belongs to."""
+
+    role: Literal["loss", "metric", "parameter", "state", "gradient"]
+    of: str | None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step on whole arrays."""
+
+    jaxpr: ClosedJaxpr
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    donated: tuple[str, ...] = ()
+
+
+def path_name(head: str, path: Sequence[Any]) -> str:
+    rest = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+    return f"{head}.{rest}" if rest else head
+
+
+def argument_names(fn: Callable[..., Any], count: int) -> list[str]:
+    try:
+        found = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    except (TypeError, ValueError):
+        found = []
+    return [found[i] if i < len(found) else f"arg{i}" for i in range(count)]
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two trees have the same structure and arrays of the same shapes."""
+    x, y = jax.tree_util.tree_flatten(a), jax.tree_util.tree_flatten(b)
+    return bool(x[1] == y[1]) and all(p.shape == q.shape and p.dtype == q.dtype for p, q in zip(x[0], y[0], strict=True))
+
+
+def _children(tree: Any) -> list[tuple[str, Any]]:
+    """The parts of what a step returns."""
+    if isinstance(tree, tuple | list):
+        names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
+        return list(zip(names, tree, strict=True))
+    if isinstance(tree, Mapping):
+        return [(str(k), tree[k]) for k in sorted(tree)]
+    return [("0", tree)]
+
+
+def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | None = None, names: Sequence[str] | None = None) -> Traced:
+    """The jaxpr of a step. Results that have the structure of an argument are its new value; a real scalar is the loss."""
+    shapes = tuple(jax.tree_util.tree_map(shape_of, a) for a in args)
+    heads = list(names or argument_names(fn, len(args)))
+    jaxpr, out = jax.make_jaxpr(fn, return_shape=True)(*shapes)
+    results, updated = _results(out, shapes, heads, roles)
+    arguments = []
+    for i, (head, arg) in enumerate(zip(heads, args, strict=True)):
+        leaves = jax.tree_util.tree_flatten_with_path(arg)[0]
+        inside = any(_is_params(path) for path, _ in leaves)
+        for path, leaf in leaves:
+            kind: Kind = "input"
+            if i in updated:
+                kind = "parameter" if (_is_params(path) if inside else i == min(updated)) and shape_of(leaf).dtype.kind in "fV" else "state"
+            arguments.append(Argument(path_name(head, path), shape_of(leaf), kind, _domain(path, leaf, kind)))
+    kinds = {a.name: a.kind for a in arguments}
+    fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]
+    fixed = [Result("state", r.of) if r.role == "parameter" and kinds.get(str(r.of)) == "state" else r for r in fixed]
+    return Traced(jaxpr, tuple(arguments), tuple(fixed), _donated(jaxpr, arguments))
+
+
+def _is_params(path: Sequence[Any]) -> bool:
+    return any(str(getattr(k, "key", getattr(k, "name", ""))) == "params" for k in path)
+
+
+def _domain(path: Sequence[Any], leaf: Any, kind: Kind) -> Domain | None:
+    """What is said about an argument; optax's second moments (`nu`) and integers that count are not negative."""
+    said = domain_of(leaf)
+    if said is not None or kind != "state":
+        return said
+    names = [str(getattr(k, "name", "")) for k in path]
+    counts = shape_of(leaf).dtype.kind in "iu" and shape_of(leaf).shape == ()
+    return Domain("nonnegative") if "nu" in names or counts else None
+
+
+def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Sequence[str] | None) -> tuple[list[Result], set[int]]:
+    parts = _children(out)
+    if roles is not None and (len(roles) != len(parts) or any(r not in RESULTS for r in roles)):
+        raise TraceError(f"roles: {len(parts)} results need one of {', '.join(RESULTS)} each, not {list(roles)}")
+    found: list[Result] = []
+    updated: set[int] = set()
+    loss = False
+    for k, (name, part) in enumerate(parts):
+        leaves = jax.tree_util.tree_flatten_with_path(part)[0]
+        said = roles[k] if roles is not None else None
+        scalar = len(leaves) == 1 and leaves[0][1].shape == () and leaves[0][1].dtype.kind in "fV"
+        if said == "loss" or (said is None and scalar and not loss):
+            found += [Result("loss", None)]
+            loss = True
+            continue
+        at = None
+        if said != "metric":
+            at = next((i for i, s in enumerate(shapes) if (said == "gradients" or i not in updated) and _same(s, part)), None)
+        if at is None:
+            if said in ("parameters", "state", "gradients"):
+                raise TraceError(f"result {name} is said to be {said}, and no argument has its structure")
+            found += [Result("metric", path_name(f"result.{name}", path)) for path, _ in leaves]
+        elif said == "gradients":
+            found += [Result("gradient", path_name(heads[at], path)) for path, _ in leaves]
+            updated.add(at)
+        else:
+            updated.add(at)
+            found += [Result("parameter" if at == min(updated) else "state", path_name(heads[at], path)) for path, _ in leaves]
+    return found, updated
+
+
+def _donated(jaxpr: ClosedJaxpr, arguments: Sequence[Argument]) -> tuple[str, ...]:
+    """Arguments whose memory the step takes over."""
+    at = {v: a.name for v, a in zip(jaxpr.jaxpr.invars, arguments, strict=True)}
+    found = []
+    for eqn in jaxpr.eqns:
+        for v, given in zip(eqn.invars, eqn.params.get("donated_invars") or (), strict=False):
+            if given and not hasattr(v, "val") and v in at:
+                found.append(at[v])
+    return tuple(found)
+
+
+__all__ = ["Argument", "Result", "TraceError", "Traced", "trace"]

@@ -1,0 +1,100 @@
+"""Dropout: masks are the same wherever the key and the shape are. A key folded with the rank is another key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jaxlib", reason="JAX is absent: pip install 'trainverify[jax]'")
+
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import jax
+import trainverify.jax as tvj
+from jax import lax
+
+KEY = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+ARGS = ({"w1": tvj.Reals((6, 8)), "w2": tvj.Reals((8, 6))}, tvj.Reals((4, 6)), KEY)
+
+
+def dropped(key: Any, x: Any) -> Any:
+    return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0.0)
+
+
+def forward(params: Any, x: Any, key: Any, over: Any = None, which: int = 1) -> Any:
+    first, *rest = jax.random.split(key, 3)
+    y = dropped(first, x @ params["w1"]) if over is None else jax.nn.relu(x @ params["w1"])
+    return dropped(rest[which], y @ params["w2"])
+
+
+def stepped(forward: Any, mean: Any) -> Any:
+    def step(params: Any, x: Any, key: Any) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: mean(jnp.mean(forward(p, x, key) ** 2)))(params)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), loss
+
+    return step
+
+
+def alone(params: Any, x: Any, key: Any) -> Any:
+    """Only the second dropout: its activation is whole on every rank of tp."""
+    return dropped(jax.random.split(key, 3)[2], jax.nn.relu(x @ params["w1"]) @ params["w2"])
+
+
+def tensor_parallel(which: int = 2, fold: bool = False) -> Any:
+    def local(params: Any, x: Any, key: Any) -> Any:
+        key = jax.random.fold_in(key, lax.axis_index("tp")) if fold else key
+        y = lax.psum(jax.nn.relu(x @ params["w1"]) @ params["w2"], "tp")
+        return dropped(jax.random.split(key, 3)[which], y)
+
+    def made(mesh: Any) -> Any:
+        where = {"w1": P(None, "tp"), "w2": P("tp", None)}
+        step = stepped(local, lambda loss: loss if not fold else lax.pmean(loss, "tp"))
+        return jax.shard_map(step, mesh=mesh, in_specs=(where, P(), P()), out_specs=(where, P()))
+
+    return made
+
+
+def data_parallel(mesh: Any) -> Any:
+    """Every rank draws the mask of its own rows, with the same key: not the rows of the whole mask."""
+    where = {"w1": P(), "w2": P()}
+    step = stepped(alone, lambda loss: lax.pmean(loss, "dp"))
+    return jax.shard_map(step, mesh=mesh, in_specs=(where, P("dp"), P()), out_specs=(where, P()))
+
+
+REFERENCE = stepped(alone, lambda loss: loss)
+
+
+def test_the_same_key_and_shape_is_the_same_mask() -> None:
+    report = tvj.verify(REFERENCE, tensor_parallel(), ARGS, {"tp": 2})
+    assert report.verdict == "PROVED", report.reason
+    assert any("uniform random numbers are the same" in a for a in report.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("many", "mesh"), [(tensor_parallel(which=1), {"tp": 2}), (tensor_parallel(fold=True), {"tp": 2}), (data_parallel, {"dp": 2})]
+)
+def test_another_key_or_shape_is_refuted(many: Any, mesh: Any) -> None:
+    report = tvj.verify(REFERENCE, many, ARGS, mesh)
+    assert report.verdict == "REFUTED", report.reason
+    assert report.place is not None
+    assert report.place.line is not None
+    assert report.place.line.file.endswith("test_randomness.py")
+
+
+def test_what_draws_is_not_replayed() -> None:
+    with pytest.raises(tvj.CaptureError, match="random numbers"):
+        tvj.replay(REFERENCE, tensor_parallel(), ARGS, tvj.pair(REFERENCE, tensor_parallel(), ARGS, {"tp": 2}))
+
+
+def test_a_function_that_is_only_called_so_is_not_jaxs() -> None:
+    @jax.jit
+    def _uniform(key: Any, low: Any, high: Any) -> Any:
+        return jax.random.uniform(key, (4, 6)) ** 2 * (high - low)
+
+    def step(params: Any, x: Any, key: Any) -> Any:
+        return params, jnp.sum(x * _uniform(key, 0.0, 1.0))
+
+    made = tvj.pair(step, lambda mesh: jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P()), ARGS, {"dp": 2})
+    assert any(op.name in ("square", "mul") and "uniform" in str(op) for op in made.logical.ops)
