@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -736,6 +737,55 @@ def chunk_of_a_layer(b: ProgramBuilder, right: bool) -> Tensor:
     return total
 
 
+def seldom(b: ProgramBuilder, shape: tuple[int, ...]) -> Tensor:
+    """True at no random point."""
+    return b.lt(b.add(b.input("far", shape), value=FAR * 1e6, name="fars"), value=0.0, name="c")
+
+
+def stacked(b: ProgramBuilder, x: Tensor, value: float, name: str) -> Tensor:
+    """Each x beside a number."""
+    return b.stack(x, b.full(shape=(3,), value=value, name=f"{name}.all"), dim=1, name=name)
+
+
+def largest_with_infinity(b: ProgramBuilder, right: bool, how: str) -> Tensor:
+    x, y, w = three(b, *"xyw")
+    e = b.exp(top := b.amax(stacked(b, x, math.inf, "st"), dim=1, name="top"), name="e")
+    nothing = {
+        "zero": lambda: b.mul(e, value=0.0, name="z"),
+        "difference": lambda: b.sub(e, e, name="z"),
+        "square": lambda: b.sub(b.mul(e, e, name="ee"), b.exp(b.mul(top, value=2.0, name="t2"), name="e2"), name="z"),
+        "maxima": lambda: b.add(top, b.amin(stacked(b, b.neg(x, name="nx"), -math.inf, "q"), dim=1, name="low"), name="z"),
+    }[how]
+    return b.where(seldom(b, (3,)), y if right else b.add(y, nothing(), name="yz"), w, name="r")
+
+
+def zero_times_infinity(b: ProgramBuilder, right: bool) -> Tensor:
+    return largest_with_infinity(b, right, "zero")
+
+
+def infinity_less_itself(b: ProgramBuilder, right: bool) -> Tensor:
+    return largest_with_infinity(b, right, "difference")
+
+
+def square_of_infinity(b: ProgramBuilder, right: bool) -> Tensor:
+    return largest_with_infinity(b, right, "square")
+
+
+def largest_and_smallest(b: ProgramBuilder, right: bool) -> Tensor:
+    return largest_with_infinity(b, right, "maxima")
+
+
+def infinities_of_both_signs(b: ProgramBuilder, right: bool) -> Tensor:
+    """stack(x, ∞) + stack(y, −∞) is not stack(x + y, 0)."""
+    x, y = three(b, *"xy")
+    w = b.input("w", (3, 2))
+    if right:
+        made = stacked(b, b.add(x, y, name="xy"), 0.0, "s")
+    else:
+        made = b.add(stacked(b, x, math.inf, "p"), stacked(b, y, -math.inf, "q"), name="s")
+    return b.where(seldom(b, (3, 2)), made, w, name="r")
+
+
 ONE_MASKED: Final = [[True] * 40, [False] * 40, [False] * 40]
 
 UNSEEN: Final[list[Wrong]] = [
@@ -819,6 +869,12 @@ UNSEEN: Final[list[Wrong]] = [
     # A law says of a part what it needs of the part, not of the whole
     Wrong(sum_of_nothing, {"k": True}),
     Wrong(all_but_the_first, {"far": [[-FAR - 4] * 40, *[[0] * 40] * 49]}),
+    # What may be ∞ is not what may be −∞
+    Wrong(zero_times_infinity, {"far": -FAR * 2e6}),
+    Wrong(infinity_less_itself, {"far": -FAR * 2e6}),
+    Wrong(square_of_infinity, {"far": -FAR * 2e6}),
+    Wrong(largest_and_smallest, {"far": -FAR * 2e6}),
+    Wrong(infinities_of_both_signs, {"far": -FAR * 2e6}),
     Wrong(chunk_of_a_layer, {"x": [*[[1] * 3] * 8, *[[0] * 3] * 2]}),
 ]
 

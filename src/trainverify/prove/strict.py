@@ -113,7 +113,7 @@ def sees(prim: str, attrs: Sequence[Any]) -> bool:
     """Whether a result is no number if an argument is none. Comparisons say nothing of what they look at, nor does what is sorted, and
     anything to the power of 0 is 1."""
     if prim == "map":
-        return SCALARS[attrs[0]].result in (None, "real") and tuple(attrs[:2]) != ("pow", 0)
+        return SCALARS[attrs[0]].result in (None, "real") and tuple(attrs[:2]) != ("pow", 0) and attrs[0] != "sign"
     return prim != "rowwise" or attrs[0] == "cumsum"
 
 

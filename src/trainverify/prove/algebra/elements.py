@@ -32,6 +32,7 @@ _NESTED: Final = frozenset({"add", "mul"})  # f(a, f(b, c)) = f(f(a, b), c), als
 class Elements(Integers):
     """Functions of one element of each argument."""
 
+    doubtful: bool = False  # whether something was left open for want of what may be known later
     exps: dict[object, list[tuple[str, bool]]] = field(default_factory=dict)  # argument without maxima → (op, maximum subtracted)
 
     def _literal(self, node: Node) -> Poly:
@@ -72,6 +73,7 @@ class Elements(Integers):
         """A function by its name. Sums and products have no order."""
         k = self.kernel
         if (fn == "div" and not self._one_zero(args[1])) or (fn == "pow" and param < 0 and not self._one_zero(args[0])):
+            self.doubtful = True
             raise Unsupported("a divisor that may be 0, of either sign")
         given: list[Poly] = []
         for a in args:
@@ -84,19 +86,24 @@ class Elements(Integers):
         return k.opaque(fn, given, param, why, indicator=truth, nonnegative=truth)
 
     def _one_zero(self, p: Poly) -> bool:
-        """Whether p is not a difference, or not 0: where it is, 1/(x − y) is ∞ and 1/−(y − x) is −∞."""
+        """Whether p, where it is 0, is that with one sign however it is computed: it is an input, not negative, or not 0 at all.
+        1/(x − y) is ∞ where 1/−(y − x) is −∞, and so is 1/(x·y) where 1/(x·y + 0) is."""
         k = self.kernel
+        if k.wild(p):
+            return True  # a function by its name, and what that is
         opened = k.flat(p)
-        if all(c > 0 for c in opened.values()):
+        terms = [(c, [k.atoms[u] for u, _, _ in m], [w for _, _, w in m]) for m, c in opened.items()]
+        if terms and all(c > 0 and k.is_nonnegative(m) for m, c in opened.items()):
             return True
-        single = k.single(p)
+        if [(c, [a.kind for a in atoms], powers) for c, atoms, powers in terms] == [(1, ["input"], [1])]:
+            return True
         try:
-            for m in single:
+            for m in k.single(p):
                 for u, idx, _ in m:
                     k.need("nonzero", u, idx)
         except Unsupported:
             return False
-        return True
+        return bool(p)
 
     def _by_laws(self, node: Node, args: list[Poly], axes: NodeAxes) -> Poly:
         k = self.kernel
@@ -186,9 +193,13 @@ class Elements(Integers):
             return self._named("add", args, None, why)
 
     def _added(self, args: Sequence[Poly]) -> Poly:
+        k = self.kernel
         if any(self._infinite(a) for a in args):
             raise Unsupported("add of infinity")
-        return self.kernel.plus(*args)
+        unbounded = [a for a in args if any(k.infinite(u) for m in a for u, _, _ in m)]
+        if len(unbounded) > 1 and not all(k.below(a) for a in unbounded):
+            raise Unsupported("a sum of infinities of both signs")
+        return k.plus(*args)
 
     def _note_exp(self, p: Poly) -> None:
         """Remember whether a maximum was subtracted under an exp: equal in the reals, not in floats."""

@@ -125,7 +125,7 @@ class Prover:
     def prove(self, wanted: Sequence[Obligation]) -> Proof:
         self.kernel.assuming = NOTHING  # only nodes of the logical program that must have a value say what they need
         self._run_logical()
-        if self.kernel.reasons:  # once more, with all that is known
+        if self.kernel.reasons or self.forms.doubtful:  # once more, with all that is known
             self._forget()
             self._run_logical()
         needed = set(self.kernel.needs)

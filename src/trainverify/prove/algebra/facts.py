@@ -9,11 +9,13 @@ from trainverify.prove.algebra.ring import Ring
 from trainverify.prove.algebra.terms import (
     EVERYTHING,
     Assuming,
+    Coef,
     Factor,
     Index,
     Mono,
     Need,
     Needs,
+    Poly,
     Ungranted,
     Unsupported,
     instance,
@@ -122,8 +124,19 @@ class Facts(Ring):
         a = self.atoms[uid]
         if a.kind != "max":
             return self.name(uid) == "log_indicator"
-        terms = [(c, factors) for c, factors in a.data[0][0] if any(self.infinite(u) for u, _, _ in factors)]
-        return all(c > 0 and len(f) == 1 and f[0][1] == 1 and self.from_below(f[0][0]) for c, f in terms)
+        return all(self._below(c, [u for u, w, _ in fs for _ in range(1 if w == 1 else 2)]) for c, fs in a.data[0][0])
+
+    def below(self, p: Poly) -> bool:
+        """Whether p may be −∞ but never ∞, nor a difference of both."""
+        return all(self._below(c, [u for u, _, w in m for _ in range(1 if w == 1 else 2)]) for m, c in p.items())
+
+    def _below(self, c: Coef, factors: Sequence[int]) -> bool:
+        """The same of a term: a mask or −∞ by itself, at a place."""
+        unbounded = [u for u in factors if self.infinite(u)]
+        if not unbounded:
+            return True
+        alone = len(unbounded) == 1 and all(self.atoms[u].kind == "delta" for u in factors if u not in unbounded)
+        return alone and (c < 0 if self.name(unbounded[0]) == "infinity" else c > 0 and self.from_below(unbounded[0]))
 
     def _unmasked(self, uid: int, idx: tuple[Index, ...], known: Collection[Need]) -> bool:
         """Whether a maximum of masked values is one of values, by the functions that are built on this."""

@@ -82,7 +82,7 @@ class Kernel(Sums):
                     result = self.times(result, self.power(inner, c))
                     continue
             alone = len(m) == 1 and m[0][2] == 1
-            peak = alone and c > 0 and self.atoms[m[0][0]].kind == "max" and self.infinite(m[0][0])
+            peak = alone and c > 0 and self.atoms[m[0][0]].kind == "max" and self.infinite(m[0][0]) and self.from_below(m[0][0])
             if alone and c < 0 and (not self.infinite(m[0][0]) or self.from_below(m[0][0])):
                 self.finite({m: 1})  # that of ∞ is not finite
             elif not peak:  # the exponential of −∞ is 0
@@ -174,7 +174,7 @@ class Kernel(Sums):
             return self.times(root, self.monomial(outside))
         product = self.monomial(inside, sign)
         wrapped = self.fn("pow", product, e, nonnegative=True)
-        if sign > 0 and (self._nonnegative(tuple(inside)) or len(inside) == 1):
+        if sign > 0 and (self.is_nonnegative(tuple(inside)) or len(inside) == 1):
             for u, idx, w in inside:
                 if e < 0 or not (self.atoms[u].nonnegative or _even(w)):
                     self.need("nonzero" if _even(w) else "positive" if e < 0 or w < 0 else "nonnegative", u, idx)

@@ -349,11 +349,11 @@ class Ring:
 
     def _signs(self, p: Poly, indicator: bool) -> dict[str, bool]:
         """What is certain about the sign of a sum: all terms nonnegative, at least one positive."""
-        kinds = [(c > 0 and self._nonnegative(m), c > 0 and self._positive(m)) for m, c in p.items()]
+        kinds = [(c > 0 and self.is_nonnegative(m), c > 0 and self._positive(m)) for m, c in p.items()]
         nonneg = all(n for n, _ in kinds)
         return {"nonnegative": nonneg or indicator, "positive": nonneg and any(q for _, q in kinds)}
 
-    def _nonnegative(self, m: Mono) -> bool:
+    def is_nonnegative(self, m: Mono) -> bool:
         return all(self.atoms[u].nonnegative or self.atoms[u].positive or (isinstance(w, int) and w % 2 == 0) for u, _, w in m)
 
     def _positive(self, m: Mono) -> bool:

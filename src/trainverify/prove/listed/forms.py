@@ -224,6 +224,8 @@ class ListedForms(Forms):
         assert not offsets  # ranks are taken one by one
         dims = axes.dims[id(node)]
         given = [axes.dims[id(a)] for a in node.args]
+        if 0 in node.shape:  # nothing, whatever it is
+            return {key: {} for key in self.grid(dims).blocks()}
         match node.prim:
             case "map" | "select":
                 args = [self.viewed(a, g, dims) for a, g in zip(args, given, strict=True)]
