@@ -72,7 +72,8 @@ class Elements(Integers):
     def _named(self, fn: str, args: Sequence[Poly], param: Any, why: Unsupported) -> Poly:
         """A function by its name. Sums and products have no order."""
         k = self.kernel
-        if (fn == "div" and not self._one_zero(args[1])) or (fn == "pow" and param < 0 and not self._one_zero(args[0])):
+        odd = fn == "pow" and param < 0 and param % 2 == 1  # the inverse of a square or root is ∞ at 0
+        if (fn == "div" or odd) and not self._one_zero(args[-1]):
             self.doubtful = True
             raise Unsupported("a divisor that may be 0, of either sign")
         given: list[Poly] = []
