@@ -178,6 +178,7 @@ def _place_json(p: Place) -> dict[str, Any]:
         "op": _op_json(p.op),
         "used": None if p.used is None else str(p.used),
         "cause": p.cause,
+        "category": None if p.category is None else p.category.name,
     }
 
 

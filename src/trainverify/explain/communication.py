@@ -11,6 +11,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Meeting
+from trainverify.explain.cause import COLLECTIVES, SUMS, Cause, of_change
 from trainverify.explain.likes import Likes
 from trainverify.explain.repair import Arrival, Read, Repair, Site, axes_of, short
 from trainverify.explain.replay import Edit, Edits, Graph, Node
@@ -26,8 +27,6 @@ REDUCTIONS: dict[str, Callable[[Array], Array]] = {
     "prod": lambda x: np.prod(x, axis=0),
 }
 USUAL = ("sum", "avg", "max")
-SUMS = ("all_reduce", "reduce_scatter")
-COLLECTIVES = (*SUMS, "all_gather", "all_to_all")
 
 
 class Communication:
@@ -59,6 +58,12 @@ class Communication:
                 found[f"the group of {m.receivers[0][0][2]}"] = {r: tuple(sorted(g)) for g in groups for r in g}
         return found
 
+    def over(self, node: Node) -> str | None:
+        """The mesh axes, or the group of the plan, over which a tensor is communicated."""
+        met = [w for i in self.graph.makers.get(node, ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
+        groups = {tuple(sorted(self.classes[c].ranks[row] for c, row, _ in g)) for m in met for g in m.receivers}
+        return next((name for name, of in self.partitions.items() if groups and groups == set(of.values())), None)
+
     def other_collective(self, site: Site, wider: bool) -> Iterator[Repair]:
         """A collective over other axes, in another order, or with another reduction; `wider`: among more ranks than now."""
         ops = [self.graph.ops.get(n) for n in site]
@@ -80,7 +85,8 @@ class Communication:
                     edits |= self._collective(nodes, {n: str(given[n]) for n in nodes}, first, partition, way) or {}
                 if len(edits) == len(site):
                     what = f"{way} over {over}" if way else f"ranks in the order of {over}"
-                    yield Repair(f"{short(first)} where {first.name} with {what} is needed", edits)
+                    cause = Cause.WRONG_REDUCTION if way and over == self.over(site[0]) else Cause.WRONG_GROUP
+                    yield Repair(f"{short(first)} where {first.name} with {what} is needed", edits, cause)
 
     def like_cousin(self, site: Site) -> Iterator[Repair]:
         """A local op, or another group, where a tensor of the same name but for one word, of another parameter say, has a collective."""
@@ -108,7 +114,7 @@ class Communication:
             for nodes in self._by_name(site):
                 edits |= self._collective(nodes, {n: given[n] for n in nodes}, theirs, partition, str(theirs.get("op", "sum"))) or {}
             if len(edits) == len(site):
-                yield Repair(f"{short(first)} where {cousin[1]} has {short(theirs)}", edits)
+                yield Repair(f"{short(first)} where {cousin[1]} has {short(theirs)}", edits, of_change(first, theirs))
 
     def other_partner(self, site: Site) -> Iterator[Repair]:
         """What another rank along an axis sends."""
@@ -130,7 +136,7 @@ class Communication:
                 else:
                     if any(not a.same(b) for a, b in zip(rows, new, strict=True)):
                         where = f"the one {offset} further along {axis}" if offset else "the rank itself"
-                        yield Repair(f"from another rank than {where}", {site[0]: self.likes.taking(new)})
+                        yield Repair(f"from another rank than {where}", {site[0]: self.likes.taking(new)}, Cause.WRONG_GROUP)
 
     def _collective(self, site: Site, given: dict[Node, str], op: Op, partition: Mapping[int, tuple[int, ...]], way: str) -> Edits | None:
         groups = self._groups(site, partition)
@@ -205,7 +211,7 @@ class Communication:
                         edits[c, t] = Edit(nodes, make, frozenset(nodes))
             if not alike:
                 for way, edits in made.items():
-                    yield Repair(f"a share only: its {way} over {over} is needed", edits)
+                    yield Repair(f"a share only: its {way} over {over} is needed", edits, Cause.MISSING_REDUCTION)
 
     @staticmethod
     def _by_name(site: Site) -> list[Site]:

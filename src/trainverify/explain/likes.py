@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainverify.evaluate.small import Meeting, Step
+from trainverify.explain.cause import of_change, of_dropped
 from trainverify.explain.repair import Arrival, Repair, Sender, Site, arriving, running, short
 from trainverify.explain.replay import Edit, Graph, Node
 from trainverify.explain.siblings import Siblings, same_text
@@ -92,7 +93,7 @@ class Likes:
 
     def _as(self, site: Site, op: Op, other: Node, theirs: Op, inputs: Inputs, same: bool) -> Iterator[Repair]:
         """Tensors made as a sibling is, from given ones; nothing if that is how they are made."""
-        c, name = site[0]
+        (c, name), cause = site[0], of_change(op, theirs)
         text = f"{short(op)} where {other[1]} has {short(theirs)}"
         if short(op) == short(theirs) and len(op.inputs) != len(inputs):
             text = f"{op.name} of {_and(op.inputs)} where {other[1]} shows that {_and(inputs)} are meant"
@@ -110,7 +111,7 @@ class Likes:
             reads = tuple((c, i) for i in dict.fromkeys(inputs) if i is not None)
             shift = theirs.outputs.index(other[1]) - op.outputs.index(name)
             for nodes in self.nodes_for(c, other[0], steps):
-                yield Repair(text, {n: Edit(reads, running(nodes, op.outputs.index(n[1]) + shift, c, inputs)) for n in site})
+                yield Repair(text, {n: Edit(reads, running(nodes, op.outputs.index(n[1]) + shift, c, inputs)) for n in site}, cause)
         elif made and other[0] == c:
             now = self.arrivals((c, name))
             new = self._like(self.arrivals(other), (c, name), other, dict(zip(theirs.inputs, inputs, strict=True)))
@@ -119,7 +120,7 @@ class Likes:
             if now is not None and same:
                 was, right = next((self._given(a), self._given(b)) for a, b in zip(now, new, strict=True) if not a.same(b))
                 text = f"{op.name} brings {was} where {other[1]} shows that {right} is meant"
-            yield Repair(text, {site[0]: self.taking(new)})
+            yield Repair(text, {site[0]: self.taking(new)}, cause)
 
     def _given(self, a: Arrival) -> str:
         names = " and ".join(dict.fromkeys(t for _, _, t in a.senders))
@@ -131,7 +132,9 @@ class Likes:
         if op is None or right[1] not in op.inputs or self.siblings.of(mine):
             return None
         return Repair(
-            f"{short(op)} is one too many: {right[1]} is what is needed", {mine: Edit((right,), lambda read: np.array(read(right)))}
+            f"{short(op)} is one too many: {right[1]} is what is needed",
+            {mine: Edit((right,), lambda read: np.array(read(right)))},
+            of_dropped(op),
         )
 
     @staticmethod

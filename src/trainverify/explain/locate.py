@@ -99,7 +99,7 @@ def repaired(small: Small, found: Found, place: Place) -> Place:
     op = next((o for o in small.classes[c].program.ops if tensor in o.outputs), None)
     values = f"; one element: got {found.got:.12g}, want {found.want:.12g}" if found.got == found.got else ""
     cause = f"{found.repair.text} (with this changed the whole plan agrees{values})"
-    return Place(place.logical, place.logical_op, small.classes[c].ranks[found.row], tensor, op, cause)
+    return Place(place.logical, place.logical_op, small.classes[c].ranks[found.row], tensor, op, cause, found.repair.cause)
 
 
 def compared(place: Place) -> Place:

@@ -11,6 +11,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.small import Meeting
+from trainverify.explain.cause import Cause
 from trainverify.explain.replay import Edits, Node
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
@@ -25,6 +26,7 @@ Sender = tuple[int, int, str]  # class, row, tensor
 class Repair:
     text: str  # the mistake that it would undo
     edits: Edits
+    cause: Cause | None = None
 
 
 def running(nodes: list[tuple[Primitive, ...]], slot: int, c: int, inputs: Sequence[str | None]) -> Callable[[Read], Array]:

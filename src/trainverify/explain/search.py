@@ -463,4 +463,8 @@ class Search:
 def _joined(some: Mapping[Site, Repair]) -> Repair:
     texts = list(dict.fromkeys(r.text for r in some.values()))
     more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return Repair("; ".join(texts[:SHOWN]) + more, {n: e for r in some.values() for n, e in r.edits.items()})
+    return Repair(
+        "; ".join(texts[:SHOWN]) + more,
+        {n: e for r in some.values() for n, e in r.edits.items()},
+        next((r.cause for r in some.values()), None),
+    )
