@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from trainverify.explain.cause import Cause, of_change
+from trainverify.explain.cause import Cause, base_name, of_change
 from trainverify.explain.repair import Repair, Site, running, short
 from trainverify.explain.replay import Edit, Graph, Node
 from trainverify.graph.program import Op, Value, has_ref
@@ -36,6 +36,23 @@ class Attributes:
                 other += [f"no {n}" for n, _ in first.attrs if n not in dict(attrs)]
                 cause = of_change(first, replace(first, attrs=attrs))
                 yield Repair(f"{short(first)} where the logical program has {', '.join(other)}", edits, cause)
+
+    def one_count(self, site: Site) -> Iterator[Repair]:
+        """A count that ranks have different values of, where the logical program has one for all."""
+        ops = [self.graph.ops[n] for n in site]
+        theirs = [s.op for s in self.graph.small.logical_steps if s.op.name == base_name(ops[0])]
+        for name, value in ops[0].attrs:
+            mine = {o.get(name) for o in ops}
+            right = {o.get(name) for o in theirs}
+            if type(value) is not int or len(mine) < 2 or len(right) != 1 or any(has_ref(v) for o in ops for _, v in o.attrs):
+                continue
+            (want,) = right
+            edits: dict[Node, Edit] = {}
+            for n, op in zip(site, ops, strict=True):
+                edits |= self._lowered((n,), tuple((k, want if k == name else v) for k, v in op.attrs)) or {}
+            if len(edits) == len(site):
+                shown = " and ".join(sorted(f"{name}={v}" for v in mine))
+                yield Repair(f"{base_name(ops[0])} with {shown} where all ranks need {name}={want}", edits, Cause.UNEQUAL_WEIGHTS)
 
     def missing_input(self, site: Site) -> Iterator[Repair]:
         """An op with fewer inputs than one of its kind has in the logical program: with what that one is given."""

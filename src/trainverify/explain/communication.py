@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,7 +11,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Meeting
-from trainverify.explain.cause import COLLECTIVES, SUMS, Cause, of_change
+from trainverify.explain.cause import COLLECTIVES, COPIES, SUMS, Cause, of_change
 from trainverify.explain.likes import Likes
 from trainverify.explain.repair import Arrival, Read, Repair, Site, axes_of, short
 from trainverify.explain.replay import Edit, Edits, Graph, Node
@@ -64,8 +64,16 @@ class Communication:
         groups = {tuple(sorted(self.classes[c].ranks[row] for c, row, _ in g)) for m in met for g in m.receivers}
         return next((name for name, of in self.partitions.items() if groups and groups == set(of.values())), None)
 
-    def other_collective(self, site: Site, wider: bool) -> Iterator[Repair]:
-        """A collective over other axes, in another order, or with another reduction; `wider`: among more ranks than now."""
+    def in_place(self, site: Site, ways: Sequence[str]) -> Iterator[Repair]:
+        """A collective among the same ranks with another reduction."""
+        over, first = self.over(site[0]), self.graph.ops[site[0]]
+        texts = {f"{short(first)} where {first.name} with {way} over {over} is needed" for way in ways if way != first.get("op", "sum")}
+        for wider in (False, True):
+            yield from (r for r in self.other_collective(site, wider) if r.text in texts)
+
+    def other_collective(self, site: Site, wider: bool, elsewhere: bool = False) -> Iterator[Repair]:
+        """A collective over other axes, in another order, or with another reduction; `wider`: among more ranks than now,
+        `elsewhere`: not among the same."""
         ops = [self.graph.ops.get(n) for n in site]
         first = ops[0]
         if first is None or first.name not in COLLECTIVES or first.get("group") is None:
@@ -76,7 +84,10 @@ class Communication:
         ways = [str(first.get("op", "sum"))] if first.name in SUMS else [""]
         met = [w for i in self.graph.makers.get(site[0], ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
         now = max((len(g) for m in met for g in m.receivers), default=0)
+        here = self.over(site[0]) if elsewhere else None
         for over, partition in self.partitions.items():
+            if elsewhere and over == here:
+                continue
             if wider != (len(partition.get(self.classes[site[0][0]].ranks[0], ())) > now):
                 continue
             for way in [*ways, *(w for w in USUAL if first.name in SUMS and w not in ways)]:
@@ -100,7 +111,7 @@ class Communication:
             theirs = self.graph.ops.get(cousin)
             if theirs is None or theirs.name not in COLLECTIVES or any(same_text(theirs, t) for t in (first, *tried)):
                 continue
-            if first.name in COLLECTIVES and first.name != theirs.name:
+            if first.name != theirs.name and first.name not in COPIES:
                 continue
             tried.append(theirs)
             partition = {
@@ -139,7 +150,7 @@ class Communication:
                         yield Repair(f"from another rank than {where}", {site[0]: self.likes.taking(new)}, Cause.WRONG_GROUP)
 
     def _collective(self, site: Site, given: dict[Node, str], op: Op, partition: Mapping[int, tuple[int, ...]], way: str) -> Edits | None:
-        groups = self._groups(site, partition)
+        groups = self.groups(site, partition)
         if groups is None:
             return None
         sizes = {self.shapes[c][given[c, t]] for c, t in site}
@@ -156,9 +167,9 @@ class Communication:
             return None
         member = {(c, row): (c, row, given[c, t]) for c, t in site for row in range(len(self.classes[c].ranks))}
         reads = tuple((c, given[c, t]) for c, t in site)
-        return {(c, t): Edit(reads, self._by_groups(c, groups, member, combine)) for c, t in site}
+        return {(c, t): Edit(reads, self.by_groups(c, groups, member, combine)) for c, t in site}
 
-    def _groups(self, site: Site, partition: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, int], list[tuple[int, int]]] | None:
+    def groups(self, site: Site, partition: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, int], list[tuple[int, int]]] | None:
         """For every rank of a site, the members of its group; None if one of them is not in the site."""
         here = {r: (c, row) for c, _ in site for row, r in enumerate(self.classes[c].ranks)}
         if len(here) != sum(len(self.classes[c].ranks) for c, _ in site):
@@ -172,7 +183,7 @@ class Communication:
         return found
 
     @staticmethod
-    def _by_groups(
+    def by_groups(
         c: int,
         groups: dict[tuple[int, int], list[tuple[int, int]]],
         member: dict[tuple[int, int], tuple[int, int, str]],
@@ -193,7 +204,7 @@ class Communication:
             return
         families = self._by_name(site)
         for over, partition in self.partitions.items():
-            groups = [self._groups(nodes, partition) for nodes in families]
+            groups = [self.groups(nodes, partition) for nodes in families]
             if any(g is None for g in groups):
                 continue
             alike = True
@@ -207,11 +218,11 @@ class Communication:
                 alike &= all(np.allclose(values[g[0]], values[m], rtol=1e-9, atol=0) for g in group.values() for m in g)
                 for way, edits in made.items():
                     for c, t in nodes:
-                        make = self._by_groups(c, group, member, lambda stack, _, way=way: REDUCTIONS[way](stack))  # type: ignore[misc]
+                        make = self.by_groups(c, group, member, lambda stack, _, way=way: REDUCTIONS[way](stack))  # type: ignore[misc]
                         edits[c, t] = Edit(nodes, make, frozenset(nodes))
             if not alike:
                 for way, edits in made.items():
-                    yield Repair(f"a share only: its {way} over {over} is needed", edits, Cause.MISSING_REDUCTION)
+                    yield Repair(f"a share only: its {way} over {over} is needed", edits, Cause.MISSING_REDUCTION, over)
 
     @staticmethod
     def _by_name(site: Site) -> list[Site]:

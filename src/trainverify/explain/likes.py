@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainverify.evaluate.small import Meeting, Step
-from trainverify.explain.cause import of_change, of_dropped
+from trainverify.explain.cause import COLLECTIVES, OPTIMIZERS, base_name, of_change, of_dropped
 from trainverify.explain.repair import Arrival, Repair, Sender, Site, arriving, running, short
 from trainverify.explain.replay import Edit, Graph, Node
 from trainverify.explain.siblings import Siblings, same_text
@@ -15,6 +15,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
 from trainverify.primitives.node import Node as Primitive
 
+SCALED = frozenset({"mul", "div", "mul.grad", "div.grad"})
 NEAREST = 3  # siblings whose inputs are compared: each knows what all of them know
 
 Inputs = list[str | None]
@@ -54,12 +55,24 @@ class Likes:
             if theirs is None or (len(theirs.outputs) != len(op.outputs) and len(site) > 1):
                 continue
             same = same_text(op, theirs)
+            if not same and not self._comparable(node, op, other, theirs):
+                continue
             if count >= NEAREST if same else any(same_text(theirs, t) for t in tried if other[0] == node[0]):
                 continue
             tried.append(theirs)
             for inputs in self._inputs(op, node, theirs, other, same):
                 for repair in self._as(site, op, other, theirs, inputs, same):
                     yield other, repair
+
+    def _comparable(self, node: Node, op: Op, other: Node, theirs: Op) -> bool:
+        """Whether two ops could be each other's model: one kind, or a copy in the place of the other; of parts of the batch of one size."""
+        if base_name(op) == base_name(theirs):
+            literal = op.name in SCALED and op.get("value") != theirs.get("value")
+            return not literal or self.siblings.batch(node) == self.siblings.batch(other)
+        if node[1] == other[1]:  # of other ranks
+            return True
+        kinds = {base_name(op), base_name(theirs)}
+        return "identity" in kinds or kinds <= {*COLLECTIVES, "slice"} or kinds <= {"mul", "div"} or kinds <= set(OPTIMIZERS)
 
     # -- what a sibling takes ----------------------------------------------------------------------------------------
 
@@ -100,7 +113,7 @@ class Likes:
         made = [self.graph.tasks[i].what for i in self.graph.makers.get(other, ())]
         steps = [m for m in made if isinstance(m, Step)]
         if steps:
-            if same and tuple(inputs) == op.inputs:
+            if same and sum(a != b for a, b in zip(op.inputs, inputs, strict=True)) != 1:
                 return
             if same:
                 mine, right = next((a, b) for a, b in zip(op.inputs, inputs, strict=True) if a != b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,17 +12,21 @@ from trainverify.evaluate.compare import DIFFERENT, Suspect
 from trainverify.evaluate.moved import PointName, following
 from trainverify.evaluate.run import NotComputed, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small
-from trainverify.explain.missing import NO_MATCH
-from trainverify.explain.missing import locate as missing
+from trainverify.explain.arrangement import arranged
+from trainverify.explain.cause import of_change
+from trainverify.explain.missing import NO_MATCH, Locator
 from trainverify.explain.place import Known, Place
+from trainverify.explain.replay import Graph
 from trainverify.explain.search import Found, Point, Search
 from trainverify.explain.watch import STOPPED, Stopped, Watch
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import Source, has_ref
+from trainverify.graph.program import Source, Value, bind, has_ref
 from trainverify.ops.table import OpTable
 
+FRESH = 3  # points at which a repair is confirmed
+SHOWN = 2  # of several tensors that are changed alike
 SHARES = ("a share only", "a partial sum")  # how causes begin that name a missing sum over ranks
 ADDING = frozenset({"identity", "to", "add", "reshape", "permute", "transpose", "concat", "slice", "stack"})
 
@@ -41,7 +46,8 @@ def locate(
     watch = watch or Watch.started()
     points = [at(small, plan, random_inputs(small, seed) if inputs is None else inputs)]
     try:
-        place = missing(small, plan.mesh, wrong, points[0].logical, points[0].plan, known, watch)
+        locator = Locator(small, plan.mesh, wrong, points[0].logical, points[0].plan, known, watch)
+        place = locator.place()
     except Stopped:
         return unexplained(wrong[0].obligation, wrong[0].layout, wrong[0].rank)
     if all(s.distance <= DIFFERENT for s in wrong):  # too close for what floats can tell
@@ -51,13 +57,16 @@ def locate(
     except NotComputed:
         return compared(place)
     try:
-        found = Search(small, plan.mesh, wanted, wrong, points, table, watch).find()
+        search = Search(small, plan.mesh, wanted, wrong, points, table, watch, lambda: fresh(small, plan, seed))
+        found = search.find() or (search.find_view() if place.cause == NO_MATCH else None)
     except Stopped:
         stopped = compared(place)
         return replace(stopped, cause=f"{stopped.cause}; {STOPPED}")
     except (ArithmeticError, LookupError, ValueError):  # a change that cannot be run: the verdict stands without it
         found = None
-    return compared(place) if found is None else repaired(small, found, place)
+    if found is not None:
+        return repaired(small, plan, found, place, len(search.fresh()))
+    return rearranged(small, locator, wrong) or compared(place)
 
 
 def used(small: Small, place: Place) -> Place:
@@ -90,16 +99,62 @@ def unexplained(obligation: Obligation, layout: Layout, rank: int) -> Place:
     return Place(obligation.output.tensor, None, rank, layout.local, None, STOPPED)
 
 
+def fresh(small: Small, plan: Plan, seed: PointName) -> list[Point]:
+    """Points that no repair was chosen by."""
+    found: list[Point] = []
+    seed = following(seed)
+    while len(found) < FRESH:
+        seed = following(seed)
+        try:
+            found.append(at(small, plan, random_inputs(small, seed)))
+        except NotComputed:
+            break
+    return found
+
+
 def at(small: Small, plan: Plan, inputs: Mapping[str, Array]) -> Point:
     return Point(run_logical(small, inputs, NUMERIC), run_plan(small, plan.lineage, inputs, NUMERIC))
 
 
-def repaired(small: Small, found: Found, place: Place) -> Place:
+def repaired(small: Small, plan: Plan, found: Found, place: Place, confirmed: int) -> Place:
     c, tensor = found.node
+    rank = small.classes[c].ranks[found.row]
     op = next((o for o in small.classes[c].program.ops if tensor in o.outputs), None)
-    values = f"; one element: got {found.got:.12g}, want {found.want:.12g}" if found.got == found.got else ""
-    cause = f"{found.repair.text} (with this changed the whole plan agrees{values})"
-    return Place(place.logical, place.logical_op, small.classes[c].ranks[found.row], tensor, op, cause, found.repair.cause)
+    values = bindings(plan, rank)
+    others = list(dict.fromkeys(t for _, t in found.repair.edits if t != tensor))
+    more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+    also = f"; the same for {', '.join(others[:SHOWN])}{more}" if others and found.repair.named is None else ""
+    element = f"; one element: got {found.got:.12g}, want {found.want:.12g}" if found.got == found.got else ""
+    points = f" on {confirmed} fresh points" if confirmed else ""
+    cause = f"{bound_text(found.repair.text, values)}{also} (with this changed the whole plan agrees{points}{element})"
+    return Place(place.logical, place.logical_op, rank, tensor, None if op is None else bind(op, values), cause, found.repair.cause)
+
+
+def bindings(plan: Plan, rank: int) -> dict[str, Value]:
+    """What references are on a rank."""
+    return next((t.bound(rank) for t in plan.templates if rank in t.ranks), {})
+
+
+def bound_text(text: str, values: Mapping[str, Value]) -> str:
+    """A sentence with the numbers of a rank in the place of references; groups by their axes."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1].rstrip(".")
+        if name.startswith("group."):
+            return name.removeprefix("group.")
+        return str(values[name]) if name in values else found[0]
+
+    return re.sub(r"\$([\w.+]+)", value, text)
+
+
+def rearranged(small: Small, locator: Locator, wrong: Sequence[Suspect]) -> Place | None:
+    """What is wrong without a repair, behind all outputs that differ."""
+    graph = Graph(small, locator.watch)
+    reached = graph.marks({(small.places[s.rank][0], s.layout.local): 1 for s in wrong if s.distance > DIFFERENT})
+    try:
+        return arranged(locator, graph, reached)
+    except Stopped:
+        return None
 
 
 def compared(place: Place) -> Place:
@@ -109,4 +164,6 @@ def compared(place: Place) -> Place:
         return place
     theirs = dict(logical.attrs)
     other = [f"{k}={v} (logical: {theirs[k]})" for k, v in op.attrs if k in theirs and v != theirs[k] and not has_ref(v)]
-    return replace(place, cause=f"{place.cause}; {op.name} has {', '.join(other)}") if other else place
+    if not other:
+        return place
+    return replace(place, cause=f"{place.cause}; {op.name} has {', '.join(other)}", category=of_change(op, logical))

@@ -56,7 +56,7 @@ def locate(
     watch: Watch = NO_LIMIT,
 ) -> Place:
     """The first wrong tensor behind the outputs that differ."""
-    return _Locator(small, mesh, wrong, logical, plan, proof or Known(), watch).place()
+    return Locator(small, mesh, wrong, logical, plan, proof or Known(), watch).place()
 
 
 def candidates(mesh: Mesh, microbatches: int = 1) -> list[Fraction]:
@@ -68,7 +68,7 @@ def candidates(mesh: Mesh, microbatches: int = 1) -> list[Fraction]:
     return sorted({Fraction(a, b) for a in small for b in small}, key=lambda f: (max(f.numerator, f.denominator), f))
 
 
-class _Locator:
+class Locator:
     def __init__(
         self,
         small: Small,
@@ -216,7 +216,7 @@ class _Locator:
 
     # -- the right elements in the wrong place -----------------------------------------------------------------------
 
-    def _positions(self, c: int, row: int, tensor: str, name: str) -> Array | None:
+    def positions(self, c: int, row: int, tensor: str, name: str) -> Array | None:
         """Where in a logical tensor the elements of a local one come from (-1: zeros, which come from anywhere)."""
         key = (name, tensor, c, row)
         if key not in self._place:
@@ -239,7 +239,7 @@ class _Locator:
 
     def _indices(self, c: int, row: int, tensor: str, name: str) -> list[Array] | None:
         """Per dimension of the logical tensor, the positions held, in the local order; None if not a plain block."""
-        where = self._positions(c, row, tensor, name)
+        where = self.positions(c, row, tensor, name)
         shape = self.small.shapes[name]
         if where is None or where.ndim != len(shape):
             return None

@@ -27,6 +27,8 @@ class Repair:
     text: str  # the mistake that it would undo
     edits: Edits
     cause: Cause | None = None
+    over: str | None = None  # the mesh axes of a sum that is missing
+    named: Node | None = None  # the tensor to name, if it is not one that gets other values
 
 
 def running(nodes: list[tuple[Primitive, ...]], slot: int, c: int, inputs: Sequence[str | None]) -> Callable[[Read], Array]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -21,16 +21,21 @@ from trainverify.evaluate.run import NotComputed, PlanValues
 from trainverify.evaluate.small import Small
 from trainverify.explain.attributes import Attributes
 from trainverify.explain.by_line import ByLine
+from trainverify.explain.cause import COLLECTIVES, SUMS, Cause
 from trainverify.explain.communication import Communication
 from trainverify.explain.fingerprints import Fingerprints
 from trainverify.explain.likes import Likes
+from trainverify.explain.positions import Positions, pairs
 from trainverify.explain.repair import Repair, Site
 from trainverify.explain.repairs import Repairs
 from trainverify.explain.replay import Circular, Graph, Node, Replay
+from trainverify.explain.rewrites import Rewrites, after_backward, averaging, copy, literal, named
 from trainverify.explain.siblings import Siblings, first_number
+from trainverify.explain.statements import Fits, Statements
 from trainverify.explain.watch import NO_LIMIT, Watch
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import Obligation
+from trainverify.graph.program import Op
 from trainverify.ops.table import OpTable
 
 MOST_RUNS, MOST_OF_A_KIND, MOST_BY_LINE = 25_000, 6_000, 120_000  # ops run again, over all repairs
@@ -84,9 +89,11 @@ class Search:
         points: Sequence[Point],
         table: OpTable,
         watch: Watch = NO_LIMIT,
+        fresh: Callable[[], Sequence[Point]] = tuple,
     ):
         self.small = small
         self.points = points
+        self.fresh = cache(fresh)
         self.watch = watch
         self.graph = Graph(small, watch)
         self.wanted = [Suspect(o, h.layout, r, 0.0) for o in wanted for h in o.holdings for r in h.ranks if r in small.places]
@@ -101,6 +108,9 @@ class Search:
         self.attributes = Attributes(self.graph, table)
         self.lines = ByLine(self.graph, self.likes)
         self.repairs = Repairs(self.graph, self.siblings, self.likes, mesh, points[0].plan, table)
+        self.rewrites = Rewrites(self.graph, self.likes, self.communication, points[0].plan)
+        self.places = Positions(self.graph, self.likes, self.communication, mesh, table)
+        self.statements = Statements(self.graph)
         self.factors = self._factors(mesh)
         # what agrees although it is made from what does not, agrees by chance: the difference is too small to be seen in it
         self.passed = {self._node(s) for s in self.wanted} - self.graph.after(list(self.doubtful))
@@ -120,10 +130,19 @@ class Search:
             return found
         if self.lines.known and (found := self._by_line(reached, every)):
             return found
-        if found := self._level_by_level(self._kinds(), reached, every, good):
+        if not self.lines.known and (found := self._by_statement(reached, every, good) or self._shifted(reached)):
             return found
+        if found := self._level_by_level(self._kinds(), reached, every, good):
+            return self._refined(found)
         some = [s for level in self.siblings.levels for s in level if self._bits(s, reached)]
         return self._first(Kind(self.repairs.exchanged_pieces, suspicious=False), some)  # two tensors, neither of which is behind all
+
+    def find_view(self) -> Found | None:
+        """A reshape of shards in another order: tried where values say nothing else."""
+        failed = {self._node(s): 1 for s in self.wrong}
+        reached = self.graph.marks(failed)
+        sites = [s for s in self.statements.of(named("reshape")) if self._bits(s, reached)]
+        return self._first(Kind(self.places.viewed_shard, suspicious=False), sites, total=self.runs + MOST_OF_A_KIND)
 
     def _level_by_level(self, kinds: Sequence[Kind], reached: Mapping[Node, int], every: int, good: Mapping[Node, int]) -> Found | None:
         """One change of one tensor, then of more; first what no output that is right depends on."""
@@ -171,6 +190,110 @@ class Search:
                 break
         self.runs = start  # other kinds still have all their time
         return found
+
+    def _by_statement(self, reached: Mapping[Node, int], every: int, good: Mapping[Node, int]) -> Found | None:
+        """One change of all that a statement makes, forward and backward; what is likely first."""
+        start = self.runs
+        for repairs, fits, last in self._statement_kinds():
+            sites = [s for s in self.statements.of(fits, last) if self._bits(s, reached) == every]
+            sites.sort(key=lambda s: bool(self._bits(s, good)))
+            if found := self._first(Kind(repairs, suspicious=False), sites, total=start + MOST_RUNS):
+                return self._refined(found)
+        self.runs = start  # other kinds still have all their time
+        return None
+
+    def _statement_kinds(self) -> list[tuple[Callable[[Site], Iterator[Repair]], Fits, bool]]:
+        w, talk, r = self.rewrites, self.communication, self.repairs
+        any_op: Fits = lambda op: True  # noqa: E731
+        return [
+            (lambda s: w.scaled(s, self.factors) if self._one_loss(s) else iter(()), literal, True),
+            (w.extra_reduction, named(*SUMS), False),
+            (self.places.other_slot, named("eq"), False),
+            (lambda s: self.places.permuted_slots(s, self.points[0].logical), named("eq"), False),
+            (self.attributes.one_count, any_op, False),
+            (w.stale_input, any_op, False),
+            (talk.missing_sum, copy, False),
+            (w.summed_input, named("slice"), False),
+            (w.distributed, literal, False),
+            (lambda s: w.dropped_scale(s, self.factors), self._after_backward, True),
+            (lambda s: talk.in_place(s, ("sum",)), averaging, False),
+            (lambda s: talk.other_collective(s, False, True), named(*COLLECTIVES), False),
+            (lambda s: talk.other_collective(s, True, True), named(*COLLECTIVES), False),
+            (self.places.other_block, named("slice"), False),
+            (self.places.other_dimension, named("reshape"), False),
+            (self.places.after_the_cut, named("roll", "flip"), False),
+            (w.moved_reduction, any_op, False),
+            (r.dropped, lambda op: op.name == "add" and op.phase != "backward", False),
+            (lambda s: w.scaled_term(s, self.factors), named("add", "linear"), True),
+            (lambda s: w.scaled(s, self.factors), copy, True),
+            (w.product_with_number, copy, True),
+            (lambda s: w.scaled(s, self._sizes), literal, True),
+            (w.other_reduction, named("mean"), False),
+            (w.other_reduction, named("sum"), False),
+            (lambda s: w.other_input(s, True), any_op, False),
+            (lambda s: w.other_input(s, False), any_op, True),
+            (lambda s: talk.in_place(s, ("avg", "max", "sum")), named(*SUMS), False),
+        ]
+
+    def _one_loss(self, site: Site) -> bool:
+        """Whether a plan has several losses and a site belongs to one of them."""
+        return len(self._losses) > 1 and sum(any(n in after for n in site) for after in self._losses) == 1
+
+    @cached_property
+    def _losses(self) -> list[set[Node]]:
+        """What depends on each of the gradients that backward starts with, of the first class of ranks."""
+        starts = [n for n, op in self.graph.ops.items() if n[0] == 0 and op.name == "full" and op.phase == "backward"]
+        return [self.graph.after([n]) for n in starts if self.small.local_shapes[0][n[1]] == ()]
+
+    def _refined(self, found: Found) -> Found:
+        """A missing sum over ranks, by what the plan does in its place: a sum that nothing uses, or an average further on."""
+        over = found.repair.over
+        if over is None:
+            return found
+        sums = [n for n, op in self.graph.ops.items() if op.name in SUMS and self.communication.over(n) == over]
+        behind, after = self.graph.marks({found.node: 1}), self.graph.after([found.node])
+        for n in sums:
+            op, given = self.graph.ops[n], (n[0], str(self.graph.ops[n].inputs[0]))
+            if n in after and op.get("op", "sum") != "sum":
+                text = f"{op.name} with {op.get('op')} over {over} of {given[1]}, where {found.node[1]} must be summed over {over} before"
+                return replace(found, node=n, repair=replace(found.repair, text=text, cause=Cause.WRONG_REDUCTION))
+        for n in self.rewrites.unused_nodes:
+            given = (n[0], str(self.graph.ops[n].inputs[0])) if n in sums else n
+            users = [m for i in self.graph.users.get(found.node, ()) for m in self.graph.tasks[i].makes]
+            if n in sums and users and (given in behind or given in after):
+                text = f"takes {found.node[1]}, a share, while the sum over {over} is in {n[1]}, which nothing uses"
+                return replace(found, node=users[0], repair=replace(found.repair, text=text, cause=Cause.STALE_INPUT))
+        return found
+
+    def _after_backward(self, op: Op) -> bool:
+        """A product with a literal of which no gradient is taken."""
+        return after_backward(op) and op.inputs[0] not in self._differentiated
+
+    @cached_property
+    def _differentiated(self) -> set[str | None]:
+        return {op.inputs[0] for op in self.graph.ops.values() if op.name.endswith(".grad") and op.inputs}
+
+    def _shifted(self, reached: Mapping[Node, int]) -> Found | None:
+        """A buffer that is written and read at other positions than it should be."""
+        pads = [s for s in self.statements.of(named("pad")) if self._bits(s, reached)]
+        slices = [s for s in self.statements.of(named("slice")) if self._bits(s, reached)]
+        start, kind = self.runs, Kind(lambda site: iter(()), suspicious=False)
+        for some, others in pairs(pads, slices, MOST_OF_A_KIND // 10):
+            for repair in self.places.shifted_buffer(some, others):
+                if self.runs - start < MOST_OF_A_KIND and self._works(repair, kind):
+                    return self._found(some, repair)
+        self.runs = start
+        return None
+
+    @cached_property
+    def _sizes(self) -> list[Fraction]:
+        """Products and ratios of sizes that the plan has: of mesh axes, and of parts of the batch."""
+        programs = [k.program for k in self.small.classes]
+        inputs = {n for c, p in enumerate(programs) for t in p.inputs for n in self.small.local_shapes[c][t][:2]}
+        cut = {n for (c, t), op in self.graph.ops.items() if op.name == "slice" for n in self.small.local_shapes[c][t][:2]}
+        sizes = sorted(n for n in inputs | cut if 1 < n <= 16)[:NEAREST]
+        ratios = [Fraction(a, b) for a in [1, *sizes] for b in [1, *sizes] if a != b]
+        return list(dict.fromkeys([*self.factors, *ratios]))
 
     def _scalars(self, sites: Sequence[Site]) -> list[Site]:
         """Those of single constants: the gradient that backward starts with, say."""
@@ -350,6 +473,31 @@ class Search:
     # -- trying ------------------------------------------------------------------------------------------------------
 
     def _works(self, repair: Repair, kind: Kind) -> bool:
+        return self._available(repair) and self._agree(repair, kind) and self._confirmed(repair)
+
+    def _available(self, repair: Repair) -> bool:
+        """Whether every op gets only what its rank has made before."""
+        return all(
+            self._line(n) <= self._line(node) or n == node
+            for node, edit in repair.edits.items()
+            for n in edit.reads
+            if n[0] == node[0] and n not in edit.raw
+        )
+
+    def _confirmed(self, repair: Repair) -> bool:
+        """Whether all outputs agree at points that no repair was chosen by."""
+        for point in self.fresh():
+            replay = Replay(self.graph, point.plan, repair.edits)
+            try:
+                good = all(self._agrees(s, point, replay) or self._untouched(s, point, replay) for s in self.wanted)
+            except (Circular, NotComputed, ArithmeticError, LookupError, ValueError):
+                good = False
+            self.runs += replay.runs
+            if not good:
+                return False
+        return True
+
+    def _agree(self, repair: Repair, kind: Kind) -> bool:
         for i, point in enumerate(self.points):
             replay = Replay(self.graph, point.plan, repair.edits)
             try:
@@ -405,6 +553,8 @@ class Search:
 
     def _found(self, site: Site, repair: Repair) -> Found:
         """The tensor to name, and one of its elements before and after."""
+        if repair.named is not None:
+            return Found(repair.named, repair, 0, math.nan, math.nan)
         base = self.points[0].plan
         replay = Replay(self.graph, base, repair.edits)
         first = min(repair.edits, key=lambda n: self.graph.position[n])[0]
@@ -420,8 +570,11 @@ class Search:
 
     def _line(self, node: Node) -> int:
         """Where in its program a tensor is made."""
-        ops = self.small.classes[node[0]].program.ops
-        return next((i for i, op in enumerate(ops) if node[1] in op.outputs), -1)
+        return self._lines.get(node, -1)
+
+    @cached_property
+    def _lines(self) -> dict[Node, int]:
+        return {(c, o): i for c, k in enumerate(self.small.classes) for i, op in enumerate(k.program.ops) for o in op.outputs}
 
     # -- what is beyond suspicion ------------------------------------------------------------------------------------
 
