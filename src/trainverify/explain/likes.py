@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from trainverify.evaluate.small import Meeting, Step
-from trainverify.explain.cause import COLLECTIVES, OPTIMIZERS, base_name, of_change, of_dropped
+from trainverify.explain.cause import COLLECTIVES, OPTIMIZERS, Cause, base_name, of_change, of_dropped
 from trainverify.explain.repair import Arrival, Repair, Sender, Site, arriving, running, short
 from trainverify.explain.replay import Edit, Graph, Node
 from trainverify.explain.siblings import Siblings, same_text
@@ -113,9 +114,15 @@ class Likes:
         made = [self.graph.tasks[i].what for i in self.graph.makers.get(other, ())]
         steps = [m for m in made if isinstance(m, Step)]
         if steps:
-            if same and sum(a != b for a, b in zip(op.inputs, inputs, strict=True)) != 1:
-                return
-            if same:
+            others = sum(a != b for a, b in zip(op.inputs, inputs, strict=False))
+            if same and others > 1 and Counter(inputs) == Counter(op.inputs):
+                text, cause = (
+                    f"takes its inputs in another order than {other[1]}: {', '.join(map(str, inputs))} is meant",
+                    Cause.WRONG_ORDER,
+                )
+            elif same and others != 1:
+                return  # several mistakes, of which one sentence would say one
+            elif same:
                 mine, right = next((a, b) for a, b in zip(op.inputs, inputs, strict=True) if a != b)
                 extra = self._extra((c, str(mine)), (c, str(right)))
                 if extra is not None:

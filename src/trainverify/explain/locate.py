@@ -13,16 +13,17 @@ from trainverify.evaluate.moved import PointName, following
 from trainverify.evaluate.run import NotComputed, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small
 from trainverify.explain.arrangement import arranged
-from trainverify.explain.cause import of_change
+from trainverify.explain.cause import Cause, of_change
 from trainverify.explain.missing import NO_MATCH, Locator
 from trainverify.explain.place import Known, Place
+from trainverify.explain.repair import Repair
 from trainverify.explain.replay import Graph
 from trainverify.explain.search import Found, Point, Search
 from trainverify.explain.watch import STOPPED, Stopped, Watch
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import Source, Value, bind, has_ref
+from trainverify.graph.program import Op, Source, Value, bind, has_ref
 from trainverify.ops.table import OpTable
 
 FRESH = 3  # points at which a repair is confirmed
@@ -62,7 +63,7 @@ def locate(
     except Stopped:
         stopped = compared(place)
         return replace(stopped, cause=f"{stopped.cause}; {STOPPED}")
-    except (ArithmeticError, LookupError, ValueError):  # a change that cannot be run: the verdict stands without it
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # a change that cannot be run: the verdict stands without it
         found = None
     if found is not None:
         return repaired(small, plan, found, place, len(search.fresh()))
@@ -127,7 +128,20 @@ def repaired(small: Small, plan: Plan, found: Found, place: Place, confirmed: in
     element = f"; one element: got {found.got:.12g}, want {found.want:.12g}" if found.got == found.got else ""
     points = f" on {confirmed} fresh points" if confirmed else ""
     cause = f"{bound_text(found.repair.text, values)}{also} (with this changed the whole plan agrees{points}{element})"
-    return Place(place.logical, place.logical_op, rank, tensor, None if op is None else bind(op, values), cause, found.repair.cause)
+    made = None if op is None else bind(op, values)
+    advice = advised(found.repair, bound_text(found.repair.text, values), made)
+    return Place(place.logical, place.logical_op, rank, tensor, made, cause, found.repair.cause, advice)
+
+
+def advised(repair: Repair, text: str, op: Op | None) -> str:
+    """What to change, and where."""
+    line = f"{op.source}" if op is not None and op.source is not None else ""
+    if repair.cause is Cause.MISSING_REDUCTION and repair.over is not None:
+        way = next((w for w in ("avg", "max") if f"its {w} over" in text), None)
+        return f"insert all_reduce{f' with {way}' if way else ''} over {repair.over}" + (f" after {line}" if line else "")
+    if repair.cause is Cause.EXTRA_REDUCTION and op is not None:
+        return f"remove {op.name}" + (f" at {line}" if line else "")
+    return f"at {line}: {text}" if line else text
 
 
 def bindings(plan: Plan, rank: int) -> dict[str, Value]:

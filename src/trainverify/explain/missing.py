@@ -26,6 +26,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
 
 NO_MATCH = "matches no logical tensor"
+NO_FACTOR = "differs by no factor that sizes explain: a term is missing, doubled or wrong"
 MOVES = frozenset({"slice", "split", "chunk", "recv", "all_gather", "reduce_scatter", "all_to_all", "scatter", "gather", "broadcast"})
 
 
@@ -359,6 +360,11 @@ class Locator:
                 return f"a partial sum: the logical value is its sum over {over} (ranks {group}), rank {rank} has its own share only"
         return None
 
+    def _sizes(self) -> set[int]:
+        """Sizes of tensors and of mesh axes."""
+        shapes = [*self.small.shapes.values(), *(s for local in self.small.local_shapes for s in local.values())]
+        return {n for shape in shapes for n in shape} | {n for _, n in self.mesh.axes} | {2}
+
     def _output(self, failed: Suspect) -> Place:
         """Everything is computed somewhere: the output itself is in the wrong place, scaled, or stale."""
         name = failed.obligation.output.tensor
@@ -378,13 +384,24 @@ class Locator:
             cause, category = "holds other elements of the logical tensor than its lineage says", Cause.WRONG_BLOCK
             if ratio.size and np.allclose(ratio, ratio[0], rtol=1e-7) and not math.isclose(ratio[0], 1.0, rel_tol=1e-7):
                 exact = Fraction(float(ratio[0])).limit_denominator(4096)
-                shown = str(exact) if math.isclose(float(exact), ratio[0], rel_tol=1e-7) else f"{ratio[0]:.12g}"
-                cause, category = f"scaled: ×{shown} everywhere", Cause.WRONG_FACTOR
+                sized = math.isclose(float(exact), ratio[0], rel_tol=1e-7) and product_of_sizes(exact, self._sizes())
+                cause, category = (f"scaled: ×{exact} everywhere", Cause.WRONG_FACTOR) if sized else (NO_FACTOR, None)
             elif padded and np.allclose(ratio, 1.0, rtol=1e-7):
                 cause, category = "its padding is not zero after the step, and the next one starts with it", None
             elif name in self.known and not self.known[name].holds(value).all():
                 cause, category = NO_MATCH, None
         return Place(name, self.made_by.get(name), failed.rank, tensor, self._maker(c, tensor), cause, category)
+
+
+def product_of_sizes(factor: Fraction, sizes: set[int]) -> bool:
+    """Whether a factor is made of nothing but primes of sizes: any other is no factor that a plan forgets."""
+    for rest in (abs(factor.numerator), factor.denominator):
+        for size in sizes:
+            while size > 1 and (common := math.gcd(rest, size)) > 1:
+                rest //= common
+        if rest != 1:
+            return False
+    return True
 
 
 def _span(index: Array) -> str:

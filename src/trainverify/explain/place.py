@@ -20,6 +20,7 @@ class Place:
     op: Op | None
     cause: str  # one line: what the values show
     category: Cause | None = None
+    repair: str | None = None  # what to change, and at which line
     used: Source | None = None  # of a gradient that is a share only: where the user's code takes it for the whole one
 
     @property

@@ -245,9 +245,8 @@ class Rewrites:
 
     @staticmethod
     def _off_by(op: Op, f: Fraction) -> str:
-        value = op.get("value")
-        if isinstance(value, int | float | Fraction) and base_name(op) in ("mul", "full", "div") and value:
-            exact = Fraction(value).limit_denominator(10**6)
+        exact = number(op)
+        if exact is not None and base_name(op) in ("mul", "full", "div"):
             right = exact * f if base_name(op) == "div" else exact / f
             shown = right if right.denominator == 1 else float(right) if right.denominator <= 4096 and base_name(op) != "div" else right
             return f"{short(op)} where value={shown} is needed"
@@ -301,10 +300,9 @@ class Rewrites:
     def dropped_scale(self, site: Site, factors: Sequence[Fraction]) -> Iterator[Repair]:
         """A product with a literal, after the backward pass, that is one too many."""
         op = self.graph.ops[site[0]]
-        value = Fraction(op.get("value")).limit_denominator(10**6)
-        value = 1 / value if op.name == "div" else value
-        if value in factors:
-            for repair in self.scaled(site, [value]):
+        value = number(op)
+        if value is not None and (value if op.name == "mul" else 1 / value) in factors:
+            for repair in self.scaled(site, [value if op.name == "mul" else 1 / value]):
                 yield replace(repair, text=f"{short(op)} is one too many: {op.inputs[0]} is what is needed")
 
     def scaled_term(self, site: Site, factors: Sequence[Fraction]) -> Iterator[Repair]:
@@ -366,7 +364,7 @@ class Rewrites:
     def _forward(self, node: Node) -> Op | None:
         """The product with a literal that makes a tensor, or whose gradient it is."""
         op = self.graph.ops[node]
-        if base_name(op) not in LITERAL or op.get("value") is None:
+        if base_name(op) not in LITERAL or number(op) is None:
             return None
         if op.name == base_name(op):
             return op
@@ -386,8 +384,8 @@ class Rewrites:
             if op is None:
                 continue
             total = self.graph.ops[c, str(op.inputs[0])]
-            factor = float(op.get("value", 1))
-            factor = 1 / factor if op.name == "div" else factor
+            value = float(number(op) or 1)
+            factor = 1 / value if op.name == "div" else value
             for back in self.classes[c].program.ops:
                 if back.name == "add.grad" and back.inputs[:2] == total.inputs and slot in back.get("wrt", ()):
                     n = (c, back.outputs[tuple(back.get("wrt")).index(slot)])
@@ -395,16 +393,22 @@ class Rewrites:
         return found
 
 
+def number(op: Op) -> Fraction | None:
+    """The literal of an op, if it is a number other than 0."""
+    value = op.get("value")
+    return Fraction(value).limit_denominator(10**6) if isinstance(value, int | float | Fraction) and value else None
+
+
 def literal(op: Op) -> bool:
     """A product with a literal, its gradient, or a constant other than 1."""
     if op.name == "full":
         return op.get("value") not in (0, 1)
-    return base_name(op) in LITERAL and op.get("value") is not None
+    return base_name(op) in LITERAL and number(op) is not None
 
 
 def after_backward(op: Op) -> bool:
     """A product of a gradient with a literal: no op of the model."""
-    return op.name in LITERAL and bool(op.get("value")) and len(op.inputs) == 1
+    return op.name in LITERAL and number(op) is not None and len(op.inputs) == 1
 
 
 def averaging(op: Op) -> bool:

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cache, cached_property
 
 import numpy as np
@@ -23,6 +22,7 @@ from trainverify.explain.attributes import Attributes
 from trainverify.explain.by_line import ByLine
 from trainverify.explain.cause import COLLECTIVES, SUMS, Cause
 from trainverify.explain.communication import Communication
+from trainverify.explain.factors import Factors
 from trainverify.explain.fingerprints import Fingerprints
 from trainverify.explain.likes import Likes
 from trainverify.explain.positions import Positions, pairs
@@ -40,7 +40,6 @@ from trainverify.ops.table import OpTable
 
 MOST_RUNS, MOST_OF_A_KIND, MOST_BY_LINE = 25_000, 6_000, 120_000  # ops run again, over all repairs
 NOISE = 1e-12  # of values that are zero but for rounding, which differs from processor to processor
-MOST_LITERALS = 16  # numbers of the programs that are tried as factors
 MOST_PAIRS = 12  # of micro-batches, and of programs, that are compared
 NEAREST = 6  # tensors that are right already, looked at first
 LINEAR = frozenset(
@@ -49,6 +48,7 @@ LINEAR = frozenset(
 SHOWN = 2  # of several differences, in a message
 SCALING = frozenset({"mul", "div"})
 REDUCING = frozenset({"sum", "mean"})
+CONTRACTIONS = ("sum", "mean", "linear", "matmul", "einsum")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class Search:
         self.rewrites = Rewrites(self.graph, self.likes, self.communication, points[0].plan)
         self.places = Positions(self.graph, self.likes, self.communication, mesh, table)
         self.statements = Statements(self.graph)
-        self.factors = self._factors(mesh)
+        self.numbers = Factors(self.graph, mesh, self.wrong[0], points[0].logical, points[0].plan)
+        self.factors = self.numbers.common
         # what agrees although it is made from what does not, agrees by chance: the difference is too small to be seen in it
         self.passed = {self._node(s) for s in self.wanted} - self.graph.after(list(self.doubtful))
         self.healthy = self._healthy() - self.doubtful
@@ -174,7 +175,7 @@ class Search:
             (Kind(talk.missing_sum, last=True, share=True), others),
             (Kind(a.as_logical, suspicious=False), others),
             (Kind(r.other_slice, suspicious=False), others),
-            (Kind(lambda site: r.scaled(site, self._literals), suspicious=False), self._scalars(others)),
+            (Kind(lambda site: r.scaled(site, self.numbers.literals), suspicious=False), self._scalars(others)),
             (Kind(lambda site: r.scaled(site, self.factors), last=True), others),
         ]
         found = None
@@ -220,6 +221,7 @@ class Search:
             (lambda s: talk.other_collective(s, False, True), named(*COLLECTIVES), False),
             (lambda s: talk.other_collective(s, True, True), named(*COLLECTIVES), False),
             (self.places.other_block, named("slice"), False),
+            (r.other_slice, named("slice"), False),
             (self.places.other_dimension, named("reshape"), False),
             (self.places.after_the_cut, named("roll", "flip"), False),
             (w.moved_reduction, any_op, False),
@@ -227,12 +229,13 @@ class Search:
             (lambda s: w.scaled_term(s, self.factors), named("add", "linear"), True),
             (lambda s: w.scaled(s, self.factors), copy, True),
             (w.product_with_number, copy, True),
-            (lambda s: w.scaled(s, self._sizes), literal, True),
+            (lambda s: w.scaled(s, self.numbers.sizes), literal, True),
             (w.other_reduction, named("mean"), False),
             (w.other_reduction, named("sum"), False),
             (lambda s: w.other_input(s, True), any_op, False),
             (lambda s: w.other_input(s, False), any_op, True),
             (lambda s: talk.in_place(s, ("avg", "max", "sum")), named(*SUMS), False),
+            (lambda s: talk.missing_sum(s) if len(s) > 1 else iter(()), lambda op: op.name in CONTRACTIONS, False),
         ]
 
     def _one_loss(self, site: Site) -> bool:
@@ -285,29 +288,9 @@ class Search:
         self.runs = start
         return None
 
-    @cached_property
-    def _sizes(self) -> list[Fraction]:
-        """Products and ratios of sizes that the plan has: of mesh axes, and of parts of the batch."""
-        programs = [k.program for k in self.small.classes]
-        inputs = {n for c, p in enumerate(programs) for t in p.inputs for n in self.small.local_shapes[c][t][:2]}
-        cut = {n for (c, t), op in self.graph.ops.items() if op.name == "slice" for n in self.small.local_shapes[c][t][:2]}
-        sizes = sorted(n for n in inputs | cut if 1 < n <= 16)[:NEAREST]
-        ratios = [Fraction(a, b) for a in [1, *sizes] for b in [1, *sizes] if a != b]
-        return list(dict.fromkeys([*self.factors, *ratios]))
-
     def _scalars(self, sites: Sequence[Site]) -> list[Site]:
         """Those of single constants: the gradient that backward starts with, say."""
         return [s for s in sites if all(self.graph.ops[n].name == "full" and self.small.local_shapes[n[0]][n[1]] == () for n in s)]
-
-    @cached_property
-    def _literals(self) -> list[Fraction]:
-        """Factors that numbers in either program suggest: one that is left out, or is there twice."""
-        ops = [s.op for s in self.small.logical_steps] + [op for k in self.small.classes for op in k.program.ops]
-        values = {v for op in ops if op.name in SCALING for v in (op.get("value"),) if isinstance(v, int | Fraction) and v}
-        whole = {Fraction(v) for v in values if Fraction(v).denominator <= 4096 and Fraction(v).numerator <= 4096 and abs(v) != 1}
-        sizes = [f for f in self.factors if f.denominator == 1 and f <= 16]
-        found = dict.fromkeys([*self.factors, *sorted(whole), *(v / s for v in sorted(whole) for s in sizes)])
-        return [g for f in list(found)[:MOST_LITERALS] for g in (f, 1 / f)]
 
     def _origin(self, found: Found, kind: Kind) -> Found | None:
         """Where a share that goes through ops as if it were whole should have been added up: before them, not after."""
@@ -591,26 +574,6 @@ class Search:
             if task.what.op.name in LINEAR and any(n in found for n in task.makes):
                 found.update(task.reads)
         return found
-
-    def _factors(self, mesh: Mesh) -> list[Fraction]:
-        """Factors that mistakes come with: sizes of mesh axes and what the first wrong output shows."""
-        sizes = {2, *(s for _, s in mesh.axes if s > 1)}
-        sizes |= {a * b for a in sizes for b in sizes if a * b <= 64}
-        found = [Fraction(n) for n in sorted(sizes)] + [Fraction(1, n) for n in sorted(sizes)]
-        first = self._ratio(self.wrong[0])
-        return found if first is None or first in found else [first, *found]
-
-    def _ratio(self, s: Suspect) -> Fraction | None:
-        point = self.points[0]
-        ratios = []
-        for got, want, _ in held(self.small, s.obligation, s.layout, s.rank, point.logical[s.obligation.output.tensor], point.plan):
-            ok = np.abs(want) > 1e-200
-            ratios.append((got[ok] / want[ok]).reshape(-1))
-        ratio = np.concatenate(ratios) if ratios else np.zeros(0)
-        if ratio.size < 2 or not np.allclose(ratio, ratio[0], rtol=1e-9) or not math.isfinite(ratio[0]):
-            return None
-        exact = Fraction(float(ratio[0])).limit_denominator(4096)
-        return exact if exact and math.isclose(float(exact), ratio[0], rel_tol=1e-9) else None
 
 
 def _joined(some: Mapping[Site, Repair]) -> Repair:
