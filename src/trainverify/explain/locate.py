@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
-from trainverify.evaluate.compare import DIFFERENT, Suspect
+from trainverify.evaluate.compare import DIFFERENT, Suspect, distance
 from trainverify.evaluate.moved import PointName, following
 from trainverify.evaluate.run import NotComputed, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small
@@ -26,7 +28,8 @@ from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Source, Value, bind, has_ref
 from trainverify.ops.table import OpTable
 
-FRESH = 3  # points at which a repair is confirmed
+FRESH, MOST_POINTS = 3, 9  # points at which a repair is confirmed, and that are tried
+NUDGE = 1e-13  # by how much inputs change without a point's outputs changing
 SHOWN = 2  # of several tensors that are changed alike
 SHARES = ("a share only", "a partial sum")  # how causes begin that name a missing sum over ranks
 ADDING = frozenset({"identity", "to", "add", "reshape", "permute", "transpose", "concat", "slice", "stack"})
@@ -101,16 +104,28 @@ def unexplained(obligation: Obligation, layout: Layout, rank: int) -> Place:
 
 
 def fresh(small: Small, plan: Plan, seed: PointName) -> list[Point]:
-    """Points that no repair was chosen by."""
+    """Points that no repair was chosen by, and at which rounding does not decide."""
     found: list[Point] = []
     seed = following(seed)
-    while len(found) < FRESH:
+    for _ in range(MOST_POINTS):
         seed = following(seed)
+        inputs = random_inputs(small, seed)
         try:
-            found.append(at(small, plan, random_inputs(small, seed)))
+            point = at(small, plan, inputs)
+            nudged = run_logical(small, {n: _nudged(v) for n, v in inputs.items()}, NUMERIC)
         except NotComputed:
+            continue
+        outputs = [o.tensor for o in small.logical.outputs]
+        if all(distance(np.asarray(nudged[t]), np.asarray(point.logical[t])) <= DIFFERENT for t in outputs):
+            found.append(point)
+        if len(found) == FRESH:
             break
     return found
+
+
+def _nudged(value: Array) -> Array:
+    """An input of real numbers with some of them a little larger and others a little smaller."""
+    return value * (1 + NUDGE * np.resize([1, -1, 1, 1, -1], value.shape)) if value.dtype.kind == "f" else value
 
 
 def at(small: Small, plan: Plan, inputs: Mapping[str, Array]) -> Point:

@@ -472,7 +472,7 @@ class Search:
         for point in self.fresh():
             replay = Replay(self.graph, point.plan, repair.edits)
             try:
-                good = all(self._agrees(s, point, replay) or self._untouched(s, point, replay) for s in self.wanted)
+                good = all(self._agrees(s, point, replay, DIFFERENT) or self._untouched(s, point, replay) for s in self.wanted)
             except (Circular, NotComputed, ArithmeticError, LookupError, ValueError):
                 good = False
             self.runs += replay.runs
@@ -487,7 +487,7 @@ class Search:
                 spoils = i == 0 and not kind.padding and self._spoils(repair, replay, kind.suspicious)
                 good = not spoils and all(self._agrees(s, point, replay) for s in self.wrong)
                 if good and i == len(self.points) - 1:
-                    good = all(self._agrees(s, point, replay) or self._untouched(s, point, replay) for s in self.wanted)
+                    good = all(self._agrees(s, point, replay, DIFFERENT) or self._untouched(s, point, replay) for s in self.wanted)
             except (Circular, NotComputed, ArithmeticError, LookupError, ValueError):  # a change that cannot be run
                 good = False
             self.runs += replay.runs
@@ -514,13 +514,13 @@ class Search:
                         return True
         return False
 
-    def _agrees(self, s: Suspect, point: Point, plan: PlanValues) -> bool:
+    def _agrees(self, s: Suspect, point: Point, plan: PlanValues, most: float = EQUAL) -> bool:
         whole = point.logical[s.obligation.output.tensor]
         if plan.get(*self.small.places[s.rank], s.layout.local) is None:
             return False
         pairs = held(self.small, s.obligation, s.layout, s.rank, whole, plan)
         return all(
-            got.shape == want.shape and (distance(got, want) <= EQUAL or bool(np.max(np.abs(got - want), initial=0) < NOISE))
+            got.shape == want.shape and (distance(got, want) <= most or bool(np.max(np.abs(got - want), initial=0) < NOISE))
             for got, want, _ in pairs
         )
 
