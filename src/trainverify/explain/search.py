@@ -468,11 +468,13 @@ class Search:
         )
 
     def _confirmed(self, repair: Repair) -> bool:
-        """Whether all outputs agree at points that no repair was chosen by."""
+        """Whether all outputs agree at points that no repair was chosen by, but for those that differ by what may be rounding."""
+        unclear = self.doubtful - {self._node(s) for s in self.wrong}
+        wanted = [s for s in self.wanted if self._node(s) not in unclear]
         for point in self.fresh():
             replay = Replay(self.graph, point.plan, repair.edits)
             try:
-                good = all(self._agrees(s, point, replay, DIFFERENT) or self._untouched(s, point, replay) for s in self.wanted)
+                good = all(self._agrees(s, point, replay, DIFFERENT) or self._untouched(s, point, replay) for s in wanted)
             except (Circular, NotComputed, ArithmeticError, LookupError, ValueError):
                 good = False
             self.runs += replay.runs
