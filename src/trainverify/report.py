@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -20,6 +22,8 @@ EXIT: Final[dict[str, int]] = {"PROVED": 0, "REFUTED": 1, "INVALID": 1, "UNKNOWN
 _COLUMNS: Final = ("status", "obligation", "tensor", "ranks", "engine", "scope")
 _CLEAN: Final = ("proved", "agreed")
 _MOST: Final = 60  # obligations listed in a text report; the JSON report has all
+_FEW: Final = 3  # assumptions of one form that are listed each
+_HOLDS: Final = re.compile(r"input (\S+) holds (.*)")
 _COLOURS: Final = {"PROVED": "green", "REFUTED": "red", "INVALID": "red", "UNKNOWN": "yellow"}
 
 
@@ -82,15 +86,17 @@ class Report:
         for f in self.findings:
             text = str(f).replace("\n", "\n  ")
             console.print(f"  [{'yellow' if f.severity == 'warning' else 'red'}]{escape(text)}[/]", highlight=False)
+        if self.place is not None and self.place.repair:
+            console.print(f"  [bold]repair[/]: {escape(self.place.repair)}", highlight=False)
         if self.difference is not None:
             self._print_difference(console, self.difference)
         if self.place is not None:
             _print_place(console, self.place)
         if self.obligations:
             _print_obligations(console, self.obligations)
-        if self.assumptions:
+        if self.assumptions and self.verdict != "INVALID":
             console.print("[bold]Assumed[/], and not shown by this verdict:")
-            for a in self.assumptions:
+            for a in grouped(self.assumptions):
                 console.print(f"  - {escape(a)}", highlight=False)
         for n in self.notes:
             console.print(f"[dim]{escape(n)}[/]", highlight=False)
@@ -99,6 +105,23 @@ class Report:
         console.print(f"  [bold]{escape(str(d.obligation))}[/] differs on rank {d.rank}:", highlight=False)
         console.print(f"    {d.layout.local} on rank {d.rank}: got {d.got}", highlight=False, markup=False)
         console.print(f"    {d.layout.logical}{list(d.index)}: want {d.want}", highlight=False, markup=False)
+
+
+def grouped(assumptions: Sequence[str]) -> list[str]:
+    """Assumptions, with those that say the same of many inputs in one line."""
+    forms = [_HOLDS.fullmatch(a) for a in assumptions]
+    names: dict[str, list[str]] = {}
+    for form in forms:
+        if form is not None:
+            names.setdefault(form[2], []).append(form[1])
+    found: list[str] = []
+    for text, form in zip(assumptions, forms, strict=True):
+        some = names.get(form[2], []) if form is not None else []
+        if form is None or len(some) <= _FEW:
+            found.append(text)
+        elif form[1] == some[0]:
+            found.append(f"{len(some)} inputs hold {form[2]}: {some[0]} … {some[-1]}")
+    return found
 
 
 def _print_place(console: Console, p: Place) -> None:
@@ -110,8 +133,8 @@ def _print_place(console: Console, p: Place) -> None:
 
 
 def _print_obligations(console: Console, obligations: tuple[Shown, ...]) -> None:
-    """One line each, in columns; two on a terminal too narrow for them. Of very many, those that are not clean come first."""
-    ordered = sorted(obligations, key=lambda o: o.status in _CLEAN) if len(obligations) > _MOST else list(obligations)
+    """One line each, in columns; two on a terminal too narrow for them. Those that are not clean come first."""
+    ordered = sorted(obligations, key=lambda o: o.status in _CLEAN)
     rows = [(o.status, o.name, o.tensor, str(o.holders), o.engine, o.scope) for o in ordered[:_MOST]]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
     narrow = console.is_terminal and sum(widths) + 2 * len(widths) > console.width
@@ -178,6 +201,8 @@ def _place_json(p: Place) -> dict[str, Any]:
         "op": _op_json(p.op),
         "used": None if p.used is None else str(p.used),
         "cause": p.cause,
+        "category": None if p.category is None else p.category.name,
+        "repair": p.repair,
     }
 
 

@@ -8,8 +8,9 @@ from pathlib import PurePath
 import pytest
 
 from bugs.pairs import changed
-from trainverify.bugs.case import Case, Cause
+from trainverify.bugs.case import Case
 from trainverify.bugs.cases import CASES, KNOWN_OPEN
+from trainverify.explain.cause import Cause
 
 MANY = {"B124"}  # Muon in place of AdamW: a rule of several ops
 by_id = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainverify.bugs.case import Cause
 from trainverify.bugs.cases import KNOWN_OPEN
 from trainverify.bugs.page import page
-from trainverify.bugs.reading import stated
 from trainverify.cli import run
 
 
@@ -44,17 +42,3 @@ def test_a_wrong_verdict_is_exit_code_1(id: str, capsys: pytest.CaptureFixture[s
 def test_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bugs", "B6"]) == 2
     assert "B6: no such case; they are B06 to B129" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("sentence", "cause"),
-    [
-        ("a share only: its sum over tp is needed", Cause.MISSING_REDUCTION),
-        ("all_reduce(group=$group.dp) where all_reduce with avg over dp is needed", Cause.WRONG_REDUCTION),
-        ("all_reduce(group=$group.dp+tp) where all_reduce with sum over dp is needed", Cause.WRONG_GROUP),
-        ("takes a in place of b", Cause.WRONG_INPUT),
-        ("matches no logical tensor", None),
-    ],
-)
-def test_causes_are_read_off_sentences(sentence: str, cause: Cause | None) -> None:
-    assert stated(sentence) is cause

@@ -58,4 +58,4 @@ def test_scaled_by_the_group(n: int) -> None:
     assert (report.verdict, report.exit_code) == ("REFUTED", 1)
     assert report.place is not None
     assert report.place.tensor == "loss"
-    assert report.place.cause.startswith("all_reduce(group=$group.g, op=avg) where all_reduce with sum over g is needed"), report.place
+    assert report.place.cause.startswith("all_reduce(group=g, op=avg) where all_reduce with sum over g is needed"), report.place

@@ -8,36 +8,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
+from trainverify.explain.cause import Cause
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 
 Pair = tuple[Program, Plan]
 MARK = "# bug"  # a trailing comment: the line whose op is wrong
-
-
-class Cause(Enum):
-    """Why a plan is wrong: a closed list, one sentence each."""
-
-    MISSING_REDUCTION = "A rank uses its own share where the sum over ranks is needed."
-    EXTRA_REDUCTION = "A value that is whole on every rank is summed over ranks once more."
-    EARLY_REDUCTION = "Ranks are summed before the last contribution, or before an op that must come first."
-    WRONG_REDUCTION = "A reduction combines its operands in another way: the average in place of the sum."
-    WRONG_GROUP = "A collective runs over other ranks than it should."
-    WRONG_DIMENSION = "A tensor is cut or joined along another dimension."
-    WRONG_ORDER = "A tensor has the right elements in another order."
-    WRONG_BLOCK = "A rank takes another part of a tensor than its own."
-    WRONG_INPUT = "An op reads another tensor than the one that is meant."
-    STALE_INPUT = "An op reads a tensor from before a step whose result nothing uses."
-    COUNTED_TWICE = "A contribution is added more than once."
-    LOST_CONTRIBUTION = "A contribution is not added."
-    WRONG_FACTOR = "A value has a factor too much or too little."
-    UNEQUAL_WEIGHTS = "Parts of different sizes are weighted as if they had one size."
-    RESCALED_SUM = "A factor is applied to the whole accumulated value each time, not to each contribution."
-    OPTIMIZER_SETTING = "The optimizer runs with another rule, step number or weight decay."
-    MISSING_UPDATE = "A parameter or state keeps its old value."
 
 
 @dataclass(frozen=True)

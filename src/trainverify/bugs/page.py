@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainverify.bugs.case import Cause
 from trainverify.bugs.cases import CASES, KNOWN_OPEN
+from trainverify.explain.cause import Cause
 
 _HEAD = """# Real bugs
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from trainverify.bugs.case import Case
 from trainverify.bugs.cases import KNOWN_OPEN
-from trainverify.bugs.reading import Explanation, explanation
-from trainverify.report import Verdict
+from trainverify.explain.cause import Cause
+from trainverify.graph.program import Source
+from trainverify.report import Report, Verdict
 from trainverify.verdicts import verify
+
+CODES: dict[str, Cause] = {"TV201": Cause.WRONG_GROUP, "TV202": Cause.WRONG_GROUP}  # what findings of ill-formed plans say
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a report says about a bug."""
+
+    text: str | None = None
+    cause: Cause | None = None
+    tensor: str | None = None
+    line: tuple[str, int] | None = None  # file name and number
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,21 @@ class Outcome:
             "line": {"expected": sorted(map(shown_line, case.lines())), "found": None if found.line is None else shown_line(found.line)},
             "seconds": round(self.seconds, 3),
         }
+
+
+def explanation(report: Report) -> Explanation:
+    """Where a refuted or invalid plan goes wrong, as its report says."""
+    if report.place is not None:
+        place = report.place
+        return Explanation(place.cause, place.category, place.tensor, _line(place.line))
+    finding = next((f for f in report.findings if f.severity == "error"), None)
+    if finding is None:
+        return Explanation()
+    return Explanation(f"{finding.code} {finding.message}", CODES.get(finding.code), finding.tensor, _line(finding.source))
+
+
+def _line(source: Source | None) -> tuple[str, int] | None:
+    return None if source is None else (PurePath(source.file).name, source.line)
 
 
 def shown_line(line: tuple[str, int]) -> str:

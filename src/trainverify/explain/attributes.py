@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 
+from trainverify.explain.cause import Cause, base_name, of_change
 from trainverify.explain.repair import Repair, Site, running, short
 from trainverify.explain.replay import Edit, Graph, Node
-from trainverify.graph.program import Op, has_ref
+from trainverify.graph.program import Op, Value, has_ref
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpError, OpTable
 
@@ -32,7 +34,25 @@ class Attributes:
             if edits is not None:
                 other = [f"{n}={v}" for n, v in attrs if (n, v) not in first.attrs]
                 other += [f"no {n}" for n, _ in first.attrs if n not in dict(attrs)]
-                yield Repair(f"{short(first)} where the logical program has {', '.join(other)}", edits)
+                cause = of_change(first, replace(first, attrs=attrs))
+                yield Repair(f"{short(first)} where the logical program has {', '.join(other)}", edits, cause)
+
+    def one_count(self, site: Site) -> Iterator[Repair]:
+        """A count that ranks have different values of, where the logical program has one for all."""
+        ops = [self.graph.ops[n] for n in site]
+        theirs = [s.op for s in self.graph.small.logical_steps if s.op.name == base_name(ops[0])]
+        for name, value in ops[0].attrs:
+            mine = {o.get(name) for o in ops}
+            right = {o.get(name) for o in theirs}
+            if type(value) is not int or len(mine) < 2 or len(right) != 1 or any(has_ref(v) for o in ops for _, v in o.attrs):
+                continue
+            (want,) = right
+            edits: dict[Node, Edit] = {}
+            for n, op in zip(site, ops, strict=True):
+                edits |= self._lowered((n,), tuple((k, want if k == name else v) for k, v in op.attrs)) or {}
+            if len(edits) == len(site):
+                shown = " and ".join(sorted(f"{name}={v}" for v in mine))
+                yield Repair(f"{base_name(ops[0])} with {shown} where all ranks need {name}={want}", edits, Cause.UNEQUAL_WEIGHTS)
 
     def missing_input(self, site: Site) -> Iterator[Repair]:
         """An op with fewer inputs than one of its kind has in the logical program: with what that one is given."""
@@ -47,7 +67,7 @@ class Attributes:
                 for local in self._holders.get((site[0][0], wanted), ()):
                     edits = self._lowered(site, first.attrs, (k, local))
                     if edits is not None:
-                        yield Repair(f"{first.name} without {local}", edits)
+                        yield Repair(f"{first.name} without {local}", edits, Cause.LOST_CONTRIBUTION)
 
     def other_attribute(self, site: Site) -> Iterator[Repair]:
         """One attribute as ops of the same kind have it elsewhere in the plan, one more or less, or left out."""
@@ -55,21 +75,23 @@ class Attributes:
         if first is None or first.name == "slice":
             return
         for name, value in first.attrs:
-            others: list[object] = [v for v in self._values.get((first.name, name), ()) if v != value]
+            others: list[Value | None] = [v for v in self._values.get((first.name, name), ()) if v != value]
             if type(value) is int:
                 others += [value - 1, value + 1]
             elif type(value) is bool:
                 others += [not value]
             for other in [None, *dict.fromkeys(others)]:
-                attrs = tuple((n, other if n == name else v) for n, v in first.attrs if n != name or other is not None)
+                kept = tuple((n, v) for n, v in first.attrs if n != name or other is not None)
+                attrs = tuple((n, v if n != name or other is None else other) for n, v in kept)
                 edits = self._lowered(site, attrs)
                 if edits is not None:
-                    yield Repair(f"{short(first)} where {'no ' + name if other is None else f'{name}={other}'} is needed", edits)
+                    cause = of_change(first, replace(first, attrs=attrs))
+                    yield Repair(f"{short(first)} where {'no ' + name if other is None else f'{name}={other}'} is needed", edits, cause)
 
     @cached_property
-    def _values(self) -> dict[tuple[str, str], list[object]]:
+    def _values(self) -> dict[tuple[str, str], list[Value]]:
         """What attributes of a kind of op are in the plan."""
-        found: dict[tuple[str, str], dict[object, None]] = {}
+        found: dict[tuple[str, str], dict[Value, None]] = {}
         for k in self.classes:
             for op in k.program.ops:
                 for name, value in op.attrs:

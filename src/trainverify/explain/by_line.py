@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-from trainverify.explain.communication import COLLECTIVES
+from trainverify.explain.cause import COLLECTIVES
 from trainverify.explain.likes import Likes
 from trainverify.explain.repair import Repair, Site
 from trainverify.explain.replay import Graph, Node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,6 +11,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Meeting
+from trainverify.explain.cause import COLLECTIVES, COPIES, SUMS, Cause, of_change
 from trainverify.explain.likes import Likes
 from trainverify.explain.repair import Arrival, Read, Repair, Site, axes_of, short
 from trainverify.explain.replay import Edit, Edits, Graph, Node
@@ -26,8 +27,6 @@ REDUCTIONS: dict[str, Callable[[Array], Array]] = {
     "prod": lambda x: np.prod(x, axis=0),
 }
 USUAL = ("sum", "avg", "max")
-SUMS = ("all_reduce", "reduce_scatter")
-COLLECTIVES = (*SUMS, "all_gather", "all_to_all")
 
 
 class Communication:
@@ -59,8 +58,22 @@ class Communication:
                 found[f"the group of {m.receivers[0][0][2]}"] = {r: tuple(sorted(g)) for g in groups for r in g}
         return found
 
-    def other_collective(self, site: Site, wider: bool) -> Iterator[Repair]:
-        """A collective over other axes, in another order, or with another reduction; `wider`: among more ranks than now."""
+    def over(self, node: Node) -> str | None:
+        """The mesh axes, or the group of the plan, over which a tensor is communicated."""
+        met = [w for i in self.graph.makers.get(node, ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
+        groups = {tuple(sorted(self.classes[c].ranks[row] for c, row, _ in g)) for m in met for g in m.receivers}
+        return next((name for name, of in self.partitions.items() if groups and groups == set(of.values())), None)
+
+    def in_place(self, site: Site, ways: Sequence[str]) -> Iterator[Repair]:
+        """A collective among the same ranks with another reduction."""
+        over, first = self.over(site[0]), self.graph.ops[site[0]]
+        texts = {f"{short(first)} where {first.name} with {way} over {over} is needed" for way in ways if way != first.get("op", "sum")}
+        for wider in (False, True):
+            yield from (r for r in self.other_collective(site, wider) if r.text in texts)
+
+    def other_collective(self, site: Site, wider: bool, elsewhere: bool = False) -> Iterator[Repair]:
+        """A collective over other axes, in another order, or with another reduction; `wider`: among more ranks than now,
+        `elsewhere`: not among the same."""
         ops = [self.graph.ops.get(n) for n in site]
         first = ops[0]
         if first is None or first.name not in COLLECTIVES or first.get("group") is None:
@@ -71,7 +84,10 @@ class Communication:
         ways = [str(first.get("op", "sum"))] if first.name in SUMS else [""]
         met = [w for i in self.graph.makers.get(site[0], ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
         now = max((len(g) for m in met for g in m.receivers), default=0)
+        here = self.over(site[0]) if elsewhere else None
         for over, partition in self.partitions.items():
+            if elsewhere and over == here:
+                continue
             if wider != (len(partition.get(self.classes[site[0][0]].ranks[0], ())) > now):
                 continue
             for way in [*ways, *(w for w in USUAL if first.name in SUMS and w not in ways)]:
@@ -80,7 +96,8 @@ class Communication:
                     edits |= self._collective(nodes, {n: str(given[n]) for n in nodes}, first, partition, way) or {}
                 if len(edits) == len(site):
                     what = f"{way} over {over}" if way else f"ranks in the order of {over}"
-                    yield Repair(f"{short(first)} where {first.name} with {what} is needed", edits)
+                    cause = Cause.WRONG_REDUCTION if way and over == self.over(site[0]) else Cause.WRONG_GROUP
+                    yield Repair(f"{short(first)} where {first.name} with {what} is needed", edits, cause)
 
     def like_cousin(self, site: Site) -> Iterator[Repair]:
         """A local op, or another group, where a tensor of the same name but for one word, of another parameter say, has a collective."""
@@ -94,7 +111,7 @@ class Communication:
             theirs = self.graph.ops.get(cousin)
             if theirs is None or theirs.name not in COLLECTIVES or any(same_text(theirs, t) for t in (first, *tried)):
                 continue
-            if first.name in COLLECTIVES and first.name != theirs.name:
+            if first.name != theirs.name and first.name not in COPIES:
                 continue
             tried.append(theirs)
             partition = {
@@ -108,7 +125,7 @@ class Communication:
             for nodes in self._by_name(site):
                 edits |= self._collective(nodes, {n: given[n] for n in nodes}, theirs, partition, str(theirs.get("op", "sum"))) or {}
             if len(edits) == len(site):
-                yield Repair(f"{short(first)} where {cousin[1]} has {short(theirs)}", edits)
+                yield Repair(f"{short(first)} where {cousin[1]} has {short(theirs)}", edits, of_change(first, theirs))
 
     def other_partner(self, site: Site) -> Iterator[Repair]:
         """What another rank along an axis sends."""
@@ -130,10 +147,10 @@ class Communication:
                 else:
                     if any(not a.same(b) for a, b in zip(rows, new, strict=True)):
                         where = f"the one {offset} further along {axis}" if offset else "the rank itself"
-                        yield Repair(f"from another rank than {where}", {site[0]: self.likes.taking(new)})
+                        yield Repair(f"from another rank than {where}", {site[0]: self.likes.taking(new)}, Cause.WRONG_GROUP)
 
     def _collective(self, site: Site, given: dict[Node, str], op: Op, partition: Mapping[int, tuple[int, ...]], way: str) -> Edits | None:
-        groups = self._groups(site, partition)
+        groups = self.groups(site, partition)
         if groups is None:
             return None
         sizes = {self.shapes[c][given[c, t]] for c, t in site}
@@ -150,9 +167,9 @@ class Communication:
             return None
         member = {(c, row): (c, row, given[c, t]) for c, t in site for row in range(len(self.classes[c].ranks))}
         reads = tuple((c, given[c, t]) for c, t in site)
-        return {(c, t): Edit(reads, self._by_groups(c, groups, member, combine)) for c, t in site}
+        return {(c, t): Edit(reads, self.by_groups(c, groups, member, combine)) for c, t in site}
 
-    def _groups(self, site: Site, partition: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, int], list[tuple[int, int]]] | None:
+    def groups(self, site: Site, partition: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, int], list[tuple[int, int]]] | None:
         """For every rank of a site, the members of its group; None if one of them is not in the site."""
         here = {r: (c, row) for c, _ in site for row, r in enumerate(self.classes[c].ranks)}
         if len(here) != sum(len(self.classes[c].ranks) for c, _ in site):
@@ -166,7 +183,7 @@ class Communication:
         return found
 
     @staticmethod
-    def _by_groups(
+    def by_groups(
         c: int,
         groups: dict[tuple[int, int], list[tuple[int, int]]],
         member: dict[tuple[int, int], tuple[int, int, str]],
@@ -187,7 +204,7 @@ class Communication:
             return
         families = self._by_name(site)
         for over, partition in self.partitions.items():
-            groups = [self._groups(nodes, partition) for nodes in families]
+            groups = [self.groups(nodes, partition) for nodes in families]
             if any(g is None for g in groups):
                 continue
             alike = True
@@ -201,11 +218,11 @@ class Communication:
                 alike &= all(np.allclose(values[g[0]], values[m], rtol=1e-9, atol=0) for g in group.values() for m in g)
                 for way, edits in made.items():
                     for c, t in nodes:
-                        make = self._by_groups(c, group, member, lambda stack, _, way=way: REDUCTIONS[way](stack))  # type: ignore[misc]
+                        make = self.by_groups(c, group, member, lambda stack, _, way=way: REDUCTIONS[way](stack))  # type: ignore[misc]
                         edits[c, t] = Edit(nodes, make, frozenset(nodes))
             if not alike:
                 for way, edits in made.items():
-                    yield Repair(f"a share only: its {way} over {over} is needed", edits)
+                    yield Repair(f"a share only: its {way} over {over} is needed", edits, Cause.MISSING_REDUCTION, over)
 
     @staticmethod
     def _by_name(site: Site) -> list[Site]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from trainverify.evaluate.small import Meeting, Step
+from trainverify.explain.cause import COLLECTIVES, OPTIMIZERS, Cause, base_name, of_change, of_dropped
 from trainverify.explain.repair import Arrival, Repair, Sender, Site, arriving, running, short
 from trainverify.explain.replay import Edit, Graph, Node
 from trainverify.explain.siblings import Siblings, same_text
@@ -14,6 +16,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
 from trainverify.primitives.node import Node as Primitive
 
+SCALED = frozenset({"mul", "div", "mul.grad", "div.grad"})
 NEAREST = 3  # siblings whose inputs are compared: each knows what all of them know
 
 Inputs = list[str | None]
@@ -53,12 +56,24 @@ class Likes:
             if theirs is None or (len(theirs.outputs) != len(op.outputs) and len(site) > 1):
                 continue
             same = same_text(op, theirs)
+            if not same and not self._comparable(node, op, other, theirs):
+                continue
             if count >= NEAREST if same else any(same_text(theirs, t) for t in tried if other[0] == node[0]):
                 continue
             tried.append(theirs)
             for inputs in self._inputs(op, node, theirs, other, same):
                 for repair in self._as(site, op, other, theirs, inputs, same):
                     yield other, repair
+
+    def _comparable(self, node: Node, op: Op, other: Node, theirs: Op) -> bool:
+        """Whether two ops could be each other's model: one kind, or a copy in the place of the other; of parts of the batch of one size."""
+        if base_name(op) == base_name(theirs):
+            literal = op.name in SCALED and op.get("value") != theirs.get("value")
+            return not literal or self.siblings.batch(node) == self.siblings.batch(other)
+        if node[1] == other[1]:  # of other ranks
+            return True
+        kinds = {base_name(op), base_name(theirs)}
+        return "identity" in kinds or kinds <= {*COLLECTIVES, "slice"} or kinds <= {"mul", "div"} or kinds <= set(OPTIMIZERS)
 
     # -- what a sibling takes ----------------------------------------------------------------------------------------
 
@@ -92,16 +107,22 @@ class Likes:
 
     def _as(self, site: Site, op: Op, other: Node, theirs: Op, inputs: Inputs, same: bool) -> Iterator[Repair]:
         """Tensors made as a sibling is, from given ones; nothing if that is how they are made."""
-        c, name = site[0]
+        (c, name), cause = site[0], of_change(op, theirs)
         text = f"{short(op)} where {other[1]} has {short(theirs)}"
         if short(op) == short(theirs) and len(op.inputs) != len(inputs):
             text = f"{op.name} of {_and(op.inputs)} where {other[1]} shows that {_and(inputs)} are meant"
         made = [self.graph.tasks[i].what for i in self.graph.makers.get(other, ())]
         steps = [m for m in made if isinstance(m, Step)]
         if steps:
-            if same and tuple(inputs) == op.inputs:
-                return
-            if same:
+            others = sum(a != b for a, b in zip(op.inputs, inputs, strict=False))
+            if same and others > 1 and Counter(inputs) == Counter(op.inputs):
+                text, cause = (
+                    f"takes its inputs in another order than {other[1]}: {', '.join(map(str, inputs))} is meant",
+                    Cause.WRONG_ORDER,
+                )
+            elif same and others != 1:
+                return  # several mistakes, of which one sentence would say one
+            elif same:
                 mine, right = next((a, b) for a, b in zip(op.inputs, inputs, strict=True) if a != b)
                 extra = self._extra((c, str(mine)), (c, str(right)))
                 if extra is not None:
@@ -110,7 +131,7 @@ class Likes:
             reads = tuple((c, i) for i in dict.fromkeys(inputs) if i is not None)
             shift = theirs.outputs.index(other[1]) - op.outputs.index(name)
             for nodes in self.nodes_for(c, other[0], steps):
-                yield Repair(text, {n: Edit(reads, running(nodes, op.outputs.index(n[1]) + shift, c, inputs)) for n in site})
+                yield Repair(text, {n: Edit(reads, running(nodes, op.outputs.index(n[1]) + shift, c, inputs)) for n in site}, cause)
         elif made and other[0] == c:
             now = self.arrivals((c, name))
             new = self._like(self.arrivals(other), (c, name), other, dict(zip(theirs.inputs, inputs, strict=True)))
@@ -119,7 +140,7 @@ class Likes:
             if now is not None and same:
                 was, right = next((self._given(a), self._given(b)) for a, b in zip(now, new, strict=True) if not a.same(b))
                 text = f"{op.name} brings {was} where {other[1]} shows that {right} is meant"
-            yield Repair(text, {site[0]: self.taking(new)})
+            yield Repair(text, {site[0]: self.taking(new)}, cause)
 
     def _given(self, a: Arrival) -> str:
         names = " and ".join(dict.fromkeys(t for _, _, t in a.senders))
@@ -131,7 +152,9 @@ class Likes:
         if op is None or right[1] not in op.inputs or self.siblings.of(mine):
             return None
         return Repair(
-            f"{short(op)} is one too many: {right[1]} is what is needed", {mine: Edit((right,), lambda read: np.array(read(right)))}
+            f"{short(op)} is one too many: {right[1]} is what is needed",
+            {mine: Edit((right,), lambda read: np.array(read(right)))},
+            of_dropped(op),
         )
 
     @staticmethod

@@ -18,6 +18,7 @@ from trainverify.domains.arrays import Array
 from trainverify.evaluate.compare import Suspect, held, places
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Small, Step
+from trainverify.explain.cause import Cause
 from trainverify.explain.fingerprints import TINY, TOLERANCE, contained, telling
 from trainverify.explain.place import Known, Place
 from trainverify.explain.watch import NO_LIMIT, Watch
@@ -25,6 +26,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
 
 NO_MATCH = "matches no logical tensor"
+NO_FACTOR = "differs by no factor that sizes explain: a term is missing, doubled or wrong"
 MOVES = frozenset({"slice", "split", "chunk", "recv", "all_gather", "reduce_scatter", "all_to_all", "scatter", "gather", "broadcast"})
 
 
@@ -55,7 +57,7 @@ def locate(
     watch: Watch = NO_LIMIT,
 ) -> Place:
     """The first wrong tensor behind the outputs that differ."""
-    return _Locator(small, mesh, wrong, logical, plan, proof or Known(), watch).place()
+    return Locator(small, mesh, wrong, logical, plan, proof or Known(), watch).place()
 
 
 def candidates(mesh: Mesh, microbatches: int = 1) -> list[Fraction]:
@@ -67,7 +69,7 @@ def candidates(mesh: Mesh, microbatches: int = 1) -> list[Fraction]:
     return sorted({Fraction(a, b) for a in small for b in small}, key=lambda f: (max(f.numerator, f.denominator), f))
 
 
-class _Locator:
+class Locator:
     def __init__(
         self,
         small: Small,
@@ -166,7 +168,7 @@ class _Locator:
 
     def _found(self, name: str, c: int, row: int, tensor: str, op: Op | None) -> Place:
         rank = self.small.classes[c].ranks[row]
-        return Place(name, self.made_by.get(name), rank, tensor, op, self._cause(name, c, row, tensor))
+        return Place(name, self.made_by.get(name), rank, tensor, op, *self._cause(name, c, row, tensor, op))
 
     def _steps(self) -> Iterator[tuple[int, Step]]:
         for c, k in enumerate(self.small.classes):
@@ -215,7 +217,7 @@ class _Locator:
 
     # -- the right elements in the wrong place -----------------------------------------------------------------------
 
-    def _positions(self, c: int, row: int, tensor: str, name: str) -> Array | None:
+    def positions(self, c: int, row: int, tensor: str, name: str) -> Array | None:
         """Where in a logical tensor the elements of a local one come from (-1: zeros, which come from anywhere)."""
         key = (name, tensor, c, row)
         if key not in self._place:
@@ -238,7 +240,7 @@ class _Locator:
 
     def _indices(self, c: int, row: int, tensor: str, name: str) -> list[Array] | None:
         """Per dimension of the logical tensor, the positions held, in the local order; None if not a plain block."""
-        where = self._positions(c, row, tensor, name)
+        where = self.positions(c, row, tensor, name)
         shape = self.small.shapes[name]
         if where is None or where.ndim != len(shape):
             return None
@@ -285,12 +287,20 @@ class _Locator:
                 if moved is not None:
                     d, r, tensor = moved
                     cause = f"holds the elements of {whole} in another order"
-                    return Place(whole, self.made_by.get(whole), self.small.classes[d].ranks[r], tensor, self._maker(d, tensor), cause)
+                    return Place(
+                        whole,
+                        self.made_by.get(whole),
+                        self.small.classes[d].ranks[r],
+                        tensor,
+                        self._maker(d, tensor),
+                        cause,
+                        Cause.WRONG_ORDER,
+                    )
                 maker = self._maker(c, mine)
                 cause = f"{mine} holds positions {_span(got)} of {whole} where {_span(want)} are needed"
                 if maker is not None and maker.name in MOVES:
-                    return Place(whole, self.made_by.get(whole), rank, mine, maker, cause)
-                return Place(name, op, rank, step.outputs[op.outputs.index(name)], step.op, cause)
+                    return Place(whole, self.made_by.get(whole), rank, mine, maker, cause, Cause.WRONG_BLOCK)
+                return Place(name, op, rank, step.outputs[op.outputs.index(name)], step.op, cause, Cause.WRONG_BLOCK)
         return None
 
     def _first_permuted(self, c: int, row: int, tensor: str, name: str) -> tuple[int, int, str] | None:
@@ -317,18 +327,19 @@ class _Locator:
 
     # -- what the values show ----------------------------------------------------------------------------------------
 
-    def _cause(self, name: str, c: int, row: int, tensor: str) -> str:
+    def _cause(self, name: str, c: int, row: int, tensor: str, op: Op | None) -> tuple[str, Cause | None]:
         value = self.plan.get(c, row, tensor)
         if value is None:
-            return "never computed"
+            return "never computed", None
         known = self.known[name]
         summed = self._sum_that_fits(c, row, tensor, known)
         if summed is not None:
-            return summed
+            return summed, Cause.MISSING_REDUCTION
         other = self.matches(c, row, tensor)
         if other:
-            return f"holds values of {', '.join(sorted(other))} instead"
-        return NO_MATCH
+            moved = op is not None and op.name in MOVES
+            return f"holds values of {', '.join(sorted(other))} instead", Cause.WRONG_BLOCK if moved else Cause.WRONG_INPUT
+        return NO_MATCH, None
 
     def _sum_that_fits(self, c: int, row: int, tensor: str, known: _Values) -> str | None:
         """A missing sum: adding up the copies along some mesh axes gives the logical value, up to a factor."""
@@ -349,13 +360,18 @@ class _Locator:
                 return f"a partial sum: the logical value is its sum over {over} (ranks {group}), rank {rank} has its own share only"
         return None
 
+    def _sizes(self) -> set[int]:
+        """Sizes of tensors and of mesh axes."""
+        shapes = [*self.small.shapes.values(), *(s for local in self.small.local_shapes for s in local.values())]
+        return {n for shape in shapes for n in shape} | {n for _, n in self.mesh.axes} | {2}
+
     def _output(self, failed: Suspect) -> Place:
         """Everything is computed somewhere: the output itself is in the wrong place, scaled, or stale."""
         name = failed.obligation.output.tensor
         c, row = places(self.small)[failed.rank]
         tensor = failed.layout.local
         value = self.plan.get(c, row, tensor)
-        cause = "never computed"
+        cause, category = "never computed", None
         if value is not None:
             ratios = []
             padded = False
@@ -365,16 +381,27 @@ class _Locator:
                 ratios.append((got[ok] / want[ok]).reshape(-1))
                 padded = padded or bool((where < 0).any() and np.any(got))
             ratio = np.concatenate(ratios) if ratios else np.zeros(0)
-            cause = "holds other elements of the logical tensor than its lineage says"
+            cause, category = "holds other elements of the logical tensor than its lineage says", Cause.WRONG_BLOCK
             if ratio.size and np.allclose(ratio, ratio[0], rtol=1e-7) and not math.isclose(ratio[0], 1.0, rel_tol=1e-7):
                 exact = Fraction(float(ratio[0])).limit_denominator(4096)
-                shown = str(exact) if math.isclose(float(exact), ratio[0], rel_tol=1e-7) else f"{ratio[0]:.12g}"
-                cause = f"scaled: ×{shown} everywhere"
+                sized = math.isclose(float(exact), ratio[0], rel_tol=1e-7) and product_of_sizes(exact, self._sizes())
+                cause, category = (f"scaled: ×{exact} everywhere", Cause.WRONG_FACTOR) if sized else (NO_FACTOR, None)
             elif padded and np.allclose(ratio, 1.0, rtol=1e-7):
-                cause = "its padding is not zero after the step, and the next one starts with it"
+                cause, category = "its padding is not zero after the step, and the next one starts with it", None
             elif name in self.known and not self.known[name].holds(value).all():
-                cause = NO_MATCH
-        return Place(name, self.made_by.get(name), failed.rank, tensor, self._maker(c, tensor), cause)
+                cause, category = NO_MATCH, None
+        return Place(name, self.made_by.get(name), failed.rank, tensor, self._maker(c, tensor), cause, category)
+
+
+def product_of_sizes(factor: Fraction, sizes: set[int]) -> bool:
+    """Whether a factor is made of nothing but primes of sizes: any other is no factor that a plan forgets."""
+    for rest in (abs(factor.numerator), factor.denominator):
+        for size in sizes:
+            while size > 1 and (common := math.gcd(rest, size)) > 1:
+                rest //= common
+        if rest != 1:
+            return False
+    return True
 
 
 def _span(index: Array) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from trainverify.check.validate import validate
 from trainverify.evaluate.sample import predicted
 from trainverify.evaluate.small import Small, Step
+from trainverify.explain.cause import Cause, of_change, of_dropped
 from trainverify.explain.place import Place
 from trainverify.graph.plan import Edit, Groups, Plan, Template
 from trainverify.graph.program import CALL, Op, Program, Ref, Value, bind
@@ -48,9 +49,15 @@ class Odd:
         mine, theirs = ("; ".join(map(str, ops)) or "nothing" for ops in (self.mine, self.theirs))
         return f"{mine}, where {self.others} other ranks have {theirs}"
 
+    @property
+    def category(self) -> Cause | None:
+        if not self.theirs:
+            return of_dropped(self.mine[0])
+        return of_change(self.mine[0], self.theirs[0]) if self.mine else None
+
     def place(self, after: str) -> Place:
         """`after` says what holds when the rank does as the others do."""
-        return Place(self.tensor, None, self.rank, self.tensor, self.op, f"{self.cause} (with this changed {after})")
+        return Place(self.tensor, None, self.rank, self.tensor, self.op, f"{self.cause} (with this changed {after})", self.category)
 
 
 def ill_formed(logical: Program, plan: Plan, table: OpTable) -> Place | None:

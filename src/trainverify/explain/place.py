@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trainverify.explain.cause import Cause
 from trainverify.graph.program import Op, Source
 
 
@@ -18,6 +19,8 @@ class Place:
     tensor: str
     op: Op | None
     cause: str  # one line: what the values show
+    category: Cause | None = None
+    repair: str | None = None  # what to change, and at which line
     used: Source | None = None  # of a gradient that is a share only: where the user's code takes it for the whole one
 
     @property

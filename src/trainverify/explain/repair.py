@@ -11,6 +11,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.small import Meeting
+from trainverify.explain.cause import Cause
 from trainverify.explain.replay import Edits, Node
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Op
@@ -25,6 +26,9 @@ Sender = tuple[int, int, str]  # class, row, tensor
 class Repair:
     text: str  # the mistake that it would undo
     edits: Edits
+    cause: Cause | None = None
+    over: str | None = None  # the mesh axes of a sum that is missing
+    named: Node | None = None  # the tensor to name, if it is not one that gets other values
 
 
 def running(nodes: list[tuple[Primitive, ...]], slot: int, c: int, inputs: Sequence[str | None]) -> Callable[[Read], Array]:

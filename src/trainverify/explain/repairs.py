@@ -16,6 +16,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Step
+from trainverify.explain.cause import Cause, of_dropped
 from trainverify.explain.likes import Likes
 from trainverify.explain.repair import Arrival, Read, Repair, Site, axes_of, running, short
 from trainverify.explain.replay import Edit, Graph, Node
@@ -55,7 +56,9 @@ class Repairs:
                 inputs = [*op.inputs[:k], other, *op.inputs[k + 1 :]]
                 reads = tuple((c, i) for i in dict.fromkeys(inputs) if i is not None)
                 text = f"takes {given} in place of {other}"
-                yield Repair(text, {n: Edit(reads, running(nodes or [], op.outputs.index(n[1]), c, inputs)) for n in site})
+                yield Repair(
+                    text, {n: Edit(reads, running(nodes or [], op.outputs.index(n[1]), c, inputs)) for n in site}, Cause.WRONG_INPUT
+                )
         if not steps:
             yield from self._other_given(site[0])
 
@@ -68,7 +71,7 @@ class Repairs:
         ((d, tensor),) = given
         for other in self._near(d, tensor, (node[1],)):
             new = [Arrival(a.meeting, tuple((d, row, other) for d, row, _ in a.senders), a.place) for a in now]
-            yield Repair(f"takes {tensor} in place of {other}", {node: self.likes.taking(new)})
+            yield Repair(f"takes {tensor} in place of {other}", {node: self.likes.taking(new)}, Cause.WRONG_INPUT)
 
     def _near(self, c: int, given: str, own: Sequence[str]) -> list[str]:
         """Tensors that could be meant: siblings, what is made from this one or what this one is made from, what nobody uses."""
@@ -95,7 +98,7 @@ class Repairs:
                     return
                 edits[c, t] = Edit(((c, given),), lambda read, n=(c, given): np.array(read(n)))  # type: ignore[misc]
             op = self.graph.ops[site[0]]
-            yield Repair(f"{short(op)} is one too many: {op.inputs[slot]} is what is needed", edits)
+            yield Repair(f"{short(op)} is one too many: {op.inputs[slot]} is what is needed", edits, of_dropped(op))
 
     def _fits(self, c: int, other: str, tensor: str) -> bool:
         """Whether one tensor can stand for another: it has its shape, and is no mask for numbers."""
@@ -150,7 +153,11 @@ class Repairs:
                     def make(read: Read, order: list[str] = order) -> Array:
                         return np.concatenate([read((c, n)) for n in order], axis=dim % len(self.shapes[c][t]) + 1)
 
-                    yield Repair(f"{names[i]} and {names[j]} are in each other's place in {short(op)}", {(c, t): Edit(reads, make)})
+                    yield Repair(
+                        f"{names[i]} and {names[j]} are in each other's place in {short(op)}",
+                        {(c, t): Edit(reads, make)},
+                        Cause.WRONG_ORDER,
+                    )
         if op is not None and op.name == "slice":
             for step in self.classes[c].order:
                 other = step.op.outputs[0] if step.op.name == "slice" and step.op.inputs[0] == op.inputs[0] else t
@@ -160,7 +167,7 @@ class Repairs:
                         (c, t): Edit(((c, other),), lambda read, n=(c, other): read(n), both),  # type: ignore[misc]
                         (c, other): Edit(((c, t),), lambda read, n=(c, t): read(n), both),  # type: ignore[misc]
                     }
-                    yield Repair(f"{t} and {other} hold each other's values", edits)
+                    yield Repair(f"{t} and {other} hold each other's values", edits, Cause.WRONG_ORDER)
 
     def other_number(self, site: Site) -> Iterator[Repair]:
         """A constant that should be 0 or 1."""
@@ -172,7 +179,7 @@ class Repairs:
                 n: Edit((), lambda read, n=n, value=value: np.full_like(np.asarray(self.base.values[n[0]][n[1]]), value))  # type: ignore[misc]
                 for n in site
             }
-            yield Repair(f"{short(ops[0])} where {value:g} is needed", edits)  # type: ignore[arg-type]
+            yield Repair(f"{short(ops[0])} where {value:g} is needed", edits, Cause.WRONG_FACTOR)  # type: ignore[arg-type]
 
     def _own(self, rank: int, axes: tuple[str, ...]) -> int:
         return self.mesh.group(rank, axes).index(rank)
@@ -191,7 +198,7 @@ class Repairs:
                 return np.stack([np.take(value[row, ...], range(s, s + n), axis=dim) for row, s in enumerate(starts)])
 
             edits[c, t] = Edit(((c, given),), make)
-        yield Repair(f"{short(ops[0][1])} takes other positions than needed: {text}", edits)
+        yield Repair(f"{short(ops[0][1])} takes other positions than needed: {text}", edits, Cause.WRONG_BLOCK)
 
     def exchanged(self, site: Site, in_order: bool) -> Iterator[Repair]:
         """What arrives in the place of a sibling, and the other way round: first where a later part of the batch comes first."""
@@ -212,7 +219,7 @@ class Repairs:
                 (c, t): Edit(((c, other),), lambda read, n=(c, other): read(n), both),  # type: ignore[misc]
                 (c, other): Edit(((c, t),), lambda read, n=(c, t): read(n), both),  # type: ignore[misc]
             }
-            yield Repair(f"{t} and {other} hold each other's values", edits)
+            yield Repair(f"{t} and {other} hold each other's values", edits, Cause.WRONG_ORDER)
 
     def _starts(self, c: int, tensor: str) -> int:
         """Where a source begins in the logical tensor; 1 for what is received."""
@@ -238,7 +245,7 @@ class Repairs:
             if other != t and self.shapes[c][other] == self.shapes[c][t] and np.asarray(self.base.values[c][other]).dtype.kind == "f":
                 n, o = (c, t), (c, other)
                 edit = Edit((n, o), lambda read, n=n, o=o: read(n) + read(o), frozenset({n}))  # type: ignore[misc]
-                yield Repair(f"{other} is left out: nothing uses it", {n: edit})
+                yield Repair(f"{other} is left out: nothing uses it", {n: edit}, Cause.LOST_CONTRIBUTION)
 
     def left_out_term(self, site: Site) -> Iterator[Repair]:
         """An addition without one of the tensors before it; an identity may be what is left of one."""
@@ -251,7 +258,7 @@ class Repairs:
         usable = [m for m in before if m[1] not in op.inputs and np.asarray(self.base.values[c][m[1]]).dtype.kind == "f"]
         for o in usable[:NEAR]:
             edit = Edit((n, o), lambda read, o=o: read(n) + read(o), frozenset({n}))  # type: ignore[misc]
-            yield Repair(f"{op.name} without {o[1]}", {n: edit})
+            yield Repair(f"{op.name} without {o[1]}", {n: edit}, Cause.LOST_CONTRIBUTION)
 
     def other_factor(self, node: Node) -> dict[tuple[str, str], Repair]:
         """An identity as a product with a number, one that others are multiplied by or that no op uses; or a product without it.
@@ -265,12 +272,12 @@ class Repairs:
                 if node not in behind:
                     o = (c, name)
                     edit = Edit((node, o), lambda read, o=o: read(node) * np.reshape(read(o), wide), frozenset({node}))  # type: ignore[misc]
-                    found["identity", name] = Repair(f"identity where a product with {name} is needed", {node: edit})
+                    found["identity", name] = Repair(f"identity where a product with {name} is needed", {node: edit}, Cause.WRONG_FACTOR)
         if op is not None and op.name == "mul" and len(op.inputs) == 2:
             given, name = (c, str(op.inputs[0])), str(op.inputs[1])
             if self.shapes[c][name] == () and self.shapes[c][given[1]] == self.shapes[c][t]:
                 edit = Edit((given,), lambda read: read(given))
-                found["mul", name] = Repair(f"a product with {name} where none is needed", {node: edit})
+                found["mul", name] = Repair(f"a product with {name} where none is needed", {node: edit}, Cause.WRONG_FACTOR)
         return found
 
     @cached_property
@@ -317,7 +324,7 @@ class Repairs:
             nodes = [lowered.outputs] * len(self.classes[c].ranks)
             reads = tuple((c, i) for i in dict.fromkeys(rest) if i is not None)
             make = running(nodes, op.outputs.index(t), c, rest)
-            yield Repair(f"{left_out} is one too many in {op.name}", {(c, t): Edit(reads, make)})
+            yield Repair(f"{left_out} is one too many in {op.name}", {(c, t): Edit(reads, make)}, Cause.COUNTED_TWICE)
 
     def scaled(self, site: Site, factors: Sequence[Fraction]) -> Iterator[Repair]:
         """A factor too many."""
@@ -325,4 +332,4 @@ class Repairs:
             return
         for f in factors:
             edits = {n: Edit((n,), lambda read, n=n, f=float(f): read(n) / f, frozenset({n})) for n in site}  # type: ignore[misc]
-            yield Repair(f"scaled: ×{f} everywhere", edits)
+            yield Repair(f"scaled: ×{f} everywhere", edits, Cause.WRONG_FACTOR)

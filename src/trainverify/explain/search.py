@@ -10,8 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -21,21 +20,26 @@ from trainverify.evaluate.run import NotComputed, PlanValues
 from trainverify.evaluate.small import Small
 from trainverify.explain.attributes import Attributes
 from trainverify.explain.by_line import ByLine
+from trainverify.explain.cause import COLLECTIVES, SUMS, Cause
 from trainverify.explain.communication import Communication
+from trainverify.explain.factors import Factors
 from trainverify.explain.fingerprints import Fingerprints
 from trainverify.explain.likes import Likes
+from trainverify.explain.positions import Positions, pairs
 from trainverify.explain.repair import Repair, Site
 from trainverify.explain.repairs import Repairs
 from trainverify.explain.replay import Circular, Graph, Node, Replay
+from trainverify.explain.rewrites import Rewrites, after_backward, averaging, copy, literal, named
 from trainverify.explain.siblings import Siblings, first_number
+from trainverify.explain.statements import Fits, Statements
 from trainverify.explain.watch import NO_LIMIT, Watch
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import Obligation
+from trainverify.graph.program import Op
 from trainverify.ops.table import OpTable
 
 MOST_RUNS, MOST_OF_A_KIND, MOST_BY_LINE = 25_000, 6_000, 120_000  # ops run again, over all repairs
 NOISE = 1e-12  # of values that are zero but for rounding, which differs from processor to processor
-MOST_LITERALS = 16  # numbers of the programs that are tried as factors
 MOST_PAIRS = 12  # of micro-batches, and of programs, that are compared
 NEAREST = 6  # tensors that are right already, looked at first
 LINEAR = frozenset(
@@ -44,6 +48,7 @@ LINEAR = frozenset(
 SHOWN = 2  # of several differences, in a message
 SCALING = frozenset({"mul", "div"})
 REDUCING = frozenset({"sum", "mean"})
+CONTRACTIONS = ("sum", "mean", "linear", "matmul", "einsum")
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,11 @@ class Search:
         points: Sequence[Point],
         table: OpTable,
         watch: Watch = NO_LIMIT,
+        fresh: Callable[[], Sequence[Point]] = tuple,
     ):
         self.small = small
         self.points = points
+        self.fresh = cache(fresh)
         self.watch = watch
         self.graph = Graph(small, watch)
         self.wanted = [Suspect(o, h.layout, r, 0.0) for o in wanted for h in o.holdings for r in h.ranks if r in small.places]
@@ -101,7 +108,11 @@ class Search:
         self.attributes = Attributes(self.graph, table)
         self.lines = ByLine(self.graph, self.likes)
         self.repairs = Repairs(self.graph, self.siblings, self.likes, mesh, points[0].plan, table)
-        self.factors = self._factors(mesh)
+        self.rewrites = Rewrites(self.graph, self.likes, self.communication, points[0].plan)
+        self.places = Positions(self.graph, self.likes, self.communication, mesh, table)
+        self.statements = Statements(self.graph)
+        self.numbers = Factors(self.graph, mesh, self.wrong[0], points[0].logical, points[0].plan)
+        self.factors = self.numbers.common
         # what agrees although it is made from what does not, agrees by chance: the difference is too small to be seen in it
         self.passed = {self._node(s) for s in self.wanted} - self.graph.after(list(self.doubtful))
         self.healthy = self._healthy() - self.doubtful
@@ -120,10 +131,19 @@ class Search:
             return found
         if self.lines.known and (found := self._by_line(reached, every)):
             return found
-        if found := self._level_by_level(self._kinds(), reached, every, good):
+        if not self.lines.known and (found := self._by_statement(reached, every, good) or self._shifted(reached)):
             return found
+        if found := self._level_by_level(self._kinds(), reached, every, good):
+            return self._refined(found)
         some = [s for level in self.siblings.levels for s in level if self._bits(s, reached)]
         return self._first(Kind(self.repairs.exchanged_pieces, suspicious=False), some)  # two tensors, neither of which is behind all
+
+    def find_view(self) -> Found | None:
+        """A reshape of shards in another order: tried where values say nothing else."""
+        failed = {self._node(s): 1 for s in self.wrong}
+        reached = self.graph.marks(failed)
+        sites = [s for s in self.statements.of(named("reshape")) if self._bits(s, reached)]
+        return self._first(Kind(self.places.viewed_shard, suspicious=False), sites, total=self.runs + MOST_OF_A_KIND)
 
     def _level_by_level(self, kinds: Sequence[Kind], reached: Mapping[Node, int], every: int, good: Mapping[Node, int]) -> Found | None:
         """One change of one tensor, then of more; first what no output that is right depends on."""
@@ -155,7 +175,7 @@ class Search:
             (Kind(talk.missing_sum, last=True, share=True), others),
             (Kind(a.as_logical, suspicious=False), others),
             (Kind(r.other_slice, suspicious=False), others),
-            (Kind(lambda site: r.scaled(site, self._literals), suspicious=False), self._scalars(others)),
+            (Kind(lambda site: r.scaled(site, self.numbers.literals), suspicious=False), self._scalars(others)),
             (Kind(lambda site: r.scaled(site, self.factors), last=True), others),
         ]
         found = None
@@ -172,19 +192,105 @@ class Search:
         self.runs = start  # other kinds still have all their time
         return found
 
+    def _by_statement(self, reached: Mapping[Node, int], every: int, good: Mapping[Node, int]) -> Found | None:
+        """One change of all that a statement makes, forward and backward; what is likely first."""
+        start = self.runs
+        for repairs, fits, last in self._statement_kinds():
+            sites = [s for s in self.statements.of(fits, last) if self._bits(s, reached) == every]
+            sites.sort(key=lambda s: bool(self._bits(s, good)))
+            if found := self._first(Kind(repairs, suspicious=False), sites, total=start + MOST_RUNS):
+                return self._refined(found)
+        self.runs = start  # other kinds still have all their time
+        return None
+
+    def _statement_kinds(self) -> list[tuple[Callable[[Site], Iterator[Repair]], Fits, bool]]:
+        w, talk, r = self.rewrites, self.communication, self.repairs
+        any_op: Fits = lambda op: True  # noqa: E731
+        return [
+            (lambda s: w.scaled(s, self.factors) if self._one_loss(s) else iter(()), literal, True),
+            (w.extra_reduction, named(*SUMS), False),
+            (self.places.other_slot, named("eq"), False),
+            (lambda s: self.places.permuted_slots(s, self.points[0].logical), named("eq"), False),
+            (self.attributes.one_count, any_op, False),
+            (w.stale_input, any_op, False),
+            (talk.missing_sum, copy, False),
+            (w.summed_input, named("slice"), False),
+            (w.distributed, literal, False),
+            (lambda s: w.dropped_scale(s, self.factors), self._after_backward, True),
+            (lambda s: talk.in_place(s, ("sum",)), averaging, False),
+            (lambda s: talk.other_collective(s, False, True), named(*COLLECTIVES), False),
+            (lambda s: talk.other_collective(s, True, True), named(*COLLECTIVES), False),
+            (self.places.other_block, named("slice"), False),
+            (r.other_slice, named("slice"), False),
+            (self.places.other_dimension, named("reshape"), False),
+            (self.places.after_the_cut, named("roll", "flip"), False),
+            (w.moved_reduction, any_op, False),
+            (r.dropped, lambda op: op.name == "add" and op.phase != "backward", False),
+            (lambda s: w.scaled_term(s, self.factors), named("add", "linear"), True),
+            (lambda s: w.scaled(s, self.factors), copy, True),
+            (w.product_with_number, copy, True),
+            (lambda s: w.scaled(s, self.numbers.sizes), literal, True),
+            (w.other_reduction, named("mean"), False),
+            (w.other_reduction, named("sum"), False),
+            (lambda s: w.other_input(s, True), any_op, False),
+            (lambda s: w.other_input(s, False), any_op, True),
+            (lambda s: talk.in_place(s, ("avg", "max", "sum")), named(*SUMS), False),
+            (lambda s: talk.missing_sum(s) if len(s) > 1 else iter(()), lambda op: op.name in CONTRACTIONS, False),
+        ]
+
+    def _one_loss(self, site: Site) -> bool:
+        """Whether a plan has several losses and a site belongs to one of them."""
+        return len(self._losses) > 1 and sum(any(n in after for n in site) for after in self._losses) == 1
+
+    @cached_property
+    def _losses(self) -> list[set[Node]]:
+        """What depends on each of the gradients that backward starts with, of the first class of ranks."""
+        starts = [n for n, op in self.graph.ops.items() if n[0] == 0 and op.name == "full" and op.phase == "backward"]
+        return [self.graph.after([n]) for n in starts if self.small.local_shapes[0][n[1]] == ()]
+
+    def _refined(self, found: Found) -> Found:
+        """A missing sum over ranks, by what the plan does in its place: a sum that nothing uses, or an average further on."""
+        over = found.repair.over
+        if over is None:
+            return found
+        sums = [n for n, op in self.graph.ops.items() if op.name in SUMS and self.communication.over(n) == over]
+        behind, after = self.graph.marks({found.node: 1}), self.graph.after([found.node])
+        for n in sums:
+            op, given = self.graph.ops[n], (n[0], str(self.graph.ops[n].inputs[0]))
+            if n in after and op.get("op", "sum") != "sum":
+                text = f"{op.name} with {op.get('op')} over {over} of {given[1]}, where {found.node[1]} must be summed over {over} before"
+                return replace(found, node=n, repair=replace(found.repair, text=text, cause=Cause.WRONG_REDUCTION))
+        for n in self.rewrites.unused_nodes:
+            given = (n[0], str(self.graph.ops[n].inputs[0])) if n in sums else n
+            users = [m for i in self.graph.users.get(found.node, ()) for m in self.graph.tasks[i].makes]
+            if n in sums and users and (given in behind or given in after):
+                text = f"takes {found.node[1]}, a share, while the sum over {over} is in {n[1]}, which nothing uses"
+                return replace(found, node=users[0], repair=replace(found.repair, text=text, cause=Cause.STALE_INPUT))
+        return found
+
+    def _after_backward(self, op: Op) -> bool:
+        """A product with a literal of which no gradient is taken."""
+        return after_backward(op) and op.inputs[0] not in self._differentiated
+
+    @cached_property
+    def _differentiated(self) -> set[str | None]:
+        return {op.inputs[0] for op in self.graph.ops.values() if op.name.endswith(".grad") and op.inputs}
+
+    def _shifted(self, reached: Mapping[Node, int]) -> Found | None:
+        """A buffer that is written and read at other positions than it should be."""
+        pads = [s for s in self.statements.of(named("pad")) if self._bits(s, reached)]
+        slices = [s for s in self.statements.of(named("slice")) if self._bits(s, reached)]
+        start, kind = self.runs, Kind(lambda site: iter(()), suspicious=False)
+        for some, others in pairs(pads, slices, MOST_OF_A_KIND // 10):
+            for repair in self.places.shifted_buffer(some, others):
+                if self.runs - start < MOST_OF_A_KIND and self._works(repair, kind):
+                    return self._found(some, repair)
+        self.runs = start
+        return None
+
     def _scalars(self, sites: Sequence[Site]) -> list[Site]:
         """Those of single constants: the gradient that backward starts with, say."""
         return [s for s in sites if all(self.graph.ops[n].name == "full" and self.small.local_shapes[n[0]][n[1]] == () for n in s)]
-
-    @cached_property
-    def _literals(self) -> list[Fraction]:
-        """Factors that numbers in either program suggest: one that is left out, or is there twice."""
-        ops = [s.op for s in self.small.logical_steps] + [op for k in self.small.classes for op in k.program.ops]
-        values = {v for op in ops if op.name in SCALING for v in (op.get("value"),) if isinstance(v, int | Fraction) and v}
-        whole = {Fraction(v) for v in values if Fraction(v).denominator <= 4096 and Fraction(v).numerator <= 4096 and abs(v) != 1}
-        sizes = [f for f in self.factors if f.denominator == 1 and f <= 16]
-        found = dict.fromkeys([*self.factors, *sorted(whole), *(v / s for v in sorted(whole) for s in sizes)])
-        return [g for f in list(found)[:MOST_LITERALS] for g in (f, 1 / f)]
 
     def _origin(self, found: Found, kind: Kind) -> Found | None:
         """Where a share that goes through ops as if it were whole should have been added up: before them, not after."""
@@ -350,13 +456,40 @@ class Search:
     # -- trying ------------------------------------------------------------------------------------------------------
 
     def _works(self, repair: Repair, kind: Kind) -> bool:
+        return self._available(repair) and self._agree(repair, kind) and self._confirmed(repair)
+
+    def _available(self, repair: Repair) -> bool:
+        """Whether every op gets only what its rank has made before."""
+        return all(
+            self._line(n) <= self._line(node) or n == node
+            for node, edit in repair.edits.items()
+            for n in edit.reads
+            if n[0] == node[0] and n not in edit.raw
+        )
+
+    def _confirmed(self, repair: Repair) -> bool:
+        """Whether all outputs agree at points that no repair was chosen by, but for those that differ by what may be rounding."""
+        unclear = self.doubtful - {self._node(s) for s in self.wrong}
+        wanted = [s for s in self.wanted if self._node(s) not in unclear]
+        for point in self.fresh():
+            replay = Replay(self.graph, point.plan, repair.edits)
+            try:
+                good = all(self._agrees(s, point, replay, DIFFERENT) or self._untouched(s, point, replay) for s in wanted)
+            except (Circular, NotComputed, ArithmeticError, LookupError, ValueError):
+                good = False
+            self.runs += replay.runs
+            if not good:
+                return False
+        return True
+
+    def _agree(self, repair: Repair, kind: Kind) -> bool:
         for i, point in enumerate(self.points):
             replay = Replay(self.graph, point.plan, repair.edits)
             try:
                 spoils = i == 0 and not kind.padding and self._spoils(repair, replay, kind.suspicious)
                 good = not spoils and all(self._agrees(s, point, replay) for s in self.wrong)
                 if good and i == len(self.points) - 1:
-                    good = all(self._agrees(s, point, replay) or self._untouched(s, point, replay) for s in self.wanted)
+                    good = all(self._agrees(s, point, replay, DIFFERENT) or self._untouched(s, point, replay) for s in self.wanted)
             except (Circular, NotComputed, ArithmeticError, LookupError, ValueError):  # a change that cannot be run
                 good = False
             self.runs += replay.runs
@@ -383,13 +516,13 @@ class Search:
                         return True
         return False
 
-    def _agrees(self, s: Suspect, point: Point, plan: PlanValues) -> bool:
+    def _agrees(self, s: Suspect, point: Point, plan: PlanValues, most: float = EQUAL) -> bool:
         whole = point.logical[s.obligation.output.tensor]
         if plan.get(*self.small.places[s.rank], s.layout.local) is None:
             return False
         pairs = held(self.small, s.obligation, s.layout, s.rank, whole, plan)
         return all(
-            got.shape == want.shape and (distance(got, want) <= EQUAL or bool(np.max(np.abs(got - want), initial=0) < NOISE))
+            got.shape == want.shape and (distance(got, want) <= most or bool(np.max(np.abs(got - want), initial=0) < NOISE))
             for got, want, _ in pairs
         )
 
@@ -405,6 +538,8 @@ class Search:
 
     def _found(self, site: Site, repair: Repair) -> Found:
         """The tensor to name, and one of its elements before and after."""
+        if repair.named is not None:
+            return Found(repair.named, repair, 0, math.nan, math.nan)
         base = self.points[0].plan
         replay = Replay(self.graph, base, repair.edits)
         first = min(repair.edits, key=lambda n: self.graph.position[n])[0]
@@ -420,8 +555,11 @@ class Search:
 
     def _line(self, node: Node) -> int:
         """Where in its program a tensor is made."""
-        ops = self.small.classes[node[0]].program.ops
-        return next((i for i, op in enumerate(ops) if node[1] in op.outputs), -1)
+        return self._lines.get(node, -1)
+
+    @cached_property
+    def _lines(self) -> dict[Node, int]:
+        return {(c, o): i for c, k in enumerate(self.small.classes) for i, op in enumerate(k.program.ops) for o in op.outputs}
 
     # -- what is beyond suspicion ------------------------------------------------------------------------------------
 
@@ -439,28 +577,12 @@ class Search:
                 found.update(task.reads)
         return found
 
-    def _factors(self, mesh: Mesh) -> list[Fraction]:
-        """Factors that mistakes come with: sizes of mesh axes and what the first wrong output shows."""
-        sizes = {2, *(s for _, s in mesh.axes if s > 1)}
-        sizes |= {a * b for a in sizes for b in sizes if a * b <= 64}
-        found = [Fraction(n) for n in sorted(sizes)] + [Fraction(1, n) for n in sorted(sizes)]
-        first = self._ratio(self.wrong[0])
-        return found if first is None or first in found else [first, *found]
-
-    def _ratio(self, s: Suspect) -> Fraction | None:
-        point = self.points[0]
-        ratios = []
-        for got, want, _ in held(self.small, s.obligation, s.layout, s.rank, point.logical[s.obligation.output.tensor], point.plan):
-            ok = np.abs(want) > 1e-200
-            ratios.append((got[ok] / want[ok]).reshape(-1))
-        ratio = np.concatenate(ratios) if ratios else np.zeros(0)
-        if ratio.size < 2 or not np.allclose(ratio, ratio[0], rtol=1e-9) or not math.isfinite(ratio[0]):
-            return None
-        exact = Fraction(float(ratio[0])).limit_denominator(4096)
-        return exact if exact and math.isclose(float(exact), ratio[0], rel_tol=1e-9) else None
-
 
 def _joined(some: Mapping[Site, Repair]) -> Repair:
     texts = list(dict.fromkeys(r.text for r in some.values()))
     more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return Repair("; ".join(texts[:SHOWN]) + more, {n: e for r in some.values() for n, e in r.edits.items()})
+    return Repair(
+        "; ".join(texts[:SHOWN]) + more,
+        {n: e for r in some.values() for n, e in r.edits.items()},
+        next((r.cause for r in some.values()), None),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from functools import cache, cached_property
@@ -118,6 +119,16 @@ class Siblings:
                 return name
         found = renumbered(sibling, tensor, given)
         return found if found in shapes else None
+
+    @cache  # noqa: B019  a search ends with its graph
+    def batch(self, node: Node) -> int:
+        """How many elements of the batch a tensor is made from: of inputs, or of what is cut out of them."""
+        program = self.graph.small.classes[node[0]].program
+        behind = {t for c, t in self.graph.marks({node: 1}) if c == node[0]}
+        cut = {o: str(op.inputs[0]) for op in program.ops if op.name == "slice" and op.inputs[0] in program.inputs for o in op.outputs}
+        pieces = {t for t in cut if t in behind}
+        whole = {t for t in program.inputs if t in behind} - {cut[t] for t in pieces}
+        return sum(math.prod(self.shapes[node[0]][t]) for t in pieces | whole)
 
     @cached_property
     def levels(self) -> list[list[tuple[Node, ...]]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import trainverify as tv
-from trainverify.bugs.case import Cause, Pair, case
+from trainverify.bugs.case import Pair, case
 from trainverify.bugs.step import finish, squares, update
+from trainverify.explain.cause import Cause
 
 T, D, F, E = 5, 7, 6, 2
 

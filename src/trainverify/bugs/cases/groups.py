@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import trainverify as tv
-from trainverify.bugs.case import Cause, Pair, case
+from trainverify.bugs.case import Pair, case
 from trainverify.bugs.step import LR, Builder, finish, piece, squares, update
 from trainverify.build.plan import RankBuilder
 from trainverify.build.tape import Tensor
+from trainverify.explain.cause import Cause
 from trainverify.graph.program import Program
 
 TOKENS, K, D, F, E = 12, 3, 5, 6, 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import trainverify as tv
-from trainverify.bugs.case import Cause, Pair, case
+from trainverify.bugs.case import Pair, case
 from trainverify.bugs.step import LR, finish, squares, update
 from trainverify.build.tape import Tensor
+from trainverify.explain.cause import Cause
 from trainverify.graph.lineage import Part, Parts, Run
 
 S, V, H, K, OUT = 6, 8, 5, 3, 4

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import trainverify as tv
-from trainverify.bugs.case import Cause, Pair, case
+from trainverify.bugs.case import Pair, case
 from trainverify.bugs.step import Builder, finish, masked, piece, rows_of, squares, update, zigzag_row
 from trainverify.build.tape import Tensor
+from trainverify.explain.cause import Cause
 from trainverify.graph.program import Value
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import trainverify as tv
-from trainverify.bugs.case import Cause, Pair, case
+from trainverify.bugs.case import Pair, case
 from trainverify.bugs.step import LR, Builder, finish, piece, squares, update
 from trainverify.build.tape import Tensor
+from trainverify.explain.cause import Cause
 from trainverify.graph.program import Program
 
 T, K, D, F, E = 5, 3, 7, 6, 3  # tokens, input features, width, hidden features, experts

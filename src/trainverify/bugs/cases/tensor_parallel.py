@@ -6,10 +6,11 @@ import functools
 from collections.abc import Sequence
 
 import trainverify as tv
-from trainverify.bugs.case import Cause, Pair, case
+from trainverify.bugs.case import Pair, case
 from trainverify.bugs.step import Builder, finish, squares, update
 from trainverify.build.plan import RankBuilder
 from trainverify.build.tape import Tensor
+from trainverify.explain.cause import Cause
 from trainverify.graph.program import Program
 
 

@@ -1,0 +1,90 @@
+"""Why a plan is wrong: a closed list, and which of it an op that should be another one shows."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from trainverify.graph.program import Op
+
+SUMS: Final = ("all_reduce", "reduce_scatter")
+COLLECTIVES: Final = (*SUMS, "all_gather", "all_to_all")
+OPTIMIZERS: Final = ("sgd", "adamw")
+SCALES: Final = ("mul", "div", "full")
+COPIES: Final = ("identity", "to", "reshape", "slice")
+JOINS: Final = ("slice", "concat", "split", "all_gather", "all_to_all")
+
+
+class Cause(Enum):
+    """Why a plan is wrong: a closed list, one sentence each."""
+
+    MISSING_REDUCTION = "A rank uses its own share where the sum over ranks is needed."
+    EXTRA_REDUCTION = "A value that is whole on every rank is summed over ranks once more."
+    EARLY_REDUCTION = "Ranks are summed before the last contribution, or before an op that must come first."
+    WRONG_REDUCTION = "A reduction combines its operands in another way: the average in place of the sum."
+    WRONG_GROUP = "A collective runs over other ranks than it should."
+    WRONG_DIMENSION = "A tensor is cut or joined along another dimension."
+    WRONG_ORDER = "A tensor has the right elements in another order."
+    WRONG_BLOCK = "A rank takes another part of a tensor than its own."
+    WRONG_INPUT = "An op reads another tensor than the one that is meant."
+    STALE_INPUT = "An op reads a tensor from before a step whose result nothing uses."
+    COUNTED_TWICE = "A contribution is added more than once."
+    LOST_CONTRIBUTION = "A contribution is not added."
+    WRONG_FACTOR = "A value has a factor too much or too little."
+    UNEQUAL_WEIGHTS = "Parts of different sizes are weighted as if they had one size."
+    RESCALED_SUM = "A factor is applied to the whole accumulated value each time, not to each contribution."
+    OPTIMIZER_SETTING = "The optimizer runs with another rule, step number or weight decay."
+    MISSING_UPDATE = "A parameter or state keeps its old value."
+
+
+def base_name(op: Op) -> str:
+    """The op whose gradient an op is, or the op itself."""
+    return op.name.removesuffix(".grad")
+
+
+def of_change(mine: Op, theirs: Op) -> Cause | None:
+    """What is wrong with an op that should be another one."""
+    a, b = base_name(mine), base_name(theirs)
+    if b in OPTIMIZERS or a in OPTIMIZERS:
+        return Cause.MISSING_UPDATE if a == "identity" else Cause.OPTIMIZER_SETTING
+    if a in COLLECTIVES and b in COLLECTIVES:
+        return _of_collectives(mine, theirs)
+    if b in SUMS:
+        return Cause.MISSING_REDUCTION if a in COPIES else None
+    if a in SUMS:
+        return Cause.EXTRA_REDUCTION if b in COPIES else None
+    if a == b:
+        return _of_attributes(a, {k for k, v in mine.attrs if theirs.get(k) != v} | {k for k, _ in theirs.attrs if mine.get(k) is None})
+    if {a, b} == {"sum", "mean"}:
+        return Cause.WRONG_REDUCTION
+    if a in (*SCALES, "identity") and b in (*SCALES, "identity"):
+        return Cause.WRONG_FACTOR
+    return Cause.OPTIMIZER_SETTING if mine.phase == theirs.phase == "optimizer" else None
+
+
+def _of_collectives(mine: Op, theirs: Op) -> Cause:
+    if mine.get("dim") != theirs.get("dim"):
+        return Cause.WRONG_DIMENSION
+    return Cause.WRONG_GROUP if mine.get("group") != theirs.get("group") else Cause.WRONG_REDUCTION
+
+
+def _of_attributes(name: str, changed: set[str]) -> Cause | None:
+    if not changed:
+        return Cause.WRONG_INPUT
+    if changed & {"dim", "split_dim", "concat_dim"} and name in JOINS:
+        return Cause.WRONG_DIMENSION
+    if name == "slice":
+        return Cause.WRONG_BLOCK
+    return Cause.WRONG_FACTOR if name in SCALES and "value" in changed else None
+
+
+def of_dropped(op: Op) -> Cause | None:
+    """What is wrong with an op that is one too many."""
+    name = base_name(op)
+    if name in SUMS:
+        return Cause.EXTRA_REDUCTION
+    if name == "add":
+        return Cause.COUNTED_TWICE
+    if name in OPTIMIZERS:
+        return Cause.OPTIMIZER_SETTING
+    return Cause.WRONG_FACTOR if name in SCALES else None
