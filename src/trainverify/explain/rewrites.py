@@ -139,7 +139,10 @@ class Rewrites:
             if whole is None:
                 return
             small = node[1] if op.name == base_name(op) else str(op.inputs[-1])
-            count = np.prod(self.shapes[node[0]][whole], dtype=float) / np.prod(self.shapes[node[0]][small], dtype=float)
+            many, few = (np.prod(self.shapes[node[0]][t], dtype=float) for t in (whole, small))
+            if not many or not few:  # of nothing there is no mean
+                return
+            count = many / few
             factor = count if base_name(op) == "mean" else 1 / count
             edits[node] = Edit((node,), lambda read, n=node, f=factor: read(n) * f, frozenset({node}))  # type: ignore[misc]
         op = self.graph.ops[site[0]]
