@@ -88,5 +88,5 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/torch.stamp
 $(JAX)/stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv $(JAX)
-	$(JAX)/bin/pip install --quiet --editable ".[jax]" flax optax "pytest>=8,<10"
+	$(JAX)/bin/pip install --quiet --editable ".[jax]" flax optax "pytest>=9,<10"
 	@touch $@

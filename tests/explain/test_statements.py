@@ -86,6 +86,7 @@ def test_forward_and_backward_are_repaired_together() -> None:
 def test_a_factor_is_a_product_of_sizes() -> None:
     sizes = {2, 3, 10}
     assert product_of_sizes(Fraction(9, 20), sizes)
+    assert not product_of_sizes(Fraction(0), sizes)
     assert product_of_sizes(Fraction(5), sizes)
     assert not product_of_sizes(Fraction(7), sizes)
     assert not product_of_sizes(Fraction(2639, 3993), sizes)

@@ -162,3 +162,24 @@ def test_a_step_without_shard_map_is_xlas_choice() -> None:
 
     with pytest.raises(tvj.CaptureError, match="no shard_map"):
         tvj.verify(step, jax.jit(step), (tvj.Reals((6,)), tvj.Reals((4, 6))), {"dp": 2})
+
+
+def test_an_axis_that_is_left_to_xla_is_refused() -> None:
+    """Expected: UNKNOWN that names the axis: what runs along it is XLA's choice."""
+    shape = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+
+    def step(x):
+        return jnp.sum(x * 2)
+
+    def distributed(mesh):
+        return jax.shard_map(
+            lambda x: jax.lax.psum(jnp.sum(x * 2), "dp"),
+            mesh=mesh,
+            in_specs=P("dp"),
+            out_specs=P(),
+            axis_names={"dp"},
+        )
+
+    report = tvj.verify(step, distributed, (shape,), {"dp": 2, "tp": 4})
+    assert report.verdict == "UNKNOWN"
+    assert "axis tp" in report.reason

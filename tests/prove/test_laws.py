@@ -14,7 +14,7 @@ from trainverify.domains.ball import precision
 from trainverify.prove.algebra.flat import Frame
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.masked import MaskedSums
-from trainverify.prove.algebra.terms import Index, Limits, Poly, TooLarge, Unsupported, constant, looks_alike, scale
+from trainverify.prove.algebra.terms import EVERYTHING, NOTHING, Index, Limits, Poly, TooLarge, Unsupported, constant, looks_alike, scale
 
 POINTS = 40
 
@@ -559,6 +559,10 @@ def the_other_case_must_be_defined(w: World) -> None:
     k.power(k.add(k.times(condition, w.positive()), constant(-1)), Fraction(1, 2))
     assert k.needs  # −1 where it does not hold
     k.needs.clear()
+    k.assuming = NOTHING
+    with pytest.raises(Unsupported):
+        k.power(k.add(k.times(condition, w.positive()), constant(-1)), Fraction(1, 2))
+    k.assuming = EVERYTHING
     k.power(k.add(constant(1), k.times(condition, w.y())), -1)
     assert k.needs  # 1 + y is not zero, also where the condition does not hold
     k.needs.clear()

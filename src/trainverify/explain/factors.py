@@ -69,7 +69,7 @@ class Factors:
         if ratio.size < 2 or not np.allclose(ratio, ratio[0], rtol=1e-9) or not math.isfinite(ratio[0]):
             return None
         exact = Fraction(float(ratio[0])).limit_denominator(4096)
-        sized = exact != 0 and product_of_sizes(exact, self._all_sizes)
+        sized = product_of_sizes(exact, self._all_sizes)
         return exact if sized and math.isclose(float(exact), ratio[0], rel_tol=1e-9) else None
 
     @cached_property

@@ -382,7 +382,10 @@ class Locator:
                 padded = padded or bool((where < 0).any() and np.any(got))
             ratio = np.concatenate(ratios) if ratios else np.zeros(0)
             cause, category = "holds other elements of the logical tensor than its lineage says", Cause.WRONG_BLOCK
-            if ratio.size and np.allclose(ratio, ratio[0], rtol=1e-7) and not math.isclose(ratio[0], 1.0, rel_tol=1e-7):
+            one_ratio = ratio.size and math.isfinite(ratio[0]) and np.allclose(ratio, ratio[0], rtol=1e-7)
+            if one_ratio and not ratio.any():
+                cause, category = "zero everywhere, the logical value is not", Cause.LOST_CONTRIBUTION
+            elif one_ratio and not math.isclose(ratio[0], 1.0, rel_tol=1e-7):
                 exact = Fraction(float(ratio[0])).limit_denominator(4096)
                 sized = math.isclose(float(exact), ratio[0], rel_tol=1e-7) and product_of_sizes(exact, self._sizes())
                 cause, category = (f"scaled: ×{exact} everywhere", Cause.WRONG_FACTOR) if sized else (NO_FACTOR, None)
@@ -395,6 +398,8 @@ class Locator:
 
 def product_of_sizes(factor: Fraction, sizes: set[int]) -> bool:
     """Whether a factor is made of nothing but primes of sizes: any other is no factor that a plan forgets."""
+    if not factor:
+        return False
     for rest in (abs(factor.numerator), factor.denominator):
         for size in sizes:
             while size > 1 and (common := math.gcd(rest, size)) > 1:

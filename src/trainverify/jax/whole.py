@@ -148,11 +148,18 @@ def _shape(i: WholeInterpreter, item: Item) -> tuple[int, ...]:
             return item.shape
 
 
+_READ: Final = frozenset(("mesh", "in_specs", "out_specs", "jaxpr", "check_vma", "newly_manual_axes"))
+
+
 def shard_map(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     """Every rank takes its shares of the arguments and runs the body; the results are shares as the out_specs say."""
     p, e = eqn.params, i.e
     if any(n not in e.mesh.names or e.mesh.length(n) != size for n, size in p["mesh"].shape.items()):
         raise Unmapped(f"a shard_map on {p['mesh']}, not on {e.mesh}")
+    if unread := sorted(set(p) - _READ):
+        raise Unmapped(f"parameter {unread[0]}={p[unread[0]]!r}")
+    if left := sorted(n for n, size in e.mesh.axes if size > 1 and n not in p["newly_manual_axes"]):
+        raise Unmapped(f"a shard_map that leaves axis {left[0]} to XLA: what its devices run is read with --hlo")
     values: list[Value] = []
     for item, partition, var in zip(given, p["in_specs"], eqn.invars, strict=True):
         spec = spec_of(partition, len(var.aval.shape), e.mesh)
