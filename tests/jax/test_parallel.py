@@ -62,12 +62,48 @@ def test_ulysses(fill: float) -> None:
 
 
 @pytest.mark.capture
-def test_flax_by_the_compiler_is_replayed() -> None:
-    """Not proved yet: agrees on random points."""
+def test_flax_by_the_compiler() -> None:
     gpt = pytest.importorskip("flax_gpt", reason="flax and optax are absent: pip install flax optax")
-    args, mesh = gpt.args(gpt.SMALL), {"dp": 4}
-    made = tvj.pair(gpt.reference, gpt.by_compiler, args, mesh, reader="hlo")
-    assert tvj.replay(gpt.reference, gpt.by_compiler, args, made).agrees
+    mesh = {"dp": 4}
+    report = tvj.verify(gpt.reference, gpt.by_compiler, gpt.args(gpt.Config()), mesh, reader="hlo")
+    assert report.verdict == "PROVED", report.reason
+    small = gpt.args(gpt.SMALL)
+    assert tvj.replay(gpt.reference, gpt.by_compiler, small, tvj.pair(gpt.reference, gpt.by_compiler, small, mesh, reader="hlo")).agrees
+
+
+COMPILED = {
+    "ring": (context.reference(fill=-math.inf), around(context.ring, fill=-math.inf), context.shapes(), MESH),
+    "ulysses": (context.reference(fill=-math.inf), around(context.ulysses, fill=-math.inf), context.shapes(), MESH),
+    "pipeline": (pipeline.reference, pipeline.gpipe, pipeline.shapes(), {"dp": 2, "pp": 4}),
+    "experts": (experts.reference, experts.expert_parallel_whole, experts.shapes(), {"ep": 4}),
+}
+COMPILED_SMALL = {
+    "ring": (context.reference(heads=4, fill=-math.inf), around(context.ring, heads=4, fill=-math.inf), context.shapes(**context.SMALL)),
+    "ulysses": (
+        context.reference(heads=4, fill=-math.inf),
+        around(context.ulysses, heads=4, fill=-math.inf),
+        context.shapes(**context.SMALL),
+    ),
+    "pipeline": (pipeline.reference, pipeline.gpipe, pipeline.shapes(**pipeline.SMALL)),
+    "experts": (experts.reference, experts.expert_parallel_whole, experts.shapes(**experts.SMALL)),
+}
+
+
+@pytest.mark.parametrize("name", ["pipeline", *(pytest.param(n, marks=pytest.mark.capture) for n in ("ring", "ulysses", "experts"))])
+def test_what_xla_makes_of_shard_map(name: str) -> None:
+    """Expected: PROVED from XLA's partitioned program too, and the translation agrees with JAX on numbers."""
+    one, many, args, mesh = COMPILED[name]
+    report = tvj.verify(one, many, args, mesh, reader="hlo")
+    assert report.verdict == "PROVED", report.reason
+    one, many, small = COMPILED_SMALL[name]
+    found = tvj.replay(one, many, small, tvj.pair(one, many, small, mesh, reader="hlo"))
+    assert found.agrees, str(found)
+
+
+def test_a_pipeline_without_its_last_step_is_refuted_by_hlo() -> None:
+    many = around(pipeline.pipelined, skip_last=True)
+    report = tvj.verify(pipeline.reference, many, pipeline.shapes(), {"dp": 2, "pp": 4}, reader="hlo")
+    assert report.verdict == "REFUTED", report.reason
 
 
 def test_pipeline() -> None:

@@ -223,7 +223,8 @@ def counted_hot(e: RankEmitter, inputs: Sequence[str | None]) -> str | None:
         _, op = behind(e, counted)
         if op is None or op.name != "arange" or e.kind(str(ids)) != "int":
             continue
-        shape, rows = e.shape(str(ids)), op.get("stop")
+        ids, rows = _unexpanded(e, str(ids)), op.get("stop")
+        shape = e.shape(ids)
         if (op.get("start", 0), op.get("step", 1)) != (0, 1) or e.shape(str(counted)) != (*(1,) * (len(shape) - 1), rows):
             continue
         name, start = shifted(e, ids)
@@ -231,6 +232,15 @@ def counted_hot(e: RankEmitter, inputs: Sequence[str | None]) -> str | None:
             hot = e.op("one_hot", (name,), {"num_classes": rows, "start": list(_wide(e, start))})
             return e.reshape(e.cast(hot, "bool"), (*shape[:-1], rows)) if e.shape(hot) != (*shape[:-1], rows) else e.cast(hot, "bool")
     return None
+
+
+def _unexpanded(e: RankEmitter, name: str) -> str:
+    """Before it was repeated along its last dimension."""
+    op = e.made.get(name)
+    if op is None or op.name != "expand":
+        return name
+    given, shape = str(op.inputs[0]), e.shape(name)
+    return given if e.shape(given) == (*shape[:-1], 1) else name
 
 
 def shifted_hot(e: RankEmitter, ids: str | None, attrs: dict[str, Any]) -> str | None:

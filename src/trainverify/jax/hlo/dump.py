@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import jax
 from trainverify.graph.mesh import Mesh
 from trainverify.jax.hlo.text import Module, parse
 from trainverify.jax.inputs import shape_of
-from trainverify.jax.places import Spec, spec_of
+from trainverify.jax.meshes import real_mesh
+from trainverify.jax.places import Spec
 from trainverify.translate.targets import CaptureError
 
 
@@ -46,16 +50,34 @@ def partitioned(step: Callable[..., Any], args: Sequence[Any], mesh: Mesh) -> Pa
     out = jax.tree_util.tree_leaves(jax.eval_shape(step, *shapes))
     if len(given) != len(leaves):
         raise CaptureError("XLA left out arguments that nothing uses: jit the step with keep_unused=True")
-    inputs = tuple(_spec(s, len(x.shape), mesh) for s, x in zip(given, leaves, strict=True))
-    return Partitioned(module, inputs, tuple(_spec(s, len(x.shape), mesh) for s, x in zip(made, out, strict=True)))
+    inputs = tuple(spec_on_devices(s, x.shape, mesh) for s, x in zip(given, leaves, strict=True))
+    return Partitioned(module, inputs, tuple(spec_on_devices(s, x.shape, mesh) for s, x in zip(made, out, strict=True)))
 
 
-def _spec(sharding: Any, rank: int, mesh: Mesh) -> Spec:
-    if getattr(sharding, "is_fully_replicated", False):
-        return ((),) * rank
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        raise CaptureError(f"a sharding without names: {sharding}")
-    return spec_of(sharding.spec, rank, mesh)
+def spec_on_devices(sharding: Any, shape: tuple[int, ...], mesh: Mesh) -> Spec:
+    """The mesh axes that cut each dimension, read off what every device holds: XLA names no axes."""
+    held = sharding.devices_indices_map(shape)
+    if [d.id for d in held] != [d.id for d in real_mesh(mesh).devices.flat]:
+        raise CaptureError(f"{sharding} has its devices in another order than {mesh}")
+    axes = [(name, size) for name, size in mesh.axes if size > 1]
+    at = np.array(list(np.ndindex(*(size for _, size in axes)))).reshape(mesh.size, len(axes))
+    found = []
+    for dim, size in enumerate(shape):
+        starts = np.array([block[dim].indices(size)[0] for block in held.values()])
+        tuples = (t for n in range(len(axes) + 1) for t in itertools.permutations(range(len(axes)), n))
+        cut = next((t for t in tuples if np.array_equal(_starts(at, [axes[a][1] for a in t], t, size), starts)), None)
+        if cut is None:
+            raise CaptureError(f"{sharding} cuts dimension {dim} of {shape} along no axes of {mesh}")
+        found.append(tuple(axes[a][0] for a in cut))
+    return tuple(found)
 
 
-__all__ = ["Partitioned", "partitioned"]
+def _starts(at: np.ndarray, sizes: Sequence[int], axes: Sequence[int], size: int) -> np.ndarray:
+    """Where each device's block begins if a dimension is cut along these axes, the last one varying fastest."""
+    place = np.zeros(len(at), dtype=int)
+    for axis, n in zip(axes, sizes, strict=True):
+        place = place * n + at[:, axis]
+    return place * (size // int(np.prod(sizes, dtype=int)))
+
+
+__all__ = ["Partitioned", "partitioned", "spec_on_devices"]

@@ -174,6 +174,12 @@ class HloInterpreter(Interpreter):
         kind, params = self._type(i.operands[0], env), {"axes": integers(i.attrs["dimensions"])}
         return self.apply(REDUCTIONS[combines], [env[i.operands[0]]], params, [kind], i.types)[0]
 
+    def _topk(self, i: Instruction, env: Env) -> Any:
+        if i.attrs.get("largest") != "true":
+            raise Unmapped("the smallest in place of the largest")
+        given, kind = env[i.operands[0]], self._type(i.operands[0], env)
+        return list(self.apply("top_k", [given], {"k": int(i.attrs["k"]), "axis": len(kind.shape) - 1}, [kind], i.types))
+
     def _partition_id(self, i: Instruction, env: Env) -> Any:
         found = np.array(self.e.ranks, np.int64)
         return Grid(found, (), (), "i64")

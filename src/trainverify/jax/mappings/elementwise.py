@@ -239,8 +239,6 @@ def max_(a: Arguments) -> Value:
     for i in (0, 1):
         if a.number(i) == -math.inf and (isinstance(x := a.operand(1 - i), str) and a.e.shape(x) == a.shape):
             return x
-    if is_real(a) and a.number(1) == 0 and isinstance(a.operand(0), str):
-        return spread(a, a.e.op("relu", (a.tensor(0),)))
     return binary(a, "max", "maximum")
 
 
