@@ -61,7 +61,7 @@ def test_bad_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         assert reason in err
         assert err.count("\n") == 1
         assert err[:-1].isprintable()
-        assert time.perf_counter() - begin < 10
+        assert time.perf_counter() - begin < 60
 
 
 def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, env={**os.environ, **environment}, timeout=60)
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, env={**os.environ, **environment}, timeout=300)
     return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
 
@@ -57,7 +57,7 @@ def test_time_limit_of_a_long_run(folder: Path) -> None:
     begin = time.perf_counter()
     code, out, _ = run(*LONG, "--timeout", "0.5")
     assert (code, out.split()[0], out.rpartition(": ")[2]) == (3, "UNKNOWN", "no verdict within 0.5 s\n")
-    assert time.perf_counter() - begin < 5
+    assert time.perf_counter() - begin < 40  # of several minutes
 
 
 STUCK = """
@@ -79,7 +79,7 @@ def test_time_limit_while_c_code_runs(folder: Path) -> None:
     begin = time.perf_counter()
     code, out, _ = run("verify", "model.json", "good.json", "--ops", "ops.py", "--timeout", "0.5")
     assert (code, out) == (3, "UNKNOWN good.json against model.json: time limit: no verdict within 0.5 s\n")
-    assert time.perf_counter() - begin < 10
+    assert time.perf_counter() - begin < 40  # of 60 in C
 
 
 def test_memory_limit(folder: Path) -> None:
@@ -103,7 +103,7 @@ def test_default_memory_limit(folder: Path, more: tuple[str, ...], shown: str) -
         STUCK.format("import sys\nsys.modules['trainverify.verdicts.judge'].told_apart = lambda *_: bytearray(8 << 30)")
     )
     arguments = ["verify", "model.json", "good.json", "--ops", "ops.py", *more]
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, preexec_fn=little, timeout=60)
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, preexec_fn=little, timeout=300)
     assert (done.returncode, done.stderr) == (3, b"")
     assert done.stdout.decode().startswith(shown)
     assert done.stdout.count(b"\n") == 1
@@ -115,7 +115,7 @@ def test_default_limit_is_what_the_machine_has() -> None:
     assert 0 < (default_megabytes() or 0) < 0.8 * physical
     told = "print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20) or 0"
     shown = f"import resource, trainverify.cli.application as c; c.run = lambda a: {told}; c.main()"
-    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, timeout=300)
     assert int(done.stdout) == default_megabytes()
 
 
@@ -209,7 +209,7 @@ def test_child_ends_with_its_parent(folder: Path) -> None:
     assert process.stdout is not None
     begin = time.perf_counter()
     assert process.stdout.read() == b""  # returns when no process holds the pipe any more
-    assert time.perf_counter() - begin < 5
+    assert time.perf_counter() - begin < 40  # of several minutes
     process.wait()
 
 
@@ -246,16 +246,16 @@ def test_streams_that_take_nothing(folder: Path, arguments: list[str], code: int
     """Closed (`>&-`): the code is the answer. Full: one line says so, and the code is no verdict."""
     command = shlex.join([*COMMAND, *arguments])
     for streams in (">&-", ">&- 2>&-", ">&- 2>&- <&-", ">/dev/null 2>/dev/full"):
-        done = subprocess.run(["sh", "-c", f"{command} {streams}"], capture_output=True, timeout=60)
+        done = subprocess.run(["sh", "-c", f"{command} {streams}"], capture_output=True, timeout=300)
         assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
-    done = subprocess.run(["sh", "-c", f"{command} >/dev/full"], capture_output=True, timeout=60)
+    done = subprocess.run(["sh", "-c", f"{command} >/dev/full"], capture_output=True, timeout=300)
     assert (done.returncode, done.stderr) == (2, b"error: standard output: No space left on device\n")
 
 
 def test_closed_output_is_not_taken_for_a_file(folder: Path) -> None:
     """The first file that is opened would get the number of the stream that is closed."""
     command = shlex.join([*COMMAND, "zoo", "gpt2", "--layers", "1", "--out", "made"])
-    assert subprocess.run(["sh", "-c", f"{command} >&- 2>&-"], timeout=60).returncode == 0
+    assert subprocess.run(["sh", "-c", f"{command} >&- 2>&-"], timeout=300).returncode == 0
     assert isinstance(files.read("made/gpt2.logical.json.gz"), tv.Program)
     assert isinstance(files.read("made/gpt2.plan.json.gz"), tv.Plan)
 
@@ -311,6 +311,7 @@ def test_very_many_obligations(folder: Path) -> None:
     Path("other.json.gz").write_bytes(gzip.compress(json.dumps(tree).encode()))
     code, out, _ = run("verify", "wide.json", "other.json.gz")
     assert code == 1
-    assert out.splitlines()[8].split()[:3] == ["different", "updated", "parameter"]
+    first = out.splitlines()[[line.split()[:2] for line in out.splitlines()].index(["status", "obligation"]) + 1]
+    assert first.split()[:3] == ["different", "updated", "parameter"]
     assert "\n… and 21 more: proved\n" in out
     assert len(json.loads(run("verify", "wide.json", "other.json.gz", "--json")[1])["obligations"]) == 81

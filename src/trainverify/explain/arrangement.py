@@ -55,14 +55,30 @@ def _whole(locator: Locator, graph: Graph, reached: Mapping[Node, int]) -> Itera
                 if name is None or local is None or name not in locator.known or name not in locator.matches(c, row, local):
                     continue
                 where = locator.positions(c, row, local, name)
-                found = None if where is None else _off(where, locator.small.shapes[name], graph.ops.get((c, local)))
-                if found is not None:
+                found = None if where is None else _off(where, locator.logical[name], graph.ops.get((c, local)))
+                if found is not None and not _elsewhere(locator, c, row, local):
                     cause = f"{found[0]} of {name}"
                     yield _place(locator, (c, local), row, graph.ops.get((c, local)), cause, found[1], name)
 
 
-def _off(where: Array, shape: tuple[int, ...], maker: Op | None) -> tuple[str, Cause] | None:
+def _elsewhere(locator: Locator, c: int, row: int, local: str) -> bool:
+    """Whether a tensor is, as it is, some other logical tensor: the same weight transposed, say."""
+    for name in locator.matches(c, row, local):
+        where, whole = locator.positions(c, row, local, name), np.asarray(locator.logical[name])
+        if where is not None and where.shape == whole.shape and _aligned(where.reshape(-1), whole.reshape(-1)):
+            return True
+    return False
+
+
+def _aligned(where: Array, whole: Array) -> bool:
+    """Whether elements are where they are in the logical tensor. Equal ones count as one: a token that comes twice."""
+    known = where >= 0
+    return bool(np.isclose(whole[where], whole, rtol=1e-7, atol=0)[known].all())
+
+
+def _off(where: Array, logical: Array, maker: Op | None) -> tuple[str, Cause] | None:
     """How elements are arranged that are not where they are in the logical tensor."""
+    whole, shape = np.asarray(logical).reshape(-1), logical.shape
     if where.size != np.prod(shape, dtype=int):
         return None
     flat = where.reshape(-1)
@@ -71,7 +87,7 @@ def _off(where: Array, shape: tuple[int, ...], maker: Op | None) -> tuple[str, C
             return None
         return f"shape {where.shape} where {shape} is needed: joined along another dimension, with all elements", Cause.WRONG_DIMENSION
     known = flat >= 0
-    if not known.any() or (flat == np.arange(flat.size))[known].all():
+    if not known.any() or _aligned(flat, whole):
         return None
     if known.all() and len(set(flat.tolist())) == flat.size:
         return "holds the elements in another order", Cause.WRONG_ORDER

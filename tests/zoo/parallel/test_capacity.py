@@ -75,15 +75,15 @@ def overflowing(output: str, *names: str) -> Change:
 BUGS: dict[str, tuple[str, Change]] = {
     # bug: (the wrong tensor, the change)
     "tokens without a place overwrite the last one": (
-        AT + "moe.shared.low",
+        AT + "moe.shared.at.float",
         overflowing("moe.sent.rows", "moe.shared.kept", "moe.input"),
     ),
     "gradient of dropped tokens kept": (
-        AT + "moe.shared.low",
+        AT + "moe.shared.at.float",
         overflowing("moe.input.grad.3", "moe.shared.kept", "moe.input", "moe.sent.rows.grad"),
     ),
     "gradient of dropped weights kept": (
-        AT + "moe.shared.low",
+        AT + "moe.shared.at.float",
         overflowing("moe.weights.input.grad", "moe.weights.input", "moe.shared.kept", "moe.down.rows", "moe.routed.part.grad"),
     ),
     "counted along experts": (AT + "moe.count", attrs("pp0", AT + "moe.count", dim=2)),
