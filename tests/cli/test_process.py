@@ -229,10 +229,10 @@ def test_closed_pipe_is_no_verdict(folder: Path) -> None:
 COMMANDS = [  # what is asked for, and its exit code
     (["verify", "model.json", "good.json"], 0),
     (["verify", "model.json", "wrong.json", "--json"], 1),
-    (["verify", "model.json", "wrong.json", "--timeout", "50"], 1),
-    (["validate", "good.json"], 0),
+    pytest.param(["verify", "model.json", "wrong.json", "--timeout", "50"], 1, marks=pytest.mark.long),
+    pytest.param(["validate", "good.json"], 0, marks=pytest.mark.long),
     (["show", "good.json"], 0),
-    (["reduce", "model.json"], 0),
+    pytest.param(["reduce", "model.json"], 0, marks=pytest.mark.long),
     (["ops", "--json"], 0),
     (["zoo"], 0),
     (["--help"], 0),

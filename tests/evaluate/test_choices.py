@@ -129,6 +129,7 @@ def test_a_bug_is_seen(bug: str) -> None:
         assert RANK not in sampled(system_of(logical, plan)).ranks(system_of(logical, plan))
 
 
+@pytest.mark.long
 def test_a_rank_among_128_is_named() -> None:
     logical, plan = base()
     report = verify(logical, BUGS["one rank forgets the bias"][0](plan))
@@ -180,6 +181,7 @@ def test_slices_of_a_rank_with_an_edit_are_equal_ones(wrong: bool) -> None:
     assert bool(failed) == wrong
 
 
+@pytest.mark.long
 def test_few_ranks_with_many_experts_are_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """160 experts on 16 ranks: with all of them there are too many elements."""
     config = replace(V2, layers=1, dense_layers=0, batch=8)

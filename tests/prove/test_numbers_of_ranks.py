@@ -53,7 +53,7 @@ def test_positions_that_begin_wrongly_are_refuted(ranks: int, chunk: int, wrong:
     assert tv.verify(*turned(ranks, chunk, begins[wrong])).verdict == "REFUTED"
 
 
-@pytest.mark.parametrize(("ranks", "chunk"), [(8, 4000), (72, 2), (128, 234)])
+@pytest.mark.parametrize(("ranks", "chunk"), [(8, 4000), (72, 2), pytest.param(128, 234, marks=pytest.mark.long)])
 def test_blocks_of_a_dropout(ranks: int, chunk: int) -> None:
     assert tv.verify(*dropped(ranks, chunk, lambda i: i * chunk)).verdict == "PROVED"
     assert tv.verify(*dropped(ranks, chunk, lambda i: (i + 1) % ranks * chunk)).verdict == "REFUTED"

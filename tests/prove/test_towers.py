@@ -165,6 +165,7 @@ def test_a_stream_cut_by_rows() -> None:
 DEEP = Config(layers=120, hidden=6, heads=2, ffn=10, vocabulary=10, sequence=4, context=5, batch=2)
 
 
+@pytest.mark.long
 def test_a_deep_gpt_is_proved() -> None:
     report = verify(gpt_step(DEEP), gpt_plan(DEEP, Degrees(dp=2)), points=1)
     assert report.verdict == "PROVED", report.notes
@@ -190,6 +191,7 @@ def test_one_wrong_norm_of_many_is_refuted_and_named() -> None:
     assert report.place.tensor == "norm117"
 
 
+@pytest.mark.long
 def test_one_wrong_norm_in_a_deep_gpt_is_not_proved() -> None:
     (t,) = (plan := gpt_plan(DEEP, Degrees(dp=2))).templates
     ops = tuple(op.with_attrs(eps=0.5) if "mb0/h.117.ln_1.out" in op.outputs else op for op in t.program.ops)

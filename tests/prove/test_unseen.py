@@ -51,6 +51,7 @@ def test_stages_show_none(wrong: Wrong, few: int, large: int, monkeypatch: pytes
     assert "loss" not in shown_by_stages(made(wrong.body, True), made(wrong.body, False))
 
 
+@pytest.mark.long
 def test_a_large_one_is_not_proved() -> None:
     """Expected: no PROVED, of elements that are taken apart as they are large."""
     assert not verify(made(LARGE.body, True), made(LARGE.body, False), points=1, engine="auto").verdict.startswith("PROVED")

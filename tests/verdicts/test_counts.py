@@ -76,7 +76,7 @@ def shared(count: int) -> Callable[[Builder, Tensor], Tensor]:
     return lambda r, x: r.mul(r.all_reduce(x, group="dp"), value=Fraction(1, count))
 
 
-MANY = (64, 65, 72, 96, 128, 8192)
+MANY = (64, 65, 8192, *(pytest.param(n, marks=pytest.mark.long) for n in (72, 96, 128)))
 both = pytest.mark.parametrize("body", [plain, shifted])
 
 
