@@ -53,8 +53,7 @@ def sharded(how: tv.SGD | tv.AdamW, dim: int = 0, master: bool = False) -> Calla
 
     def finish(r: RankBuilder, w: Any) -> None:
         grad = r.reduce_scatter(r.gradient(w), group="dp", dim=0, op="avg", name="w.grad.shard")
-        r.lives(grad, "w.grad", "(dp o) k")
-        r.output(grad, "gradient", "w")
+        r.output(grad, "gradient", "w", form="(dp o) k")
         own = r.own_block(w, group="dp", dim=0, backward="none", name="w.shard") if dim == 0 else r.slice(w, dim=0, start=0, stop=OUT // 2)
         new = r.optimizer(how, w, grad, shard=own, form="(dp o) k", master=master)
         r.update(w, r.all_gather(new, group="dp", dim=0, name="w.whole"))

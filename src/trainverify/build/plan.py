@@ -22,10 +22,11 @@ from typing import Any, Protocol
 
 from trainverify.build.program import Declaring, domain_of
 from trainverify.build.tape import BuildError, Conjugate, Tape, Tensor, caller
+from trainverify.graph.gradients import GRADIENT
 from trainverify.graph.lineage import Form, Layout, Placement, Reduction, layout
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
-from trainverify.graph.program import Op, Ref, Value, attributes, resolve
+from trainverify.graph.program import Op, Ref, Role, Value, attributes, resolve
 from trainverify.graph.types import DTYPES, TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -170,6 +171,14 @@ class RankBuilder(Declaring):
             raise BuildError(f"{tensor.name}: {form!r} is no layout; a plan's tensors have name, shape, layout, and dtype={form!r} by name")
         made = layout(logical, form, tensor.name, None, fixed, partial)
         self._plan.lineage += [replace(made, where=tuple(where.items())) for where in self._where]
+
+    def output(self, tensor: Tensor, role: Role, of: str | None = None, form: Spelling | None = None) -> None:
+        """Report a result. A gradient lives as its parameter does, or as `form` says: a part of it, or flat."""
+        super().output(tensor, role, of)
+        if form is not None:
+            if role != "gradient" or of is None:
+                raise BuildError(f"output: only a gradient has a layout of its own, not a {role}")
+            self.lives(tensor, GRADIENT + self._homes.get(of, (of,))[0], form)
 
     def input(
         self,
