@@ -84,9 +84,9 @@ class Communication:
         ways = [str(first.get("op", "sum"))] if first.name in SUMS else [""]
         met = [w for i in self.graph.makers.get(site[0], ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
         now = max((len(g) for m in met for g in m.receivers), default=0)
-        here = self.over(site[0]) if elsewhere else None
+        same = self.over(site[0]) if elsewhere else None
         for over, partition in self.partitions.items():
-            if elsewhere and over == here:
+            if elsewhere and over == same:
                 continue
             if wider != (len(partition.get(self.classes[site[0][0]].ranks[0], ())) > now):
                 continue
@@ -96,7 +96,8 @@ class Communication:
                     edits |= self._collective(nodes, {n: str(given[n]) for n in nodes}, first, partition, way) or {}
                 if len(edits) == len(site):
                     what = f"{way} over {over}" if way else f"ranks in the order of {over}"
-                    cause = Cause.WRONG_REDUCTION if way and over == self.over(site[0]) else Cause.WRONG_GROUP
+                    here = over == self.over(site[0])
+                    cause = Cause.WRONG_GROUP if not here else Cause.WRONG_REDUCTION if way else Cause.WRONG_ORDER
                     yield Repair(f"{short(first)} where {first.name} with {what} is needed", edits, cause)
 
     def like_cousin(self, site: Site) -> Iterator[Repair]:

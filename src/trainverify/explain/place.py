@@ -22,6 +22,7 @@ class Place:
     cause: str  # one line: what the values show
     category: Cause | None = None
     repair: str | None = None  # what to change, and at which line
+    others: tuple[str, ...] = ()  # tensors that have the same wrong with them
     used: Source | None = None  # of a gradient that is a share only: where the user's code takes it for the whole one
 
     @property
