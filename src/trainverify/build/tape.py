@@ -111,7 +111,7 @@ class Tape:
         return Tensor(name, type)
 
     def fresh(self, base: str) -> str:
-        name = whole = self.prefix + base
+        name = whole = base if base.startswith(self.prefix) else self.prefix + base
         n = self._numbers.get(whole, 0)
         while name in self.tensors:
             n += 1
