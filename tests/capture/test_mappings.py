@@ -190,6 +190,12 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("baddbmm", lambda a, b, c: torch.baddbmm(a, b, c, beta=0.5, alpha=3), (real(2, 3, 5), real(2, 3, 4), real(2, 4, 5))),
     ("nll_loss_forward", lambda a, t: A.nll_loss_forward(a, t, None, 1, 2), (real(7, 4), ids(4, 7))),
     ("nll_loss_forward", lambda a, t: A.nll_loss_forward(a, t, None, 2, -100), (real(7, 4), ids(4, 7))),
+    ("nll_loss_forward", lambda a, t, w: A.nll_loss_forward(a, t, w, 1, 2), (real(7, 4), ids(4, 7), positive(4))),
+    (
+        "nll_loss_backward",
+        lambda a, t, g, w: A.nll_loss_backward(g, a, t, w, 1, 2, A.nll_loss_forward(a, t, w, 1, 2)[1]),
+        (real(7, 4), ids(4, 7), real(), positive(4)),
+    ),
     (
         "nll_loss_backward",
         lambda a, t, g: A.nll_loss_backward(g, a, t, None, 1, 2, A.nll_loss_forward(a, t, None, 1, 2)[1]),
@@ -219,6 +225,13 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         "_scaled_dot_product_flash_attention_for_cpu_backward",
         lambda g, q, k, v: attention_backward(g, q, k, v),
         (real(2, 4, 5, 6), q4, k4, v4),
+    ),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        lambda g, q, m: A._scaled_dot_product_flash_attention_for_cpu_backward(
+            g, q, q, q, *A._scaled_dot_product_flash_attention_for_cpu(q, q, q, attn_mask=m), 0.0, False, attn_mask=m
+        ),
+        (real(2, 4, 5, 6), q4, real(5, 5)),
     ),
     ("gather", lambda a, i: a.gather(1, i), (x, ids(3, 2, 5))),
     ("index_select", lambda a, i: a.index_select(1, i), (x, ids(3, 4))),
@@ -343,20 +356,6 @@ def refused(fn: Callable[..., Any], *inputs: Any) -> str:
 FIRST_STEP = {**SGD, "is_first_step": True, "found_inf": torch.tensor(0.0)}
 NEGATIVE = ids(3, 4) - 3
 REFUSED: list[tuple[str, str, str, Callable[..., Any], tuple[Any, ...]]] = [  # op, argument, what is said, call
-    (
-        "nll_loss_forward",
-        "weight",
-        "weights of classes",
-        lambda a, w, t: A.nll_loss_forward(a, t, w, 1, -100),
-        (real(7, 4), positive(4), ids(4, 7)),
-    ),
-    (
-        "nll_loss_backward",
-        "weight",
-        "weights of classes",
-        lambda g, a, w, t: A.nll_loss_backward(g, a, t, w, 2, -100, g),
-        (real(), real(7, 4), positive(4), ids(4, 7)),
-    ),
     ("div", "rounding_mode", "rounding_mode", lambda a: A.div.Tensor_mode(a, 2, rounding_mode="trunc"), (x,)),
     (
         "embedding_dense_backward",
@@ -412,15 +411,6 @@ REFUSED: list[tuple[str, str, str, Callable[..., Any], tuple[Any, ...]]] = [  # 
         "weights",
         lambda a, b, w: A.binary_cross_entropy_with_logits(a, b, None, w),
         (x, p, p),
-    ),
-    (
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        "attn_mask",
-        "with a mask",
-        lambda g, q, m: A._scaled_dot_product_flash_attention_for_cpu_backward(
-            g, q, q, q, *A._scaled_dot_product_flash_attention_for_cpu(q, q, q, attn_mask=m), 0.0, False, attn_mask=m
-        ),
-        (real(2, 4, 5, 6), q4, real(5, 5)),
     ),
 ]
 

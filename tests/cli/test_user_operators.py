@@ -133,3 +133,36 @@ def test_files_that_are_no_python(folder: Path, capsys: pytest.CaptureFixture[st
 def test_operator_that_raises_is_no_proof(folder: Path, error: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text(DECLARED.replace("    return x * gate", f"    raise {error}\n    return x * gate"), "utf-8")
     assert cli.run(["verify", "model.json", "good.json", "--ops", "mine.py"]) in (1, 4)
+
+
+BROKEN = {
+    "raise AttributeError('x')": "line 17: AttributeError: x",
+    "return F.contract('b k, k b -> b', x, gate)": "swiglu(f32[5,7], f32[5,7]): contract:",
+    "return x.no_such_thing": "line 17: AttributeError: ",
+    "return x ** gate": "line 17: ",
+}
+
+
+@pytest.mark.parametrize("body", BROKEN)
+def test_operator_that_cannot_be_used_is_refused(folder: Path, body: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.py").write_text(DECLARED.replace('return x * gate / (1 + F.call("exp", -(gate * beta)))', body), "utf-8")
+    assert cli.run(["ops", "--ops", "broken.py"]) == 2
+    err = capsys.readouterr().err.removeprefix("a file may print\n")
+    assert err.startswith("error: broken.py: the example of 'swiglu' fails: ")
+    assert BROKEN[body] in err
+
+
+def test_operator_without_an_example_is_not_tried(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = DECLARED.replace(', example="x[b,k] gate[b,k]"', "").replace("    return x", "    x = F.take(x, 4, 0, 1)\n    return x")
+    Path("shy.py").write_text(text, "utf-8")
+    assert cli.run(["ops", "--ops", "shy.py"]) == 0
+    assert "swiglu: not tried; give it an example" in capsys.readouterr().out
+
+
+def test_scalar_functions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["ops"]) == 0
+    assert "exp/1, log/1" in capsys.readouterr().out
+    assert cli.run(["ops", "--json"]) == 0
+    found = {s["name"]: s for s in json.loads(capsys.readouterr().out)["scalars"]}
+    assert found["log"] == {"name": "log", "arity": 1, "takes": "real", "defined_if": ["argument 0 is positive"]}
+    assert cli.run(["ops", "erf"]) == 0

@@ -110,7 +110,15 @@ def batch_norm_apply(x: Tensor, s: Tensor, q: Tensor, w: Any = None, b: Any = No
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, m: Any = None, is_causal: bool = False, query_offset: int = 0, key_offset: int = 0, scale: Any = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    m: Any = None,
+    sinks: Any = None,
+    is_causal: bool = False,
+    query_offset: int = 0,
+    key_offset: int = 0,
+    scale: Any = None,
 ) -> tuple[Tensor, Tensor]:
     s, t = q.shape[2], k.shape[2]
     extra = torch.zeros(s, t, dtype=torch.float64)
@@ -122,23 +130,32 @@ def attention(
     y = nn.scaled_dot_product_attention(q, k, v, attn_mask=extra.expand(q.shape[0], q.shape[1], s, t), scale=scale, enable_gqa=True)
     wide = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ wide.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale) + extra
+    if sinks is not None:  # as in gpt-oss: a column of scores that is dropped after the softmax
+        scores = torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+        y = scores.softmax(-1)[..., :-1] @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     return y, scores.logsumexp(-1)
 
 
-def attention_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, **how: Any) -> tuple[Tensor, ...]:
+def attention_backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, m: Any = None, sinks: Any = None, **how: Any
+) -> tuple[Tensor, ...]:
     """From p = exp(s − lse), head by head, rows and columns with their masks."""
     offsets, scale = (how.get("query_offset", 0), how.get("key_offset", 0)), how.get("scale")
     share = q.shape[1] // k.shape[1]
     wide_k, wide_v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    p = torch.exp(q @ wide_k.transpose(-1, -2) * factor - lse[..., None])
+    scores = q @ wide_k.transpose(-1, -2) * factor
+    p = torch.exp((scores if m is None or m.dtype == torch.bool else scores + m) - lse[..., None])
+    p = p * m if m is not None and m.dtype == torch.bool else p
     if how.get("is_causal"):
         row, column = torch.arange(q.shape[2])[:, None] + offsets[0], torch.arange(k.shape[2]) + offsets[1]
         p = p * (column <= row)
     ds = p * (g @ wide_v.transpose(-1, -2) - delta[..., None]) * factor
     groups = (q.shape[0], k.shape[1], share)
     dk, dv = (x.reshape(*groups, *x.shape[2:]).sum(2) for x in (ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ g))
-    return ds @ wide_k, dk, dv
+    if sinks is None:
+        return ds @ wide_k, dk, dv
+    return ds @ wide_k, dk, dv, -(torch.exp(sinks.reshape(1, -1, 1) - lse) * delta).sum((0, 2))
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, style: str = "half") -> Tensor:
@@ -246,8 +263,27 @@ def segment_mask(a: Tensor, b: Tensor, is_causal: bool = False, query_offset: in
 
 
 def by_class(f: Reference) -> Reference:
-    """PyTorch has the classes in dimension 1."""
-    return lambda x, t, **rest: f(x.movedim(-1, 1) if x.ndim > 1 else x, t, **rest)
+    """PyTorch has the classes in dimension 1, and no derivative for their weights: those come from a formula with its value."""
+
+    def loss(x: Tensor, t: Tensor, w: Any = None, **rest: Any) -> Tensor:
+        moved = x.movedim(-1, 1) if x.ndim > 1 else x
+        if w is None:
+            return f(moved, t, **rest)
+        value, mine = f(moved, t, w.detach(), **rest), weighted(x.log_softmax(-1) if f is nn.cross_entropy else x, t, w, **rest)
+        assert torch.allclose(value, mine)
+        return mine
+
+    return loss
+
+
+def weighted(scores: Tensor, t: Tensor, w: Tensor, reduction: str = "mean", ignore_index: int = -100, label_smoothing: float = 0) -> Tensor:
+    valid = t != ignore_index
+    rows, counts = scores[valid], w[t[valid]]
+    picked = -rows.gather(-1, t[valid][..., None])[..., 0] * counts
+    losses = (1 - label_smoothing) * picked - label_smoothing * (rows * w).mean(-1)
+    if reduction == "none":
+        return torch.zeros(t.shape, dtype=scores.dtype).masked_scatter(valid, losses)
+    return losses.sum() if reduction == "sum" else losses.sum() / counts.sum()
 
 
 def sgd(w: Tensor, g: Tensor, buffer: Any = None, *, lr: float, first: bool = False, **rest: Any) -> Any:
@@ -653,6 +689,8 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(real(1, 2, 3, 2), real(1, 1, 5, 2), real(1, 1, 5, 2), mask(3, 5), scale=0.3),
             call(real(2, 2, 3, 1), real(2, 2, 3, 1), real(2, 2, 3, 1), real(2, 1, 3, 3), is_causal=True),
             call(real(1, 1, 2, 3), real(1, 1, 3, 3), real(1, 1, 3, 3), mask(1, 1, 2, 3), is_causal=True, query_offset=7, key_offset=6),
+            call(real(2, 6, 3, 2), real(2, 2, 5, 2), real(2, 2, 5, 3), None, real(6), is_causal=True, query_offset=2),
+            call(real(1, 2, 3, 2), real(1, 1, 5, 2), real(1, 1, 5, 2), mask(3, 5), real(2)),
         ),
     ),
     "attention_backward": (
@@ -669,6 +707,8 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
                 key_offset=1,
                 scale=0.3,
             ),
+            call(*(real(1, 2, 3, 4) for _ in range(4)), real(1, 2, 3), real(1, 2, 3), mask(1, 1, 3, 3), is_causal=True),
+            call(*(real(1, 2, 3, 4) for _ in range(4)), real(1, 2, 3), real(1, 2, 3), real(1, 2, 3, 3), real(2)),
         ),
     ),
     "apply_rotary_emb": (
@@ -863,11 +903,20 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(real(3, 5), given([1, -100, 4]), label_smoothing=0.2),
             call(real(3, 2), given([1, 0, 1]), ignore_index=0, reduction="none"),
             call(real(5), ids(high=5)),
+            call(real(5, 3), ids(5, high=3), positive(3)),
+            call(real(3, 5), given([1, -100, 4]), positive(5), label_smoothing=0.2),
+            call(real(2, 3, 7), ids(2, 3, high=7), positive(7), reduction="none"),
         ),
     ),
     "nll_loss": (
         by_class(nn.nll_loss),
-        (call(real(5, 3), ids(5, high=3)), call(real(2, 3, 7), ids(2, 3, high=7), reduction="sum"), call(real(3, 5), given([1, -100, 4]))),
+        (
+            call(real(5, 3), ids(5, high=3)),
+            call(real(2, 3, 7), ids(2, 3, high=7), reduction="sum"),
+            call(real(3, 5), given([1, -100, 4])),
+            call(real(3, 5), given([1, -100, 4]), positive(5)),
+            call(real(2, 3, 7), ids(2, 3, high=7), positive(7), reduction="sum"),
+        ),
     ),
     "mse_loss": (
         nn.mse_loss,

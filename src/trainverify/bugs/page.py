@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainverify.bugs.cases import CASES, KNOWN_OPEN
+from trainverify.bugs.zoo_cases import PLANTED
 from trainverify.explain.cause import Cause
 
 _HEAD = """# Real bugs
@@ -17,12 +18,17 @@ They differ in the ops that the bug touches and in nothing else.
 trainverify bugs              # all of them, under a minute
 trainverify bugs B06 B111     # some
 trainverify bugs --json
+trainverify bugs --zoo        # {planted} of them planted in plans of the zoo at real widths: minutes
+trainverify bugs --zoo --several   # one mistake at 2, at 5 and at all sites of such a plan
 ```
 
 The command prints both verdicts and compares the explanation of the wrong plan with what is expected: cause, tensor, source line.
 What is not as expected is followed by what is. The exit code is 0 if all right plans are PROVED and all wrong ones REFUTED or INVALID,
 else 1; explanations do not count. Sizes are small, differ from each other, and are those that the bug needs: padding,
 unequal token counts, several micro-batches.
+
+Inside plans of the zoo a bug is a row of data in `zoo_cases.py`: a model, the ops by the names of their results, and what becomes of
+each. The planted cause is expected, the tensor of the changed op, and for a mistake at several sites all of these.
 
 Sources are public issues, pull requests and commits; "inferred" marks what the source does not state.
 
@@ -76,7 +82,13 @@ def page() -> str:
         *((c.id, c.title, c.mechanism, f"`{c.cause.name}`", c.reference) for c in CASES),
     )
     still = _table(("case", "why"), *KNOWN_OPEN.items()) if KNOWN_OPEN else "None.\n"
-    sections = [_HEAD.format(count=len(CASES)), causes, "## Open\n\nCases whose verdicts are not as they should be.\n", still, _ADD]
+    sections = [
+        _HEAD.format(count=len(CASES), planted=len(PLANTED)),
+        causes,
+        "## Open\n\nCases whose verdicts are not as they should be.\n",
+        still,
+        _ADD,
+    ]
     return "\n".join([*sections, "## Cases\n", cases])
 
 

@@ -8,7 +8,7 @@ with p.ranks() as r:
     y = r.all_gather(r.linear(x, w), group="tp", dim=1, backward="slice")
 ```
 `group` is a mesh axis (or several), `peer` a change of coordinates. Every collective whose result is
-differentiated names its backward; nothing is inserted for it.
+differentiated names its backward; nothing is inserted for it. docs/building-plans.md shows all of it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from trainverify.build.program import Declaring, domain_of
 from trainverify.build.tape import BuildError, Conjugate, Tape, Tensor, caller
+from trainverify.graph.gradients import GRADIENT
 from trainverify.graph.lineage import Form, Layout, Placement, Reduction, layout
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
-from trainverify.graph.program import Op, Ref, Value, attributes, resolve
-from trainverify.graph.types import TensorType
+from trainverify.graph.program import Op, Ref, Role, Value, attributes, resolve
+from trainverify.graph.types import DTYPES, TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 
@@ -38,10 +39,13 @@ def _same(tape: Tape, op: Op, given: Sequence[Tensor | None]) -> Sequence[Tensor
 
 
 def _conjugate(name: str, **attrs: Any) -> Conjugate:
+    """A collective of the gradient, over the group of the op itself unless `attrs` has another."""
+
     def apply(tape: Tape, op: Op, given: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         (g,) = given
         assert g is not None
-        return tape.emit(name, (g,), {"group": op.get("group"), **attrs}, [f"{op.inputs[0]}.grad"], op.source, op.outputs[0])
+        own = {} if "group" in attrs else {"group": op.get("group")}
+        return tape.emit(name, (g,), {**own, **attrs}, [f"{op.inputs[0]}.grad"], op.source, op.outputs[0])
 
     return apply
 
@@ -51,11 +55,9 @@ def _slice(tape: Tape, op: Op, given: Sequence[Tensor | None]) -> Sequence[Tenso
     (g,) = given
     assert g is not None
     assert isinstance(tape, RankBuilder)
-    dim, width = op.get("dim", 0), tape.tensors[str(op.inputs[0])].shape[op.get("dim", 0)]
-    group = op.get("group")
-    start = tape.each_rank(lambda rank: tape.position(rank, group) * width)
-    stop = tape.each_rank(lambda rank: (tape.position(rank, group) + 1) * width)
-    return tape.emit("slice", (g,), {"dim": dim, "start": start, "stop": stop}, [f"{op.inputs[0]}.grad"], op.source, op.outputs[0])
+    dim = op.get("dim", 0)
+    block = tape.block(op.get("group"), dim, tape.tensors[str(op.inputs[0])].shape[dim])
+    return tape.emit("slice", (g,), block, [f"{op.inputs[0]}.grad"], op.source, op.outputs[0])
 
 
 def conjugate(op: str, backward: str | None, attrs: Mapping[str, Any]) -> Conjugate | None:
@@ -66,14 +68,27 @@ def conjugate(op: str, backward: str | None, attrs: Mapping[str, Any]) -> Conjug
     table: dict[str, Conjugate] = {
         "identity": _same,
         "all_reduce": _conjugate("all_reduce"),
+        "all_reduce avg": _conjugate("all_reduce", op="avg"),
         "all_gather": _conjugate("all_gather", dim=dim),
         "reduce_scatter": _conjugate("reduce_scatter", dim=dim),
+        "reduce_scatter avg": _conjugate("reduce_scatter", dim=dim, op="avg"),
         "slice": _slice,
         "all_to_all": _conjugate("all_to_all", split_dim=attrs.get("concat_dim"), concat_dim=attrs.get("split_dim")),
     }
     if backward not in table:
         raise BuildError(f"{op}: no backward {backward!r}; choose one of {', '.join(table)} or none")
     return table[backward]
+
+
+class Optimizer(Protocol):
+    """A rule that updates parameters: `tv.SGD`, `tv.AdamW`."""
+
+    @property
+    def op(self) -> str: ...
+
+    def state(self) -> tuple[tuple[str, str | None], ...]: ...
+
+    def attrs(self, parameter: str) -> dict[str, object]: ...
 
 
 class RankBuilder(Declaring):
@@ -87,6 +102,7 @@ class RankBuilder(Declaring):
         self._where = tuple(dict(w) for w in where)
         self._columns: dict[str, tuple[Value, ...]] = {}
         self._asked: dict[object, Value] = {}  # groups and peers that were asked for before
+        self._homes: dict[str, tuple[str, Spelling]] = {}  # parameter → the logical one, and how it lives here
 
     # -- what differs between ranks -----------------------------------------------------------------------------------
 
@@ -129,6 +145,11 @@ class RankBuilder(Declaring):
         name = self._columns[group.name][self.ranks.index(rank)] if isinstance(group, Ref) else group
         return self._plan.groups[str(name)].index(rank)
 
+    def block(self, group: Value, dim: int, width: int) -> dict[str, Value]:
+        """A slice of so many elements at each rank's position in its group."""
+        start, stop = (self.each_rank(lambda rank, end=end: (self.position(rank, group) + end) * width) for end in (0, 1))  # type: ignore[misc]
+        return {"dim": dim, "start": start, "stop": stop}
+
     def bindings(self) -> Mapping[str, Any]:
         return {name: column[0] for name, column in self._columns.items()}
 
@@ -146,8 +167,18 @@ class RankBuilder(Declaring):
         partial: Mapping[str, Reduction] | None = None,
     ) -> None:
         """Declare how a logical tensor lives in this one, on these ranks; checked, never believed."""
+        if isinstance(form, str) and form in DTYPES:
+            raise BuildError(f"{tensor.name}: {form!r} is no layout; a plan's tensors have name, shape, layout, and dtype={form!r} by name")
         made = layout(logical, form, tensor.name, None, fixed, partial)
         self._plan.lineage += [replace(made, where=tuple(where.items())) for where in self._where]
+
+    def output(self, tensor: Tensor, role: Role, of: str | None = None, form: Spelling | None = None) -> None:
+        """Report a result. A gradient lives as its parameter does, or as `form` says: a part of it, or flat."""
+        super().output(tensor, role, of)
+        if form is not None:
+            if role != "gradient" or of is None:
+                raise BuildError(f"output: only a gradient has a layout of its own, not a {role}")
+            self.lives(tensor, GRADIENT + self._homes.get(of, (of,))[0], form)
 
     def input(
         self,
@@ -169,6 +200,7 @@ class RankBuilder(Declaring):
         self._trainable.add(name)
         made = self._source(self._parameters, name, shape, dtype or self.dtype, None)
         self.lives(made, logical or name, form)
+        self._homes[name] = (logical or name, form)
         return made
 
     def state(
@@ -184,6 +216,48 @@ class RankBuilder(Declaring):
         self.lives(made, logical or name, form)
         return made
 
+    def optimizer(
+        self,
+        how: Optimizer,
+        weight: Tensor,
+        grad: Tensor,
+        *,
+        shard: Tensor | None = None,
+        form: Spelling | None = None,
+        master: bool = False,
+    ) -> Tensor:
+        """A parameter's step by `tv.SGD(…)` or `tv.AdamW(…)`; its state is declared and updated, under the names of `tv.complete`.
+
+        State lives as the parameter does. A rank that updates a part only (ZeRO) gives that part, `shard`, and how it lives,
+        `form`; it gets the part's new value, and updates the parameter itself once it has the whole. `master` keeps an
+        f32 copy that is updated in place of the parameter.
+        """
+        logical, home = self._homes.get(weight.name, (weight.name, None))
+        lives = home if form is None else form
+        if lives is None:
+            raise BuildError(f"optimizer: {weight.name!r} is no parameter of these ranks")
+        if (shard is None) != (form is None) and not master:
+            raise BuildError(f"optimizer: of a part of {weight.name!r} say both what it is (shard=…) and how it lives (form=…)")
+        before, self.phase = self.phase, "optimizer"
+        old = weight if shard is None else shard
+        if grad.shape != old.shape and not (master and form is not None):
+            raise BuildError(f"optimizer: gradient {grad} of {old}")
+        if master:
+            old = self.state(f"{weight.name}.master", grad.shape, lives, f"{logical}.master")
+            grad = grad if grad.type.dtype == "f32" else self.emit("to", (grad,), {"dtype": "f32"}, [f"{weight.name}.grad32"])[0]
+        kind = old.type.dtype
+        slots = [self.state(f"{weight.name}.{s}", grad.shape, lives, f"{logical}.{s}", kind, domain=d) for s, d in how.state()]
+        new = self.emit(how.op, (old, grad, *slots), how.attrs(logical), [f"{t.name}.new" for t in (old, *slots)])
+        for state, value in zip([*([old] if master else []), *slots], new[0 if master else 1 :], strict=True):
+            self.update(state, value)
+        made = new[0]
+        if master and made.type.dtype != weight.type.dtype:
+            (made,) = self.emit("to", (made,), {"dtype": weight.type.dtype}, [f"{weight.name}.working"])
+        if form is None:
+            self.update(weight, made)
+        self.phase = before
+        return made
+
     # -- communication ------------------------------------------------------------------------------------------------
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
@@ -191,7 +265,9 @@ class RankBuilder(Declaring):
         if not self.table[op.removesuffix("_")].collective:
             return apply
 
-        def communicate(*inputs: Tensor | None, group: Any, backward: str | None = "undeclared", **attrs: Any) -> Any:
+        def communicate(*inputs: Tensor | None, group: Any = None, backward: str | None = "undeclared", **attrs: Any) -> Any:
+            if group is None:
+                raise BuildError(f"{op} needs group=…: a mesh axis ({', '.join(self._plan.mesh.names)}), several, or a group of the plan")
             made = apply(*inputs, group=self.group_of(group), **attrs)
             if backward != "undeclared":
                 self._conjugates[len(self.ops) - 1] = conjugate(op, backward, attrs)
@@ -199,16 +275,30 @@ class RankBuilder(Declaring):
 
         return communicate
 
-    def copy(self, x: Tensor, group: str | Sequence[str], name: str | None = None) -> Tensor:
-        """The tensor itself; backward all-reduces its gradient over the group (Megatron's f)."""
+    def copy(self, x: Tensor, group: str | Sequence[str], name: str | None = None, op: str = "sum") -> Tensor:
+        """The tensor itself; backward all-reduces its gradient over the group (Megatron's f), or averages it (`op="avg"`)."""
         (made,) = self.emit("identity", (x,), {}, [name or x.name + ".copy"])
+        how = {} if op == "sum" else {"op": op}
+        self._conjugates[len(self.ops) - 1] = _conjugate("all_reduce", group=self.group_of(group), **how)
+        return made
+
+    def own_block(
+        self, x: Tensor, *, group: str | Sequence[str], dim: int = 0, backward: str | None = "all_gather", name: str | None = None
+    ) -> Tensor:
+        """This rank's block of a tensor that all ranks of the group have.
+
+        Backward gathers the blocks' gradients (Megatron's scatter), or is that of the slice alone: `backward="slice.grad"`.
+        """
         reference = self.group_of(group)
-
-        def summed(tape: Tape, op: Op, given: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-            (g,) = given
-            return tape.emit("all_reduce", (g,), {"group": reference}, [f"{op.inputs[0]}.grad"], op.source, op.outputs[0])
-
-        self._conjugates[len(self.ops) - 1] = summed
+        count = self.members(resolve(reference, self.bindings()))
+        if not -len(x.shape) <= dim < len(x.shape) or x.shape[dim] % count:
+            raise BuildError(f"own_block: dimension {dim} of {x} does not divide among {count} ranks")
+        (made,) = self.emit("slice", (x,), self.block(reference, dim, x.shape[dim] // count), [name or x.name + ".block"])
+        if backward not in ("all_gather", "slice.grad", "none", None):
+            raise BuildError(f"own_block: no backward {backward!r}; choose one of all_gather, slice.grad or none")
+        if backward != "slice.grad":
+            gather = _conjugate("all_gather", group=reference, dim=dim)
+            self._conjugates[len(self.ops) - 1] = gather if backward == "all_gather" else None
         return made
 
     def broadcast(

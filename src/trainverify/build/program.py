@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from trainverify.build.tape import BuildError, Tape, Tensor
 from trainverify.graph.program import Domain, Program
-from trainverify.graph.types import TensorType
+from trainverify.graph.types import DTYPES, TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 
 
 def domain_of(dtype: str, ids: int | None, ignore: int | None, domain: str | None) -> Domain | None:
     """The precondition on an input from the keywords of `input` and `state`."""
+    if dtype not in DTYPES:
+        raise BuildError(f"{dtype!r} is no dtype (they are {', '.join(DTYPES)}); only inputs of a plan have a layout")
     if ids is not None:
         return Domain("ids", ids, ignore)
     return None if domain is None else Domain(domain)  # type: ignore[arg-type]
@@ -28,6 +30,8 @@ class Declaring(Tape):
         self.dtype = "f32"  # of parameters that do not say
 
     def _source(self, into: list[str], name: str, shape: tuple[int, ...], dtype: str, domain: Domain | None) -> Tensor:
+        if not isinstance(shape, tuple | list) or any(not isinstance(s, int) or s < 0 for s in shape):
+            raise BuildError(f"{name}: a shape is a tuple of sizes, not {shape!r}")
         made = self.declare(name, TensorType(tuple(shape), dtype))
         into.append(name)
         if domain is not None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 from trainverify.graph.program import Op, Output, Phase, Role, Source, attributes, resolve
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
-from trainverify.ops.table import GRAD, OpTable
+from trainverify.ops.table import GRAD, OpDef, OpError, OpTable
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 # model code and the cases of the bug corpus: their lines are worth showing
@@ -40,6 +41,9 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.type.shape
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
@@ -107,7 +111,7 @@ class Tape:
         return Tensor(name, type)
 
     def fresh(self, base: str) -> str:
-        name = whole = self.prefix + base
+        name = whole = base if base.startswith(self.prefix) else self.prefix + base
         n = self._numbers.get(whole, 0)
         while name in self.tensors:
             n += 1
@@ -132,17 +136,24 @@ class Tape:
         forward: str | None = None,
     ) -> tuple[Tensor, ...]:
         """Append an op; types come from its definition."""
-        canonical = attributes(attrs)
+        try:
+            canonical = attributes(attrs)
+        except TypeError as error:
+            raise BuildError(f"{op}: {error}") from error
         concrete = {k: resolve(v, self.bindings()) for k, v in canonical}
         definition = self.table[op]
         for t in inputs:
-            if t is not None and self.tensors.get(t.name) != t.type:
-                raise BuildError(f"{op}: tensor {t.name!r} does not belong to {self.name!r}")
+            self._own(op, definition, t)
         if definition.point_to_point:
             types = [TensorType(concrete["shape"], concrete.get("dtype", "f32"))] if op == "recv" else []  # type: ignore[arg-type]
         else:
             size = self.members(concrete["group"]) if definition.collective else 0
-            lowered = self.table.lower(op, concrete, tuple(None if t is None else t.type for t in inputs), size)
+            try:
+                lowered = self.table.lower(op, concrete, tuple(None if t is None else t.type for t in inputs), size)
+            except OpError as error:
+                types_only = ", ".join("-" if t is None else str(t.type) for t in inputs)
+                named = ", ".join("-" if t is None else str(t) for t in inputs)
+                raise OpError(str(error).replace(f"{op}({types_only})", f"{op}({named})", 1)) from error
             types = list(lowered.types)
         if names is not None and len(names) != len(types):
             raise BuildError(f"{op} has {len(types)} results, got {len(names)} names")
@@ -150,6 +161,19 @@ class Tape:
         tensors = tuple(None if t is None else t.name for t in inputs)
         self.ops.append(Op(op, tensors, tuple(t.name for t in made), canonical, self.phase, forward, source or caller()))
         return tuple(made)
+
+    def _own(self, op: str, definition: OpDef, given: object) -> None:
+        """Refuse what is no tensor of this program."""
+        if given is None:
+            return
+        if not isinstance(given, Tensor):
+            literal = definition.attribute("value") is not None and isinstance(given, int | float | Fraction)
+            how = f"a number is given by name: value={given!r}" if literal else "everything but tensors is given by name"
+            if isinstance(given, tuple | list):
+                how = "an op with several results returns a tuple; take one of it"
+            raise BuildError(f"{op}: {given!r} is no tensor; {how}")
+        if self.tensors.get(given.name) != given.type:
+            raise BuildError(f"{op}: tensor {given.name!r} does not belong to {self.name!r}")
 
     def constant(self, value: float | Fraction, type: TensorType, name: str, source: Source | None = None) -> Tensor:
         return self.emit("full", (), {"shape": type.shape, "value": value, "dtype": type.dtype}, [name], source)[0]
@@ -159,7 +183,8 @@ class Tape:
             raise AttributeError(op)
         name = op[:-1] if op.endswith("_") else op  # `sum_`, `slice_`: Python's own names
         if name not in self.table:
-            raise AttributeError(f"no operator {name!r}")
+            near = difflib.get_close_matches(name, [d.name for d in self.table], 1)
+            raise AttributeError(f"no operator {name!r}" + (f"; did you mean {near[0]}?" if near else " (`trainverify ops` lists all)"))
 
         def apply(*inputs: Tensor | None, name: str | Sequence[str] | None = None, **attrs: Any) -> Any:
             names = [name] if isinstance(name, str) else name
@@ -189,7 +214,7 @@ class Tape:
     def gradient(self, parameter: Tensor) -> Tensor:
         """The gradient that the backward passes so far have accumulated."""
         if parameter.name not in self._gradients:
-            raise BuildError(f"{parameter.name!r} has no gradient: no backward pass reached it")
+            raise BuildError(f"{parameter.name!r} has no gradient: no backward(...) before this line reached it")
         return self._gradients[parameter.name]
 
     def take_gradient(self, parameter: Tensor) -> Tensor | None:
@@ -309,7 +334,10 @@ class Tape:
             return [None] * len(op.inputs) if conjugate is None else conjugate(self, op, given)
         definition = self.table[op.name]
         if definition.collective or definition.point_to_point:
-            raise BuildError(f"{op.name} ({op.source}) does not name its backward")
+            how = "give it backward=… (identity, all_reduce, all_gather, reduce_scatter, slice, all_to_all or none)"
+            if definition.point_to_point or definition.receivers == "root" or definition.senders == "root":
+                how = "use its result as the start of a backward pass of its own, or put it into by_hand"
+            raise BuildError(f"{op.name} ({op.source}) lies between the loss and a parameter and does not name its backward: {how}")
         wrt = tuple(i for i, n in enumerate(op.inputs) if n in needs and n is not None and self.tensors[n].kind == "real")
         known = tuple(i for i, g in enumerate(given) if g is not None)
         inputs = [None if n is None else self._read(n) for n in op.inputs] + [given[i] for i in known]

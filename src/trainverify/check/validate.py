@@ -11,6 +11,7 @@ from trainverify.check.malformed import malformed
 from trainverify.check.operators import Operators
 from trainverify.check.programs import check_program
 from trainverify.check.talk import check_talk
+from trainverify.graph.gradients import with_gradients
 from trainverify.graph.plan import Plan, PlanError, Template, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
@@ -30,7 +31,7 @@ def validate(logical: Program | None, plan: Plan | None, ops: OpTable = OPS) -> 
     if plan is not None:
         _guarded(report, f"plan {getattr(plan, 'name', '?')}", (plan,), lambda: found.extend(_plan(plan, operators, report)))
     if logical is not None and plan is not None and found:
-        _guarded(report, "lineage", (logical, plan), lambda: check_lineage(logical, plan, found, report))
+        _guarded(report, "lineage", (logical, plan), lambda: check_lineage(logical, with_gradients(logical, plan), found, report))
     return report.findings()
 
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from trainverify.cli.user_ops import OpsFile, table_with
+from trainverify.cli.user_ops import OpsFile, table_with, tried
 from trainverify.ops.describe import describe
 from trainverify.ops.table import OpDef
+from trainverify.primitives.scalars import SCALARS, Scalar
 from trainverify.refusal import Refused
 from trainverify.terminal import AsJson, emit, guarded, out
 
@@ -22,7 +23,11 @@ def command(
 ) -> int:
     """The operators, or the meaning, shapes and derivative of one."""
     table = table_with(ops)
+    untried = [] if ops is None else tried(ops, table)
     if name is not None:
+        if name in SCALARS and name not in table:
+            out.print(f"{name}: a scalar function, for operators of your own: F.call({name!r}, …)", markup=False)
+            return 0
         if name not in table:
             raise Refused(f"unknown operator {name!r}; `trainverify ops` lists all")
         text = describe(table[name], table)
@@ -31,14 +36,22 @@ def command(
         out.print(text, markup=False)
         return 0
     if as_json:
-        return emit("ops", 0, operators=[op_json(d) for d in table])
+        return emit("ops", 0, operators=[op_json(d) for d in table], scalars=[scalar_json(s) for s in SCALARS.values()])
     family = None
     for d in sorted(table, key=lambda d: (d.family, d.name)):
         if d.family != family:
             family = d.family
             out.print(f"[bold]{escape(family)}[/]")
         out.print(f"  {d.name:22} {d.doc.splitlines()[0] if d.doc else ''}", markup=False)
+    out.print("[bold]scalar functions[/] (for operators of your own: F.call(NAME, …))")
+    out.print("  " + ", ".join(f"{s.name}/{s.arity}" for s in SCALARS.values()), markup=False)
+    for name in untried:
+        out.print(f"{name}: not tried; give it an example", markup=False)
     return 0
+
+
+def scalar_json(s: Scalar) -> dict[str, Any]:
+    return {"name": s.name, "arity": s.arity, "takes": s.takes, "defined_if": [f"argument {i} is {what}" for i, what in s.needs]}
 
 
 def op_json(d: OpDef) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from trainverify.ops import OPS, declared
+from trainverify.ops.describe import describe, example_of, parse
 from trainverify.ops.table import OpError, OpTable
 from trainverify.refusal import Refused
 
@@ -46,6 +47,26 @@ def table_with(path: Path | None) -> OpTable:
     if not more:
         raise Refused(f"{path}: declares no operator")
     return table
+
+
+def tried(path: Path, table: OpTable) -> list[str]:
+    """Use the user's operators at the sizes of their examples, forward and backward; those without a usable example are returned."""
+    untried = []
+    for d in (d for d in table if d.name not in OPS):
+        if not d.example:
+            if example_of(d, table) is None:
+                untried.append(d.name)
+            continue
+        try:
+            example = parse(d, d.example)
+            if not d.point_to_point:
+                table.lower(d.name, example.attrs, example.types, example.members)
+            describe(d, table)
+        except OpError as error:
+            raise Refused(f"{path}: the example of {d.name!r} fails: {_line_of(error.__cause__ or error, path)}{error}") from error
+        except Exception as error:
+            raise Refused(f"{path}: the example of {d.name!r} fails: {_line_of(error, path)}{type(error).__name__}: {error}") from error
+    return untried
 
 
 def _line_of(error: BaseException, path: Path) -> str:

@@ -91,6 +91,10 @@ class Ball(ArrayDomain):
         return _each(lambda p, x, y: x if p else y, c, a, b)
 
     def _node(self, node: Node, args: list[Array], inputs: Sequence[Array], lead: tuple[int, ...]) -> Array:
+        if node.prim == "map" and node.attrs == ("mul",) and node.kind == "real":
+            for i, factor in enumerate(map(_fraction, node.args)):
+                if factor is not None:  # 56·(1/7) is 8 and no ball around it: a quotient that is exact has no radius
+                    return _each(lambda x, f=factor: x * f.numerator / f.denominator, args[1 - i])
         if node.prim == "contract" and node.kind == "real" and any(not a.size for a in args):  # a sum of nothing, or no sum
             return _objects([arb(0) for _ in range(math.prod(lead + node.shape))], lead + node.shape)
         return super()._node(node, args, inputs, lead)
@@ -136,6 +140,14 @@ class Ball(ArrayDomain):
     def indicator(self, hits: Array) -> Array:
         zero, one = arb(0), arb(1)
         return _objects([one if h else zero for h in hits.flat], hits.shape)
+
+
+def _fraction(node: Node) -> Fraction | None:
+    """The literal that a node is, if that is a fraction."""
+    while node.prim == "broadcast":
+        (node,) = node.args
+    value = node.attrs[0] if node.prim == "const" else None
+    return value if isinstance(value, Fraction) and value.denominator != 1 else None
 
 
 def _has_reals(args: Sequence[Array]) -> bool:

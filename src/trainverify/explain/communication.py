@@ -62,7 +62,7 @@ class Communication:
         """The mesh axes, or the group of the plan, over which a tensor is communicated."""
         met = [w for i in self.graph.makers.get(node, ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
         groups = {tuple(sorted(self.classes[c].ranks[row] for c, row, _ in g)) for m in met for g in m.receivers}
-        return next((name for name, of in self.partitions.items() if groups and groups == set(of.values())), None)
+        return next((name for name, of in self.partitions.items() if groups and groups <= set(of.values())), None)
 
     def in_place(self, site: Site, ways: Sequence[str]) -> Iterator[Repair]:
         """A collective among the same ranks with another reduction."""
@@ -84,9 +84,9 @@ class Communication:
         ways = [str(first.get("op", "sum"))] if first.name in SUMS else [""]
         met = [w for i in self.graph.makers.get(site[0], ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
         now = max((len(g) for m in met for g in m.receivers), default=0)
-        here = self.over(site[0]) if elsewhere else None
+        same = self.over(site[0]) if elsewhere else None
         for over, partition in self.partitions.items():
-            if elsewhere and over == here:
+            if elsewhere and over == same:
                 continue
             if wider != (len(partition.get(self.classes[site[0][0]].ranks[0], ())) > now):
                 continue
@@ -96,7 +96,8 @@ class Communication:
                     edits |= self._collective(nodes, {n: str(given[n]) for n in nodes}, first, partition, way) or {}
                 if len(edits) == len(site):
                     what = f"{way} over {over}" if way else f"ranks in the order of {over}"
-                    cause = Cause.WRONG_REDUCTION if way and over == self.over(site[0]) else Cause.WRONG_GROUP
+                    here = over == self.over(site[0])
+                    cause = Cause.WRONG_GROUP if not here else Cause.WRONG_REDUCTION if way else Cause.WRONG_ORDER
                     yield Repair(f"{short(first)} where {first.name} with {what} is needed", edits, cause)
 
     def like_cousin(self, site: Site) -> Iterator[Repair]:
@@ -125,7 +126,17 @@ class Communication:
             for nodes in self._by_name(site):
                 edits |= self._collective(nodes, {n: given[n] for n in nodes}, theirs, partition, str(theirs.get("op", "sum"))) or {}
             if len(edits) == len(site):
-                yield Repair(f"{short(first)} where {cousin[1]} has {short(theirs)}", edits, of_change(first, theirs))
+                text, cause = f"{short(first)} where {cousin[1]} has {short(theirs)}", of_change(first, theirs)
+                if first.name == theirs.name and self._turned(site[0], partition):
+                    text, cause = f"{first.name} has its ranks in another order than {cousin[1]}", Cause.WRONG_ORDER
+                yield Repair(text, edits, cause)
+
+    def _turned(self, node: Node, partition: Mapping[int, tuple[int, ...]]) -> bool:
+        """Whether a collective is among the same ranks in another order."""
+        met = [w for i in self.graph.makers.get(node, ()) if isinstance(w := self.graph.tasks[i].what, Meeting)]
+        groups = [tuple(self.classes[c].ranks[row] for c, row, _ in g) for m in met for g in m.receivers]
+        others = {tuple(sorted(g)): g for g in partition.values()}
+        return bool(groups) and all(tuple(sorted(g)) in others for g in groups) and any(others[tuple(sorted(g))] != g for g in groups)
 
     def other_partner(self, site: Site) -> Iterator[Repair]:
         """What another rank along an axis sends."""

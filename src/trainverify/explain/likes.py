@@ -128,6 +128,7 @@ class Likes:
                 if extra is not None:
                     yield extra
                 text = f"takes {mine} where {other[1]} shows that {right} is meant"
+                cause = Cause.STALE_INPUT if self._before((c, str(mine)), (c, str(right))) else cause
             reads = tuple((c, i) for i in dict.fromkeys(inputs) if i is not None)
             shift = theirs.outputs.index(other[1]) - op.outputs.index(name)
             for nodes in self.nodes_for(c, other[0], steps):
@@ -140,7 +141,21 @@ class Likes:
             if now is not None and same:
                 was, right = next((self._given(a), self._given(b)) for a, b in zip(now, new, strict=True) if not a.same(b))
                 text = f"{op.name} brings {was} where {other[1]} shows that {right} is meant"
+                cause = self._repeated(c, op, inputs) or cause
+            elif now is not None and op.name == theirs.name and all(_turned(a, b) for a, b in zip(now, new, strict=True)):
+                ranks = [self.classes[d].ranks[row] for d, row, _ in now[0].senders]
+                text, cause = f"{op.name} has its ranks in another order than {other[1]}: {ranks}", Cause.WRONG_ORDER
             yield Repair(text, {site[0]: self.taking(new)}, cause)
+
+    def _before(self, mine: Node, right: Node) -> bool:
+        """Whether one tensor is what the other is made from, and nothing uses the other."""
+        made = self.graph.ops.get(right)
+        return made is not None and mine[1] in made.inputs and not self.graph.users.get(right)
+
+    def _repeated(self, c: int, op: Op, inputs: Inputs) -> Cause | None:
+        """What is wrong with a collective of its own result."""
+        given = self.graph.ops.get((c, str(op.inputs[0])))
+        return of_dropped(op) if given is not None and same_text(given, op) and given.inputs == tuple(inputs) else None
 
     def _given(self, a: Arrival) -> str:
         names = " and ".join(dict.fromkeys(t for _, _, t in a.senders))
@@ -206,6 +221,11 @@ class Likes:
                 found.append(next((at[rows[x]] for x in near if x in rows and rows[x] in at), None))
             if all(n is not None for n in found):
                 yield [n for n in found if n is not None]
+
+
+def _turned(a: Arrival, b: Arrival) -> bool:
+    """Whether the same ranks give the same in another order."""
+    return a.senders != b.senders and sorted(a.senders) == sorted(b.senders)
 
 
 def _and(names: Sequence[str | None]) -> str:

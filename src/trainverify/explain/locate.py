@@ -145,7 +145,7 @@ def repaired(small: Small, plan: Plan, found: Found, place: Place, confirmed: in
     cause = f"{bound_text(found.repair.text, values)}{also} (with this changed the whole plan agrees{points}{element})"
     made = None if op is None else bind(op, values)
     advice = advised(found.repair, bound_text(found.repair.text, values), made)
-    return Place(place.logical, place.logical_op, rank, tensor, made, cause, found.repair.cause, advice)
+    return Place(place.logical, place.logical_op, rank, tensor, made, cause, found.repair.cause, advice, tuple(others))
 
 
 def advised(repair: Repair, text: str, op: Op | None) -> str:

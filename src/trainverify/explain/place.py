@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,7 +22,17 @@ class Place:
     cause: str  # one line: what the values show
     category: Cause | None = None
     repair: str | None = None  # what to change, and at which line
+    others: tuple[str, ...] = ()  # tensors that have the same wrong with them
     used: Source | None = None  # of a gradient that is a share only: where the user's code takes it for the whole one
+
+    @property
+    def named(self) -> str:
+        """The tensor; of one of several gradients of a tensor also which one it is: `w.grad.2 (the gradient of w by y)`."""
+        numbered = re.fullmatch(r"(.+)\.grad\.\d+", self.tensor)
+        if numbered is None or self.op is None or self.op.phase != "backward":
+            return self.tensor
+        which = ", summed up" if self.op.name == "add" else "" if self.op.forward is None else f" by {self.op.forward}"
+        return f"{self.tensor} (the gradient of {numbered[1]}{which})"
 
     @property
     def line(self) -> Source | None:

@@ -61,6 +61,9 @@ class Mesh:
         fixed = {n: c for n, c in self.coordinates(rank).items() if n not in axes}
         return self.ranks(**fixed)
 
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{n}={s}' for n, s in self.axes)})"
+
     def __str__(self) -> str:
         return f"mesh({', '.join(f'{n}={s}' for n, s in self.axes)})"
 

@@ -35,6 +35,9 @@ class Template:
         i = self.ranks.index(rank)
         return {name: column[i] for name, column in self.bindings.items()}
 
+    def __repr__(self) -> str:
+        return f"<{self.program!r} on {len(self.ranks)} ranks>"
+
 
 @dataclass(frozen=True)
 class Edit:
@@ -62,6 +65,10 @@ class Plan:
     @property
     def size(self) -> int:
         return self.mesh.size
+
+    def __repr__(self) -> str:
+        ops = sum(len(t.program.ops) for t in self.templates)
+        return f"<plan {self.name} on {self.mesh}: {len(self.templates)} programs, {ops} ops>"
 
 
 def units(plan: Plan) -> tuple[Template, ...]:

@@ -149,6 +149,9 @@ class Function:
     def sorts(self) -> list[int]:
         return sorts(self.tensors, self.ops)
 
+    def __repr__(self) -> str:
+        return f"<function {self.name}: {len(self.ops)} ops>"
+
 
 @dataclass(frozen=True)
 class Program:
@@ -175,6 +178,9 @@ class Program:
 
     def output(self, role: Role, of: str | None = None) -> str | None:
         return next((o.tensor for o in self.outputs if o.role == role and o.of == of), None)
+
+    def __repr__(self) -> str:
+        return f"<program {self.name}: {len(self.ops)} ops, {len(self.outputs)} outputs>"
 
     def __str__(self) -> str:
         return "\n".join(lines(self))

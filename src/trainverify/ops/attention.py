@@ -21,6 +21,7 @@ def attention(
     k: Node,
     v: Node,
     mask: Node | None = None,
+    sinks: Node | None = None,
     *,
     is_causal: bool = False,
     query_offset: int = 0,
@@ -30,23 +31,37 @@ def attention(
     """softmax(scale·q·kᵀ)·v for q [b, h, s, d], k [b, g, t, d], v [b, g, t, e]; h/g query heads share one of keys and values.
 
     A boolean mask keeps where true, a real one is added; `is_causal` compares positions from the offsets on;
-    scale is d^(−1/2) by default. Returns the result [b, h, s, e] and logsumexp [b, h, s]; a query that sees no key has neither."""
+    scale is d^(−1/2) by default. Every head's sink [h] is the score of one more key whose value is 0.
+    Returns the result [b, h, s, e] and logsumexp [b, h, s]; a query that sees no key and no sink has neither."""
     if any(x.ndim != 4 for x in (q, k, v)) or q.shape[1] % k.shape[1]:
         raise F.ShapeError("attention needs q, k, v [batch, heads, sequence, size], heads of q a multiple of those of k")
     b, h, s, _ = q.shape
     g, t = k.shape[1:3]
     scores = F.reshape(scores_of(q, k, scale), (b, h, s, t))
-    kept = causal(s, t, query_offset, key_offset) if is_causal else None
-    if mask is not None and mask.kind == "bool":
-        kept = mask if kept is None else kept & mask
-    elif mask is not None:
-        scores = scores + mask
+    scores, kept = _masked(scores, causal(s, t, query_offset, key_offset) if is_causal else None, mask)
     shift = shift_of(scores, [-1])  # of the masked ones too: any shift will do
     e = F.call("exp", scores - shift)
     e = e if kept is None else F.select(kept, e, 0)
     weight = F.total(e, [-1], keepdim=True)
+    if sinks is not None:
+        weight = weight + F.call("exp", _of_heads(sinks, h) - shift)
     mixed = F.contract("b g r s t, b g t e -> b g r s e", F.reshape(e / weight, (b, g, h // g, s, t)), v)
     return F.reshape(mixed, (b, h, s, v.shape[-1])), F.reshape(shift + F.call("log", weight), (b, h, s))
+
+
+def _masked(scores: Node, kept: Node | None, mask: Node | None) -> tuple[Node, Node | None]:
+    """Scores with a real mask added, and which of them count."""
+    if mask is None:
+        return scores, kept
+    if mask.kind == "bool":
+        return scores, mask if kept is None else kept & mask
+    return scores + mask, kept
+
+
+def _of_heads(sinks: Node, heads: int) -> Node:
+    if sinks.shape != (heads,):
+        raise F.ShapeError(f"sinks {list(sinks.shape)} for {heads} heads")
+    return F.reshape(sinks, (1, heads, 1, 1))
 
 
 def scores_of(q: Node, k: Node, scale: float | None) -> Node:
@@ -66,31 +81,40 @@ def attention_backward(
     v: Node,
     logsumexp: Node,
     delta: Node,
+    mask: Node | None = None,
+    sinks: Node | None = None,
     *,
     is_causal: bool = False,
     query_offset: int = 0,
     key_offset: int = 0,
     scale: float | None = None,
-) -> tuple[Node, Node, Node]:
+) -> tuple[Node, ...]:
     """Gradients of q, k and v as flash attention computes them, block by block, from the `logsumexp` [b, h, s] of each query over
-    all keys and `delta` = Σ_e grad·result [b, h, s]: p = exp(scale·q·kᵀ − logsumexp), ds = p·(grad·vᵀ − delta)."""
+    all keys and `delta` = Σ_e grad·result [b, h, s]: p = exp(scale·q·kᵀ − logsumexp), ds = p·(grad·vᵀ − delta).
+
+    With `sinks` also their gradient, −Σ exp(sink − logsumexp)·delta."""
     if any(x.ndim != 4 for x in (grad, q, k, v)) or q.shape[1] % k.shape[1]:
         raise F.ShapeError("attention_backward needs grad, q, k, v [batch, heads, sequence, size], heads of q a multiple of those of k")
     b, h, s, d = q.shape
     g, t = k.shape[1:3]
     r = h // g
     rows = (b, g, r, s, 1)
-    weights = F.call("exp", scores_of(q, k, scale) - F.reshape(logsumexp, rows))
-    if is_causal:
-        weights = F.select(causal(s, t, query_offset, key_offset), weights, 0)
+    scores = F.reshape(scores_of(q, k, scale), (b, h, s, t))
+    scores, kept = _masked(scores, causal(s, t, query_offset, key_offset) if is_causal else None, mask)
+    every = F.call("exp", scores - F.reshape(logsumexp, (b, h, s, 1)))
+    weights = F.reshape(every if kept is None else F.select(kept, every, 0), (b, g, r, s, t))
     grad = F.reshape(grad, (b, g, r, s, v.shape[-1]))
     of_scores = weights * (F.contract("b g r s e, b g t e -> b g r s t", grad, v) - F.reshape(delta, rows))
     of_scores = of_scores * (F.power(F.const(d), Fraction(-1, 2)) if scale is None else F.as_node(scale))
-    return (
+    found = (
         F.reshape(F.contract("b g r s t, b g t d -> b g r s d", of_scores, k), q.shape),
         F.contract("b g r s t, b g r s d -> b g t d", of_scores, F.reshape(q, (b, g, r, s, d))),
         F.contract("b g r s t, b g r s e -> b g t e", weights, grad),
     )
+    if sinks is None:
+        return found
+    share = F.call("exp", F.reshape(_of_heads(sinks, h), (1, h, 1)) - logsumexp)
+    return (*found, -F.total(share * delta, [0, 2]))
 
 
 @op("apply_rotary_emb", _ATTENTION, example="x[s,d=6] cos[s,d] sin[s,d]")

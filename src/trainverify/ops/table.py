@@ -75,6 +75,9 @@ class OpDef:
     def attribute(self, name: str) -> Attribute | None:
         return next((a for a in self.attributes if a.name == name), None)
 
+    def __repr__(self) -> str:
+        return f"<operator {self.name}>"
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -188,6 +191,9 @@ class OpTable:
 
     definitions: Mapping[str, OpDef]
     _cache: dict[Any, Lowered] = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.definitions)} operators>"
 
     def __iter__(self) -> Iterator[OpDef]:
         return iter(self.definitions.values())

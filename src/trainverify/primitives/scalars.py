@@ -89,6 +89,8 @@ def _ball_floor(x: arb) -> arb:
 def _ball_sign(x: arb) -> arb:
     if x.is_zero():
         return arb(0)
+    if x.is_finite() and x.contains(0):
+        return arb(0, 1)  # −1, 0 or 1: others of a tensor may be decided
     return arb(1) if _lt(arb(0), x) else arb(-1)
 
 

@@ -11,4 +11,5 @@ LOCATED = 4_000_000  # elements up to which enclosures are run one by one, and t
 DECIDED = 40  # obligations that enclosures look at one by one before there is no verdict
 CLEAR = 1e-3  # relative difference that needs no larger one
 UNREACHED = 5  # conditions named that never fell the other way
+FURTHER = 12  # points more than asked for, where there is no verdict and few elements
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal

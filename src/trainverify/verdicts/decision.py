@@ -169,7 +169,7 @@ def refuted(
     bad = {s.obligation: "different" for s in wrong}
     reason = f"{difference.obligation} differs on rank {difference.rank}"
     if place.tensor:  # a caller may not want it to be searched for
-        reason += f"; first wrong tensor: {place.tensor} on rank {place.rank}"
+        reason += f"; first wrong tensor: {place.named} on rank {place.rank}"
     where = described(difference.seed) if inputs is None else "the solver's model"
     note = f"counterexample: {where}, {scope}"
     forms = tuple(f"{o}: {case.proof.failed[o]}" for o in bad if o in case.proof.failed)[:1]

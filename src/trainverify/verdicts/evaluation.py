@@ -95,8 +95,25 @@ def evaluated(case: Case) -> Report:
         if proof.failed:
             case.progress("listing what was not aligned")
             proof = listed_too(proof, case.system, case.wanted)
-        return agreed(replace(case, proof=proof), notes)
-    return agreed(case, notes)
+        case = replace(case, proof=proof)
+    found = agreed(case, notes)
+    return (further(case, small) if found.verdict == "UNKNOWN" else None) or found
+
+
+def further(case: Case, small: Small) -> Report | None:
+    """REFUTED at one of more points than were asked for: what steps, a sign or a count, may be the same at a few."""
+    if elements(small) > budgets.CLOSE_LOOK or case.points == 0:
+        return None
+    case.progress("evaluating more points")
+    for point in range(case.seed + case.points, case.seed + case.points + budgets.FURTHER):
+        try:
+            ((wrong, _),) = compare(small, case.plan.lineage, case.wanted, [point], None)
+        except NotComputed:
+            continue
+        found = settled(case, small, wrong, point) if wrong else None
+        if found is not None and found.verdict == "REFUTED":
+            return found
+    return None
 
 
 def agreed(case: Case, compared: tuple[str, ...]) -> Report:

@@ -28,9 +28,7 @@ from trainverify.verdicts.prepared import related
 
 def located(case: Case, small: Small, wrong: list[Suspect], difference: Difference, inputs: Mapping[str, Array] | None) -> Place:
     """The place to report with a difference; `inputs` are those of the solver, if it found them."""
-    searched, seed = wrong, difference.seed
-    if case.smaller is not None and search_smaller(case, case.smaller, elements(small) > budgets.CLOSE_LOOK):
-        small, searched, seed = case.smaller
+    small, searched, seed = searchable(case, small, wrong, difference.seed)
     watch = Watch.started()
     locator = partial(locate, watch=watch) if case.locator is locate else case.locator
     try:
@@ -43,6 +41,35 @@ def located(case: Case, small: Small, wrong: list[Suspect], difference: Differen
         seed, clear = clearer(case, small, searched, seed) if inputs is None else (seed, searched)
         return used(small, locator(small, case.plan, case.wanted, clear, seed, case.system.table, known(case), inputs))
     return place
+
+
+Differing = tuple[Small, list[Suspect], PointName]
+
+
+def searchable(case: Case, small: Small, wrong: list[Suspect], seed: PointName) -> Differing:
+    """Sizes at which the first wrong tensor is searched for, with what differs there.
+
+    At reduced sizes more may differ than the bug makes: the 1/n of a mean keeps its n. Then such counts are reduced too.
+    """
+    full, bad = not case.less(small), {s.obligation for s in wrong}
+
+    def invented(found: list[Suspect]) -> bool:
+        clear = [s.obligation for s in found if s.distance > DIFFERENT]
+        return any(o in case.proof.proved or (full and o not in bad) for o in clear)
+
+    chosen = small, wrong, seed
+    if case.smaller is not None and search_smaller(case, case.smaller, elements(small) > budgets.CLOSE_LOOK):
+        chosen = case.smaller
+    if not case.less(chosen[0]) or not invented(chosen[1]):
+        return chosen
+    try:
+        counted = shrink_system(case.system, kept=case.kept, most=budgets.LOCATED, own_counts=True)
+        found, _ = compare_at(counted, case.plan, case.wanted, seed)
+    except (NotABoundary, TooMuch, NotComputed):
+        found = []
+    if any(s.distance > DIFFERENT for s in found) and not invented(found):
+        return counted, found, seed
+    return (small, wrong, seed) if full else chosen
 
 
 def search_smaller(case: Case, smaller: tuple[Small, list[Suspect], PointName], large: bool) -> bool:

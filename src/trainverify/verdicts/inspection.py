@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trainverify.check import validate
 from trainverify.check.findings import Finding
 from trainverify.evaluate.rank_values import told_apart
+from trainverify.graph.gradients import with_gradients
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
@@ -25,6 +26,7 @@ def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress
     if isinstance(plan, Program):
         plan = single(plan)
     progress("checking the plan")
+    plan = with_gradients(logical, plan)
     wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
     if wrong:
         return wrong
@@ -42,6 +44,7 @@ def reduction(
 ) -> Sequence[Shape] | Sequence[StageShapes] | Sequence[Finding]:
     """The shapes of all tensors at the sizes of staged proofs, or of each stage alone; findings instead if the plan is not well-formed."""
     plan = single(plan) if isinstance(plan, Program) else plan
+    plan = with_gradients(logical, plan)
     wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
     if wrong:
         return wrong

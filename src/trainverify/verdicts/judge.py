@@ -14,6 +14,7 @@ from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.sample import RANKS
 from trainverify.explain.locate import locate
 from trainverify.explain.odd import ill_formed
+from trainverify.graph.gradients import with_gradients
 from trainverify.graph.moves import without_moves
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan
@@ -51,6 +52,7 @@ def verify(
         raise ValueError("a proof without a random evaluation behind it is not reported: points must be 1 or more")
     if isinstance(plan, Program):
         plan = single(plan)
+    plan = with_gradients(logical, plan)
     subject = f"{plan.name} on {plan.mesh} against {logical.name}"
     with seldom_collected():
         found = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers, locator)

@@ -18,10 +18,14 @@ SMALL = Config(layers=3, hidden=24, heads=6, kv_heads=2, ffn=10, vocabulary=14, 
 @pytest.mark.parametrize(
     ("config", "how", "why"),
     [
-        (SMALL, Degrees(dp=5), "12 rows of the batch do not divide among 5"),
-        (SMALL, Degrees(tp=3), "3 tensor-parallel ranks do not divide among 2"),
-        (replace(SMALL, kv_heads=3, vocabulary=15), Degrees(tp=3), "10 rows of layers.0.feed_forward.w1 do not divide among 3"),
-        (replace(SMALL, sequence=9), Degrees(tp=2, sp=True), "9 positions do not divide among 2"),
+        (SMALL, Degrees(dp=5), "12 rows of the batch do not divide among 5 data-parallel ranks: try --batch 15"),
+        (SMALL, Degrees(tp=3), "2 key-value heads do not divide among 3 tensor-parallel ranks: try --tp 1 or 2, or a multiple of 2"),
+        (
+            replace(SMALL, kv_heads=3, vocabulary=15),
+            Degrees(tp=3),
+            "10 rows of layers.0.feed_forward.w1 do not divide among 3 tensor-parallel ranks: try --tp 2",
+        ),
+        (replace(SMALL, sequence=9), Degrees(tp=2, sp=True), "9 positions do not divide among 2 tensor-parallel ranks: try --sequence 10"),
         (SMALL, Degrees(pp=2, stages=(1, 1)), "stages of (1, 1) layers for 3 layers on 2 stages"),
         (SMALL, Degrees(ep=2), "plans of Llama have no ep=2"),
         (SMALL, Degrees(zero=1), "with dp=1 there is nothing to shard"),

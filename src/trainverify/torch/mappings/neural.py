@@ -133,10 +133,8 @@ def flash_attention_cpu(a: Arguments) -> tuple[str, str]:
 @row("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
 def flash_attention_cpu_backward(a: Arguments) -> tuple[str, str, str]:
     qkv, mask, attrs = _attention(a, "attn_mask")
-    if mask is not None:
-        raise Unmapped("the backward pass of attention with a mask")
     g, y, logsumexp = a.tensor("grad_out"), a.tensor("out"), a.tensor("logsumexp")
     delta = a.e.op("sum", (a.e.op("mul", (g, y)),), {"dim": -1})
     q, k, v = qkv
-    of_q, of_k, of_v = a.e.several("attention_backward", (g, q, k, v, logsumexp, delta), attrs)
+    of_q, of_k, of_v = a.e.several("attention_backward", (g, q, k, v, logsumexp, delta, *([] if mask is None else [mask])), attrs)
     return of_q, of_k, of_v

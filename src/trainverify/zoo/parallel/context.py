@@ -41,7 +41,7 @@ class ZigZag(LlamaModel):
     def __init__(self, stage: Stage, config: Config, layers: list[range], rank: int):
         super().__init__(stage, config, layers)
         self.rank = rank
-        self.chunk = divided(config.sequence, 2 * stage.how.cp, "positions")
+        self.chunk = divided(config.sequence, 2 * stage.how.cp, "positions", "blocks (two for each context-parallel rank)", "sequence")
 
     def chunks(self, rank: int) -> tuple[int, int]:
         """The chunks of the sequence that a rank has, in order."""

@@ -61,10 +61,12 @@ def expert_axes(how: Degrees, heads: int) -> Axes:
     """The mesh; dp is edp·ep if experts are divided."""
     axes = axes_for(replace(how, ep=1), heads)
     if axes.copies:
-        raise BuildError(f"{heads} heads do not divide among {how.tp}")
+        raise BuildError(f"{heads} heads do not divide among {how.tp} tensor-parallel ranks")
     if how.ep == 1:
         return axes
-    data = {"edp": divided(how.dp, how.ep, "data-parallel ranks"), "ep": how.ep} | ({"cp": how.cp} if how.cp > 1 else {})
+    data = {"edp": divided(how.dp, how.ep, "data-parallel ranks", "expert-parallel ones", "dp"), "ep": how.ep} | (
+        {"cp": how.cp} if how.cp > 1 else {}
+    )
     return replace(axes, mesh=Mesh({"pp": how.pp, **data, "tp": how.tp}), data=tuple(data))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -109,16 +110,27 @@ class Degrees:
 
     def rows(self, batch: int) -> int:
         """Rows of one micro-batch on one rank."""
-        return divided(batch, self.dp * self.microbatches, "rows of the batch")
+        passes = "data-parallel ranks" + (f" × {self.microbatches} micro-batches" if self.microbatches > 1 else "")
+        return divided(batch, self.dp * self.microbatches, "rows of the batch", passes, "batch")
 
-    def share(self, size: int, what: str) -> int:
-        """What one tensor-parallel rank holds."""
-        return divided(size, self.tp, what)
+    def share(self, size: int, what: str, option: str | None = None, unit: int = 1) -> int:
+        """What one tensor-parallel rank holds; `option` gives the size, in multiples of `unit`."""
+        if option is None and size % self.tp:
+            raise BuildError(f"{size} {what} do not divide among {self.tp} tensor-parallel ranks: try --tp {_divisor(size, self.tp)}")
+        return divided(size, self.tp, what, "tensor-parallel ranks", option, unit)
 
 
-def divided(size: int, among: int, what: str) -> int:
+def _divisor(size: int, most: int) -> int:
+    """The largest divisor of a size up to a number."""
+    return max(n for n in range(1, most + 1) if size % n == 0)
+
+
+def divided(size: int, among: int, what: str, ranks: str = "ranks", option: str | None = None, unit: int = 1) -> int:
+    """A share of a size; where it does not divide, `option` of the command line has the next size that does."""
     if size % among:
-        raise BuildError(f"{size} {what} do not divide among {among}")
+        step = math.lcm(among, unit)
+        how = "" if option is None else f": try --{option} {-(-size // step) * step}"
+        raise BuildError(f"{size} {what} do not divide among {among} {ranks}{how}")
     return size // among
 
 
@@ -149,5 +161,9 @@ def axes_for(how: Degrees, kv_heads: int) -> Axes:
     data = {"dp": how.dp} | ({"cp": how.cp} if how.cp > 1 else {})
     if kv_heads % how.tp == 0:
         return Axes(("tp",), ("tp",), (), Mesh({"pp": how.pp, **data, "tp": how.tp}), tuple(data))
-    copies = divided(how.tp, kv_heads, "tensor-parallel ranks")
+    if how.tp % kv_heads:
+        able = [str(n) for n in range(1, kv_heads + 1) if kv_heads % n == 0]
+        near = f"--tp {' or '.join(able)}, or a multiple of {kv_heads}"
+        raise BuildError(f"{kv_heads} key-value heads do not divide among {how.tp} tensor-parallel ranks: try {near}")
+    copies = how.tp // kv_heads
     return Axes(("kv", "rep"), ("kv",), ("rep",), Mesh({"pp": how.pp, **data, "kv": kv_heads, "rep": copies}), tuple(data))

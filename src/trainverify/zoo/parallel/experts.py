@@ -31,7 +31,7 @@ class Experts:
     def declare(self) -> None:
         s, c = self.stage, self.config
         e, h, w = c.gate.experts, c.hidden, c.expert_ffn
-        local, width = divided(e, s.how.ep, "experts"), s.how.share(w, "columns of experts")
+        local, width = divided(e, s.how.ep, "experts", "expert-parallel ranks"), s.how.share(w, "columns of experts")
         s.weight(self.at + "gate.weight", (e, h), "e h", summed=s.axes.tensor if s.how.sp else (), blocks=(1,))
         place, tp = "(ep e)" if s.how.ep > 1 else "e", s.axes.text
         rows = tuple(a for a in s.axes.data if a != "ep")

@@ -28,9 +28,14 @@ class Model:
         self.dtype = "f32"  # of activations between stages
         self.layers = layers
         self.rows = stage.how.rows(batch)
-        self.sequence = sequence = divided(sequence, stage.how.cp, "positions")
+        self.sequence = sequence = divided(sequence, stage.how.cp, "positions", "context-parallel ranks", "sequence")
         self.vocabulary = vocabulary
-        length = stage.how.share(sequence, "positions") if stage.how.sp else sequence
+        stage.how.share(vocabulary, "ids", "vocabulary", unit=128)
+        length = (
+            stage.how.share(sequence, "positions of a context-parallel rank" if stage.how.cp > 1 else "positions", "sequence")
+            if stage.how.sp
+            else sequence
+        )
         self.shape = (self.rows, length, hidden)  # of activations between stages
         self.losses: list[Tensor] = []  # sums, by micro-batch
         self.labels: list[Tensor] = []

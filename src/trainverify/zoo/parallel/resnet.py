@@ -51,7 +51,7 @@ class _ResNet:
         self.stage = stage
         self.r: RankBuilder = stage.r
         self.config = config
-        self.rows = divided(config.batch, stage.how.dp, "images of the batch")
+        self.rows = divided(config.batch, stage.how.dp, "images of the batch", "data-parallel ranks", "batch")
         self.synchronised = synchronised
         self.shapes = {n: t.shape for n, t in forward(config).tensors.items() if n in forward(config).parameters}
 
