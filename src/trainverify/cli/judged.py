@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from trainverify.cli.outputs import NOTHING_MORE, Outputs
 from trainverify.limits import Ended, OutOfTime, allowed_megabytes, isolated, limited
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
@@ -28,6 +29,7 @@ def judged(
     timeout: float | None,
     memory: int | None,
     here: bool = False,
+    outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Print the report that `work` makes within the limits; its exit code. `here`: in this process, if nothing else was asked for."""
     own = (
@@ -36,6 +38,7 @@ def judged(
     limit = memory if memory is not None else allowed_megabytes() if own else None
 
     def show(report: Report) -> int:
+        report = outputs.written(report)
         if as_json:
             emit(command, **report.json())
         else:

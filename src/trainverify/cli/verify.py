@@ -10,6 +10,7 @@ import typer
 
 from trainverify import files
 from trainverify.cli.judged import EngineName, Memory, judged
+from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
 from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.cli.zoo_options import built, with_zoo
 from trainverify.graph.plan import Plan
@@ -25,6 +26,7 @@ AcceptReduced = Annotated[bool, typer.Option("--accept-reduced", help="PROVED(re
 
 
 @guarded
+@with_outputs
 @with_zoo
 def command(
     logical: Annotated[Path | None, typer.Argument(metavar="LOGICAL", help="The training step on one device.")] = None,
@@ -40,6 +42,7 @@ def command(
     engine: EngineName = "algebra",
     workers: Workers = 1,
     accept_reduced: AcceptReduced = False,
+    outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Is the training step in PLAN equal to the one in LOGICAL?"""
     if model is not None and logical is not None:
@@ -59,7 +62,7 @@ def command(
         table = table_with(ops)
         return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced)
 
-    return judged("verify", subject, work, as_json, timeout, memory, here=engine != "algebra")  # Ctrl-C reports stages
+    return judged("verify", subject, work, as_json, timeout, memory, here=engine != "algebra", outputs=outputs)  # Ctrl-C reports stages
 
 
 def both(logical: Path, plan: Path) -> tuple[Program, Plan | Program]:

@@ -57,6 +57,15 @@ def write(path: Path, content: Program | Plan, limits: Limits = _DEFAULT) -> Non
             raise Bad(e.strerror or str(e)) from None
 
 
+def write_text(path: Path, content: str, limits: Limits = _DEFAULT) -> None:
+    """Stores text, all of it or nothing, compressed if the name ends in `.gz`."""
+    with _findings(path):
+        try:
+            _replace(os.fsdecode(path), [content.encode("utf-8", "backslashreplace")], limits)
+        except OSError as e:
+            raise Bad(e.strerror or str(e)) from None
+
+
 def _replace(path: str, pieces: Iterable[bytes], limits: Limits) -> None:
     """Puts a complete file in place of `path`, or leaves everything as it was."""
     compressed = path.endswith(".gz")

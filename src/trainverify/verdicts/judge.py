@@ -23,7 +23,7 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.engine import prove
 from trainverify.prove.attempt import Attempt, Engine, attempt
-from trainverify.report import Report
+from trainverify.report import Compared, Report
 from trainverify.verdicts import budgets
 from trainverify.verdicts.case import Case, Locator, Progress, silent
 from trainverify.verdicts.evaluation import by_size_alone, report
@@ -55,7 +55,8 @@ def verify(
     with seldom_collected():
         found = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers, locator)
     assumed = assumptions(logical, plan) + found.assumptions
-    return replace(found, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
+    about = Compared(logical, plan, ops)
+    return replace(found, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced, compared=about)
 
 
 def _verify(

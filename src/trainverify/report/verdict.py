@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rich.console import Console
@@ -15,7 +15,9 @@ from trainverify.check.findings import CODES, Finding
 from trainverify.evaluate.compare import Difference
 from trainverify.evaluate.moved import described, seed_of
 from trainverify.explain.place import Place
-from trainverify.graph.program import Op
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Op, Program
+from trainverify.ops.table import OpTable
 
 Verdict = Literal["PROVED", "PROVED(reduced)", "PROVED(sampled)", "REFUTED", "INVALID", "UNKNOWN"]
 EXIT: Final[dict[str, int]] = {"PROVED": 0, "REFUTED": 1, "INVALID": 1, "UNKNOWN": 3, "PROVED(reduced)": 3, "PROVED(sampled)": 3}
@@ -40,6 +42,15 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """What a report is about."""
+
+    logical: Program
+    plan: Plan
+    ops: OpTable
+
+
+@dataclass(frozen=True)
 class Report:
     verdict: Verdict
     reason: str
@@ -53,6 +64,7 @@ class Report:
     seconds: float = 0.0
     accept_reduced: bool = False  # the user takes a proof at reduced sizes for a proof
     accept_sampled: bool = False  # the user takes a proof about captured ranks for one about all ranks
+    compared: Compared | None = field(default=None, repr=False, compare=False)
 
     @property
     def exit_code(self) -> int:
