@@ -59,7 +59,9 @@ def command(
             return Report("UNKNOWN", str(error), f"the ranks of {distributed}")
 
     if not list_ops:
-        return judged("jax", f"the ranks of {distributed}", work, as_json, timeout, memory, outputs=outputs)
+        return judged(
+            "jax", f"the ranks of {distributed}", work, as_json, timeout, memory, outputs=outputs, artifact=distributed.partition(":")[0]
+        )
     with progress(as_json) as tell:
         try:
             if hlo:

@@ -30,15 +30,19 @@ def judged(
     memory: int | None,
     here: bool = False,
     outputs: Outputs = NOTHING_MORE,
+    artifact: str | None = None,
 ) -> int:
-    """Print the report that `work` makes within the limits; its exit code. `here`: in this process, if nothing else was asked for."""
+    """Print the report that `work` makes within the limits; its exit code. `here`: in this process, if nothing else was asked for.
+
+    `artifact` is the file of the user's that the verdict is about.
+    """
     own = (
         isinstance(sys.stdout, Output) or sys.stdout is sys.__stdout__
     )  # else a caller that replaced it would not get what a process of its own prints
     limit = memory if memory is not None else allowed_megabytes() if own else None
 
     def show(report: Report) -> int:
-        report = outputs.written(report)
+        report = outputs.written(report, artifact)
         if as_json:
             emit(command, **report.json())
         else:

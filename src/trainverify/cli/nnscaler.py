@@ -59,4 +59,4 @@ def command(
         table = table_with(ops)
         return judge(read_dump(logical), read_dump(plan), table, trainer, points, seed, tell)
 
-    return judged("nnscaler", f"{plan.name} against {logical.name}", work, as_json, timeout, memory, outputs=outputs)
+    return judged("nnscaler", f"{plan.name} against {logical.name}", work, as_json, timeout, memory, outputs=outputs, artifact=str(plan))

@@ -22,15 +22,25 @@ class Outputs:
 
     export_test: Path | None = None
     counterexample: Path | None = None
+    sarif: Path | None = None
+    junit: Path | None = None
 
     def check(self) -> None:
         """Refuse, before anything is computed, what cannot be done."""
         if self.counterexample is not None and self.export_test is None:
             raise Refused("--counterexample goes with --export-test")
 
-    def written(self, report: Report) -> Report:
-        """The report, with notes on what was written."""
-        notes = tuple(note for write in (self._test,) for note in write(report))
+    def written(self, report: Report, artifact: str | None) -> Report:
+        """The report, with notes on a test that was exported; `artifact` is the file that a verdict without a line is about."""
+        notes = tuple(self._test(report))
+        if self.sarif is not None:
+            from trainverify.report.sarif import sarif
+
+            files.write_text(self.sarif, sarif(report, artifact))
+        if self.junit is not None:
+            from trainverify.report.junit import junit
+
+            files.write_text(self.junit, junit(report))
         return replace(report, notes=(*report.notes, *notes)) if notes else report
 
     def _test(self, report: Report) -> Iterator[str]:
@@ -84,6 +94,8 @@ def _file(text: str) -> Any:
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "export_test": (_file("If REFUTED, write the counterexample as a stand-alone pytest module."), None),
     "counterexample": (_file("With --export-test: on the inputs of this exported test, whatever the verdict."), None),
+    "sarif": (_file("Also write the report as SARIF 2.1.0, for code scanning."), None),
+    "junit": (_file("Also write the report as JUnit XML, one test case for each obligation."), None),
 }
 
 

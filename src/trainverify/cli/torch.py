@@ -103,4 +103,6 @@ def command(
         for n, k, status in found:
             out.print(f"{k:6} {n:50} {status}", markup=False)
         return code
-    return judged("torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory, outputs=outputs)
+    return judged(
+        "torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory, outputs=outputs, artifact=targets[-1].partition(":")[0]
+    )

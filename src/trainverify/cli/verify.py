@@ -62,7 +62,17 @@ def command(
         table = table_with(ops)
         return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced)
 
-    return judged("verify", subject, work, as_json, timeout, memory, here=engine != "algebra", outputs=outputs)  # Ctrl-C reports stages
+    return judged(
+        "verify",
+        subject,
+        work,
+        as_json,
+        timeout,
+        memory,
+        here=engine != "algebra",
+        outputs=outputs,
+        artifact=None if plan is None else str(plan),
+    )  # Ctrl-C reports stages
 
 
 def both(logical: Path, plan: Path) -> tuple[Program, Plan | Program]:
