@@ -49,6 +49,8 @@ def command(
         raise Refused("either two files or --zoo NAME")
     if model is None and (logical is None or plan is None):
         raise Refused("two files are needed, LOGICAL and PLAN, or --zoo NAME; see trainverify verify --help")
+    if str(logical) == str(plan) == "-":
+        raise Refused("standard input can be one of the two files")
     subject = f"the plan against {zoo}" if logical is None or plan is None else f"{plan.name} against {logical.name}"
 
     def inputs(tell: Callable[[str], None]) -> tuple[Program, Plan | Program]:

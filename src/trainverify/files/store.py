@@ -8,9 +8,9 @@ import io
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from trainverify.files.decode import decode
 from trainverify.files.encode import encode, text
@@ -39,6 +39,13 @@ def read_plan(path: Path, limits: Limits = _DEFAULT) -> Plan:
     result = _read(path, limits, "plan")
     assert isinstance(result, Plan)
     return result
+
+
+def read_any(path: Path, wanted: Callable[[object], bool], limits: Limits = _DEFAULT) -> Any:
+    """The program or plan in a file, or the tree of a JSON file that is `wanted` as it is."""
+    with _findings(path), _no_collection():
+        tree = load(path, limits)
+        return tree if wanted(tree) else decode(tree, limits, None)
 
 
 def _read(path: Path, limits: Limits, kind: str | None) -> Program | Plan:
