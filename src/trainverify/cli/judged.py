@@ -13,7 +13,7 @@ from trainverify.cli.outputs import NOTHING_MORE, Outputs
 from trainverify.limits import Ended, OutOfTime, allowed_megabytes, isolated, limited
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
-from trainverify.terminal import INTERNAL, Output, attempt, emit, fail, out, progress
+from trainverify.terminal import INTERNAL, Output, attempt, emit, fail, out, progress, restored
 
 EngineName = Annotated[
     Engine, typer.Option("--engine", help="Tensor algebra at full size, stages and a solver at reduced sizes, both, or what is needed.")
@@ -46,12 +46,12 @@ def judged(
         if as_json:
             emit(command, **report.json())
         else:
-            report.print(out)
+            report.print(out, outputs.verbose)
         return report.exit_code
 
     def attempted(over: Callable[[], None]) -> int:
         try:
-            with limited(timeout, memory), progress(as_json) as tell:
+            with limited(timeout, memory), progress(as_json, outputs.progress) as tell:
                 report = work(tell)
         except OutOfTime as error:
             report = Report("UNKNOWN", f"time limit: {error}", subject)
@@ -62,7 +62,12 @@ def judged(
 
     if timeout is None and memory is None and (here or limit is None):
         return attempted(lambda: None)
-    result = isolated(lambda over: attempt(lambda: attempted(over), as_json), timeout)
+    result: int | Ended | None = None
+    try:
+        result = isolated(lambda over: attempt(lambda: attempted(over), as_json), timeout)
+    finally:
+        if not isinstance(result, int) and not as_json:
+            restored()
     if not isinstance(result, Ended):
         return result
     if result.overtime:

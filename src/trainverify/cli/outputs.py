@@ -24,6 +24,8 @@ class Outputs:
     counterexample: Path | None = None
     sarif: Path | None = None
     junit: Path | None = None
+    progress: bool = False
+    verbose: bool = False
 
     def check(self) -> None:
         """Refuse, before anything is computed, what cannot be done."""
@@ -96,6 +98,14 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "counterexample": (_file("With --export-test: on the inputs of this exported test, whatever the verdict."), None),
     "sarif": (_file("Also write the report as SARIF 2.1.0, for code scanning."), None),
     "junit": (_file("Also write the report as JUnit XML, one test case for each obligation."), None),
+    "verbose": (
+        Annotated[bool, typer.Option("--verbose", "-v", help="All obligations, assumptions, and both sides in normal form.")],
+        False,
+    ),
+    "progress": (
+        Annotated[bool, typer.Option("--progress", help="Say on stderr what is being done, also where that is no terminal.")],
+        False,
+    ),
 }
 
 

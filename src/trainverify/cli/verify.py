@@ -42,6 +42,7 @@ def command(
     engine: EngineName = "algebra",
     workers: Workers = 1,
     accept_reduced: AcceptReduced = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first difference, without the search for its cause.")] = False,
     outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Is the training step in PLAN equal to the one in LOGICAL?"""
@@ -62,7 +63,7 @@ def command(
 
     def work(tell: Callable[[str], None]) -> Report:
         table = table_with(ops)
-        return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced)
+        return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced, fail_fast)
 
     return judged(
         "verify",
