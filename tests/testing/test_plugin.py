@@ -50,6 +50,17 @@ def test_the_message_is_the_explanation(tmp_path: Path) -> None:
     assert 'name="trainverify" value="PROVED plan' in (tmp_path / "junit.xml").read_text("utf-8")
 
 
+def test_pages(tmp_path: Path) -> None:
+    done = pytest_run(tmp_path, "--trainverify-html", "pages")
+    assert done.returncode == 1
+    assert sorted(p.name for p in (tmp_path / "pages").iterdir()) == ["test_plans.py-test_right.html", "test_plans.py-test_wrong.html"]
+    assert "A small counterexample" in (tmp_path / "pages" / "test_plans.py-test_wrong.html").read_text("utf-8")
+    assert pytest_run(tmp_path, "--trainverify-html", "all.html").returncode == 1
+    text = (tmp_path / "all.html").read_text("utf-8")
+    assert "test_plans.py::test_right" in text
+    assert "test_plans.py::test_wrong" in text
+
+
 def test_what_is_not_proved_fails() -> None:
     report = tv.assert_equivalent(model(), plan(), points=1)
     assert report.verdict == "PROVED"

@@ -22,6 +22,7 @@ class Outputs:
 
     export_test: Path | None = None
     counterexample: Path | None = None
+    html: Path | None = None
     sarif: Path | None = None
     junit: Path | None = None
     progress: bool = False
@@ -35,6 +36,11 @@ class Outputs:
     def written(self, report: Report, artifact: str | None) -> Report:
         """The report, with notes on a test that was exported; `artifact` is the file that a verdict without a line is about."""
         notes = tuple(self._test(report))
+        if self.html is not None:
+            from trainverify.report.html import page
+            from trainverify.verdicts.example import entry_of
+
+            files.write_text(self.html, page([entry_of(report)]))
         if self.sarif is not None:
             from trainverify.report.sarif import sarif
 
@@ -96,6 +102,7 @@ def _file(text: str) -> Any:
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "export_test": (_file("If REFUTED, write the counterexample as a stand-alone pytest module."), None),
     "counterexample": (_file("With --export-test: on the inputs of this exported test, whatever the verdict."), None),
+    "html": (_file("Also write the report as one page with pictures, filters and the counterexample."), None),
     "sarif": (_file("Also write the report as SARIF 2.1.0, for code scanning."), None),
     "junit": (_file("Also write the report as JUnit XML, one test case for each obligation."), None),
     "verbose": (

@@ -19,10 +19,12 @@ from trainverify.graph.obligations import Obligation, obligations
 from trainverify.refusal import Refused
 from trainverify.report import Compared, Report
 from trainverify.report.exported.pytest_file import Earlier
+from trainverify.report.html import Entry
 from trainverify.verdicts import budgets
 from trainverify.verdicts.prepared import declared, related
 
 MOST = 300_000  # elements of all tensors of all ranks, up to which an example is written out
+SEARCHED = 5_000  # ops of both programs, up to which an example is looked for without being asked for
 WHOLE = 20_000  # at the sizes of the plan
 
 
@@ -39,6 +41,22 @@ def smallest(report: Report) -> Example:
             if found is not None:
                 return found
     raise Refused("the difference does not show in an example small enough to be written out")
+
+
+def entry_of(report: Report, name: str = "") -> Entry:
+    """A report for a page, with an example if the plan is small enough to look for one."""
+    found: Example | None = None
+    about = report.compared
+    if report.verdict == "REFUTED" and about is not None and about.plan.size <= RANKS and _ops(about) <= SEARCHED:
+        try:
+            found = smallest(report)
+        except Refused:
+            found = None
+    return Entry(report, name, found)
+
+
+def _ops(about: Compared) -> int:
+    return len(about.logical.ops) + sum(len(t.program.ops) for t in about.plan.templates)
 
 
 def of_earlier(compared: Compared, given: Earlier) -> Example:
