@@ -53,7 +53,7 @@ def _steps(reason: str, findings: Sequence[Finding], notes: Sequence[str]) -> It
         if f.severity == "unsupported":
             if f.hint:
                 yield f.hint
-            if "operator" in f.message:
+            if f.code == "TV104":
                 yield "declare the operator in a few lines and pass the file: --ops FILE (docs/adding-an-operator.md)"
     staged = any("smt: " in n or " stages " in n for n in notes)
     for pattern, steps in _BY_REASON:
