@@ -13,6 +13,7 @@ from cli.models import model, plan
 from report.browser import ABSENT, browser
 from trainverify import files
 from trainverify.cli import run
+from trainverify.counterexample import entry_of
 from trainverify.graph.mesh import Mesh
 from trainverify.ops import OPS
 from trainverify.report import Compared, Report, Shown
@@ -20,7 +21,6 @@ from trainverify.report.html import Entry, page
 from trainverify.report.html.mesh import drawn
 from trainverify.report.html.timeline import rows_of
 from trainverify.verdicts import verify
-from trainverify.verdicts.example import entry_of
 from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.recipes import Wish
 

@@ -37,8 +37,8 @@ class Outputs:
         """The report, with notes on a test that was exported; `artifact` is the file that a verdict without a line is about."""
         notes = tuple(self._test(report))
         if self.html is not None:
+            from trainverify.counterexample import entry_of
             from trainverify.report.html import page
-            from trainverify.verdicts.example import entry_of
 
             files.write_text(self.html, page([entry_of(report)]))
         if self.sarif is not None:
@@ -54,9 +54,9 @@ class Outputs:
     def _test(self, report: Report) -> Iterator[str]:
         if self.export_test is None:
             return
+        from trainverify.counterexample import of_earlier, smallest
         from trainverify.report.exported.expressions import Unwritable
         from trainverify.report.exported.pytest_file import earlier, exported
-        from trainverify.verdicts.example import of_earlier, smallest
 
         if self.counterexample is None and report.verdict != "REFUTED":
             yield f"no test exported: {report.verdict}, there is no counterexample"

@@ -49,8 +49,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if where is None or not seen:
         return
     from trainverify import files
+    from trainverify.counterexample import entry_of
     from trainverify.report.html import page
-    from trainverify.verdicts.example import entry_of
 
     entries = [entry_of(report, name) for name, report in seen]
     if where.suffix == ".html":

@@ -16,13 +16,13 @@ from cli.models import model, plan
 from trainverify import files
 from trainverify.bugs.cases import CASES
 from trainverify.cli import run
+from trainverify.counterexample import of_earlier, smallest
 from trainverify.explain.place import Place
 from trainverify.ops import OPS
 from trainverify.refusal import Refused
 from trainverify.report import Compared, Report
 from trainverify.report.exported.pytest_file import Earlier, earlier, exported
 from trainverify.verdicts import verify
-from trainverify.verdicts.example import of_earlier, smallest
 
 NOWHERE = Place("", None, 0, "", None, "")
 BUGS = ("B06", "B14", "B24", "B36", "B40", "B55", "B71", "B85", "B113", "B125")  # erf, ids, masks, messages, shards; reduced and not
