@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # each is imported when it is first used
     from trainverify.graph.plan import Plan, expand, fold
     from trainverify.graph.program import Program
     from trainverify.ops import OPS
+    from trainverify.testing.assertion import assert_equivalent
     from trainverify.verdicts import verify
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Replicate",
     "Run",
     "Shard",
+    "assert_equivalent",
     "complete",
     "expand",
     "fold",
@@ -58,6 +60,7 @@ _HOMES: Final = {
     "Replicate": "trainverify.graph.lineage",
     "Run": "trainverify.graph.lineage",
     "Shard": "trainverify.graph.lineage",
+    "assert_equivalent": "trainverify.testing.assertion",
     "complete": "trainverify.completion.step",
     "expand": "trainverify.graph.plan",
     "fold": "trainverify.graph.plan",

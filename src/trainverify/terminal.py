@@ -15,7 +15,9 @@ from typing import Annotated, Any, ParamSpec
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
+from trainverify.progress import Phases, silent
 from trainverify.refusal import Refused, one_line
 
 P = ParamSpec("P")
@@ -131,11 +133,36 @@ def guarded(command: Callable[P, int]) -> Callable[P, int]:
     return safe
 
 
+class _Line:
+    """A line that is made anew whenever it is drawn."""
+
+    def __init__(self, phases: Phases):
+        self.phases = phases
+
+    def __rich__(self) -> Text:
+        return Text(self.phases.line())
+
+
 @contextmanager
-def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
-    """A status line on a terminal, nothing elsewhere."""
-    if as_json or not err.is_terminal:
-        yield lambda text: None
+def progress(as_json: bool, always: bool = False) -> Iterator[Callable[[str], None]]:
+    """A status line on a terminal, nothing elsewhere; with `always`, a line on stderr for every phase, wherever that leads."""
+
+    def write(text: str) -> None:
+        err.print(text, style="dim", markup=False)
+
+    if always:
+        yield Phases(write, every=True).tell
         return
-    with err.status("reading", spinner="line") as status:
-        yield lambda text: status.update(escape(text))
+    if as_json or not err.is_terminal:
+        yield silent
+        return
+    phases = Phases(write, every=False)
+    with err.status(_Line(phases), spinner="line"):
+        yield phases.tell
+
+
+def restored() -> None:
+    """The cursor of a terminal that a process left without showing it again."""
+    if err.is_terminal:
+        with suppress(OSError):
+            err.show_cursor(True)

@@ -56,7 +56,7 @@ def test_exit_codes_are_documented() -> None:
         assert verdict.split("(")[0] in rows[str(code)] or verdict == "PROVED(reduced)"
 
 
-@pytest.mark.parametrize("command", ["verify", "nnscaler", "torch", "validate", "show", "ops", "zoo"])
+@pytest.mark.parametrize("command", ["verify", "nnscaler", "torch", "validate", "show", "ops", "zoo", "diff"])
 def test_options_are_documented(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     page = (DOCS / "cli.md").read_text("utf-8")

@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "reduce": "The shapes of FILE (a program or a plan) at the reduced sizes of staged proofs.",
     "validate": "Is FILE (a program or a plan) well-formed?",
     "show": "A program or plan as text.",
+    "diff": "What changed between two plans, programs or reports: exit code 0 if nothing, 1 if something.",
     "ops": "The operators, or the meaning, shapes and derivative of one.",
     "mutate": "Random single mistakes anywhere in a plan: what is said of each.",
     "bugs": "Real bugs of distributed training, each as a right and a wrong plan: verdicts, and explanations against what is expected.",
@@ -66,7 +67,11 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit(0)
 
 
-app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__)
+HELP: Final = {"help_option_names": ["-h", "--help"]}  # of every command: contexts inherit it
+
+app = typer.Typer(
+    cls=Commands, context_settings=HELP, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__
+)
 
 
 @app.callback(invoke_without_command=False, help=__doc__)

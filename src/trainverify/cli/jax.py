@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trainverify.cli.judged import EngineName, Memory, judged
+from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
 from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.refusal import Refused
 from trainverify.report import Report
@@ -16,6 +17,7 @@ from trainverify.terminal import AsJson, Timeout, emit, guarded, out, progress
 
 
 @guarded
+@with_outputs
 def command(
     reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The step on one device, FILE.py:NAME.")],
     distributed: Annotated[
@@ -37,6 +39,7 @@ def command(
     timeout: Timeout = None,
     memory: Memory = None,
     engine: EngineName = "algebra",
+    outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Is the training step that JAX runs on a mesh equal to the one on a single device? Python traces the code; nothing is run."""
     try:
@@ -56,7 +59,9 @@ def command(
             return Report("UNKNOWN", str(error), f"the ranks of {distributed}")
 
     if not list_ops:
-        return judged("jax", f"the ranks of {distributed}", work, as_json, timeout, memory)
+        return judged(
+            "jax", f"the ranks of {distributed}", work, as_json, timeout, memory, outputs=outputs, artifact=distributed.partition(":")[0]
+        )
     with progress(as_json) as tell:
         try:
             if hlo:

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from trainverify.cli.outputs import NOTHING_MORE, Outputs
 from trainverify.limits import Ended, OutOfTime, allowed_megabytes, isolated, limited
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
-from trainverify.terminal import INTERNAL, Output, attempt, emit, fail, out, progress
+from trainverify.terminal import INTERNAL, Output, attempt, emit, fail, out, progress, restored
 
 EngineName = Annotated[
     Engine, typer.Option("--engine", help="Tensor algebra at full size, stages and a solver at reduced sizes, both, or what is needed.")
@@ -28,23 +29,29 @@ def judged(
     timeout: float | None,
     memory: int | None,
     here: bool = False,
+    outputs: Outputs = NOTHING_MORE,
+    artifact: str | None = None,
 ) -> int:
-    """Print the report that `work` makes within the limits; its exit code. `here`: in this process, if nothing else was asked for."""
+    """Print the report that `work` makes within the limits; its exit code. `here`: in this process, if nothing else was asked for.
+
+    `artifact` is the file of the user's that the verdict is about.
+    """
     own = (
         isinstance(sys.stdout, Output) or sys.stdout is sys.__stdout__
     )  # else a caller that replaced it would not get what a process of its own prints
     limit = memory if memory is not None else allowed_megabytes() if own else None
 
     def show(report: Report) -> int:
+        report = outputs.written(report, artifact)
         if as_json:
             emit(command, **report.json())
         else:
-            report.print(out)
+            report.print(out, outputs.verbose)
         return report.exit_code
 
     def attempted(over: Callable[[], None]) -> int:
         try:
-            with limited(timeout, memory), progress(as_json) as tell:
+            with limited(timeout, memory), progress(as_json, outputs.progress) as tell:
                 report = work(tell)
         except OutOfTime as error:
             report = Report("UNKNOWN", f"time limit: {error}", subject)
@@ -55,7 +62,12 @@ def judged(
 
     if timeout is None and memory is None and (here or limit is None):
         return attempted(lambda: None)
-    result = isolated(lambda over: attempt(lambda: attempted(over), as_json), timeout)
+    result: int | Ended | None = None
+    try:
+        result = isolated(lambda over: attempt(lambda: attempted(over), as_json), timeout)
+    finally:
+        if not isinstance(result, int) and not as_json:
+            restored()
     if not isinstance(result, Ended):
         return result
     if result.overtime:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trainverify.cli.judged import Memory, judged
+from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
 from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.nnscaler.dump import read as read_dump
 from trainverify.nnscaler.judge import judge
@@ -19,6 +20,7 @@ from trainverify.terminal import AsJson, Timeout, guarded
 
 
 @guarded
+@with_outputs
 def command(
     logical: Annotated[Path, typer.Argument(metavar="LOGICAL", help="A dump of the plan for one device.")],
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A dump of the plan to verify.")],
@@ -40,6 +42,7 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Of the first random point.")] = 0,
     timeout: Timeout = None,
     memory: Memory = None,
+    outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Is the training step of an nnScaler plan equal to that of the plan for one device? Both are dumps (nnsdump/1)."""
     if correction not in ("none", "mean"):
@@ -56,4 +59,4 @@ def command(
         table = table_with(ops)
         return judge(read_dump(logical), read_dump(plan), table, trainer, points, seed, tell)
 
-    return judged("nnscaler", f"{plan.name} against {logical.name}", work, as_json, timeout, memory)
+    return judged("nnscaler", f"{plan.name} against {logical.name}", work, as_json, timeout, memory, outputs=outputs, artifact=str(plan))

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from trainverify.cli.judged import EngineName, Memory, judged
+from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
 from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.refusal import Refused
 from trainverify.report import Report
@@ -18,6 +19,7 @@ from trainverify.terminal import AsJson, Timeout, emit, guarded, out, progress
 
 
 @guarded
+@with_outputs
 def command(
     targets: Annotated[
         list[str], typer.Argument(metavar="REFERENCE DISTRIBUTED", help="Two functions, FILE.py:NAME; or `run -- SCRIPT.py ARGS`.")
@@ -50,6 +52,7 @@ def command(
     timeout: Timeout = None,
     memory: Memory = None,
     engine: EngineName = "algebra",
+    outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Is the training step of PyTorch code on N ranks equal to the one on a single device? Python runs the code, on fake tensors."""
     try:
@@ -100,4 +103,6 @@ def command(
         for n, k, status in found:
             out.print(f"{k:6} {n:50} {status}", markup=False)
         return code
-    return judged("torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory)
+    return judged(
+        "torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory, outputs=outputs, artifact=targets[-1].partition(":")[0]
+    )

@@ -10,6 +10,7 @@ import typer
 
 from trainverify import files
 from trainverify.cli.judged import EngineName, Memory, judged
+from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
 from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.cli.zoo_options import built, with_zoo
 from trainverify.graph.plan import Plan
@@ -25,6 +26,7 @@ AcceptReduced = Annotated[bool, typer.Option("--accept-reduced", help="PROVED(re
 
 
 @guarded
+@with_outputs
 @with_zoo
 def command(
     logical: Annotated[Path | None, typer.Argument(metavar="LOGICAL", help="The training step on one device.")] = None,
@@ -40,12 +42,16 @@ def command(
     engine: EngineName = "algebra",
     workers: Workers = 1,
     accept_reduced: AcceptReduced = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first difference, without the search for its cause.")] = False,
+    outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Is the training step in PLAN equal to the one in LOGICAL?"""
     if model is not None and logical is not None:
         raise Refused("either two files or --zoo NAME")
     if model is None and (logical is None or plan is None):
         raise Refused("two files are needed, LOGICAL and PLAN, or --zoo NAME; see trainverify verify --help")
+    if str(logical) == str(plan) == "-":
+        raise Refused("standard input can be one of the two files")
     subject = f"the plan against {zoo}" if logical is None or plan is None else f"{plan.name} against {logical.name}"
 
     def inputs(tell: Callable[[str], None]) -> tuple[Program, Plan | Program]:
@@ -57,9 +63,19 @@ def command(
 
     def work(tell: Callable[[str], None]) -> Report:
         table = table_with(ops)
-        return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced)
+        return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced, fail_fast)
 
-    return judged("verify", subject, work, as_json, timeout, memory, here=engine != "algebra")  # Ctrl-C reports stages
+    return judged(
+        "verify",
+        subject,
+        work,
+        as_json,
+        timeout,
+        memory,
+        here=engine != "algebra",
+        outputs=outputs,
+        artifact=None if plan is None else str(plan),
+    )  # Ctrl-C reports stages
 
 
 def both(logical: Path, plan: Path) -> tuple[Program, Plan | Program]:

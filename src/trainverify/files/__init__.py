@@ -12,7 +12,7 @@ from typing import Any
 from trainverify.files.decode import FORMAT, VERSION
 from trainverify.files.errors import FileError
 from trainverify.files.limits import Limits
-from trainverify.files.store import read, read_plan, read_program, write
+from trainverify.files.store import read, read_any, read_plan, read_program, write, write_text
 
 
 def schema() -> dict[str, Any]:
@@ -22,4 +22,4 @@ def schema() -> dict[str, Any]:
     return result
 
 
-__all__ = ["FORMAT", "VERSION", "FileError", "Limits", "read", "read_plan", "read_program", "schema", "write"]
+__all__ = ["FORMAT", "VERSION", "FileError", "Limits", "read", "read_any", "read_plan", "read_program", "schema", "write", "write_text"]

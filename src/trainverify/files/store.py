@@ -8,9 +8,9 @@ import io
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from trainverify.files.decode import decode
 from trainverify.files.encode import encode, text
@@ -41,6 +41,13 @@ def read_plan(path: Path, limits: Limits = _DEFAULT) -> Plan:
     return result
 
 
+def read_any(path: Path, wanted: Callable[[object], bool], limits: Limits = _DEFAULT) -> Any:
+    """The program or plan in a file, or the tree of a JSON file that is `wanted` as it is."""
+    with _findings(path), _no_collection():
+        tree = load(path, limits)
+        return tree if wanted(tree) else decode(tree, limits, None)
+
+
 def _read(path: Path, limits: Limits, kind: str | None) -> Program | Plan:
     with _findings(path), _no_collection():
         return decode(load(path, limits), limits, kind)
@@ -53,6 +60,15 @@ def write(path: Path, content: Program | Plan, limits: Limits = _DEFAULT) -> Non
         decode(tree, limits)
         try:
             _replace(os.fsdecode(path), text(tree), limits)
+        except OSError as e:
+            raise Bad(e.strerror or str(e)) from None
+
+
+def write_text(path: Path, content: str, limits: Limits = _DEFAULT) -> None:
+    """Stores text, all of it or nothing, compressed if the name ends in `.gz`."""
+    with _findings(path):
+        try:
+            _replace(os.fsdecode(path), [content.encode("utf-8", "backslashreplace")], limits)
         except OSError as e:
             raise Bad(e.strerror or str(e)) from None
 

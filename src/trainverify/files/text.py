@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import os
 import stat
+import sys
 import zlib
 from typing import Any, BinaryIO, Final
 
@@ -15,6 +17,7 @@ import numpy as np
 from trainverify.files.errors import Bad, Wrong, show
 from trainverify.files.limits import Limits
 
+STDIN: Final = "-"
 _GZIP: Final = b"\x1f\x8b"
 _CHUNK: Final = 1 << 18
 _STEPS: Final = np.zeros(256, np.int8)  # what a byte does to the depth
@@ -30,8 +33,10 @@ def load(path: str | os.PathLike[str], limits: Limits) -> Any:
 
 
 def content(path: str | os.PathLike[str], limits: Limits) -> bytes:
-    """The text of a file, decompressed if it starts as gzip does, whatever its name."""
+    """The text of a file (`-`: of standard input), decompressed if it starts as gzip does, whatever its name."""
     try:
+        if os.fspath(path) in (STDIN, STDIN.encode()):
+            return _unpacked(_bounded(sys.stdin.buffer, limits.file_bytes, ""), limits)
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise Bad("not a regular file")
         with open(path, "rb") as f:
@@ -50,6 +55,13 @@ def content(path: str | os.PathLike[str], limits: Limits) -> bytes:
         raise Bad(e.strerror or str(e)) from None
     except ValueError as e:  # a path with a zero byte
         raise Bad(str(e)) from None
+
+
+def _unpacked(data: bytes, limits: Limits) -> bytes:
+    if not data.startswith(_GZIP):
+        return data
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
+        return _bounded(unpacked, limits.text_bytes, " decompressed")
 
 
 def _bounded(f: BinaryIO | gzip.GzipFile, most: int, how: str) -> bytes:

@@ -40,6 +40,9 @@ class Judged(Report):
     def causes(self) -> list[str]:
         return [str(f) for f in self.at_fault]
 
+    def next_steps(self) -> list[str]:
+        return [s for s in super().next_steps() if "--engine" not in s]
+
 
 def _silent(text: str) -> None:
     pass

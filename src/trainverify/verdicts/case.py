@@ -20,16 +20,13 @@ from trainverify.evaluate.small import Small, TooMuch, fits, shrink_system
 from trainverify.explain.place import Place
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.plan import Plan
+from trainverify.progress import Progress as Progress
+from trainverify.progress import silent as silent
 from trainverify.prove.attempt import Attempt, Contradiction
 from trainverify.report import Report, Shown
 from trainverify.verdicts import budgets
 
-Progress = Callable[[str], None]
 Locator = Callable[..., Place]  # the arguments of `locate`
-
-
-def silent(text: str) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -87,11 +84,23 @@ class Case:
     def open(self, reason: str, status: str, notes: tuple[str, ...] = ()) -> Report:
         """UNKNOWN: neither proved nor refuted."""
         why = f"{len(self.proof.failed)} of {len(self.wanted)} obligations not proved; " if self.proof.failed else ""
-        return Report("UNKNOWN", why + reason, self.subject, self.findings, self.shown(status), notes=(*notes, *self.attempts()))
+        return Report(
+            "UNKNOWN",
+            why + reason,
+            self.subject,
+            self.findings,
+            self.shown(status),
+            notes=(*notes, *self.attempts()),
+            forms=self.forms(self.wanted),
+        )
 
     def attempts(self) -> tuple[str, ...]:
         """Why the first obligations that are not proved are not."""
-        return tuple(f"not proved: {o}: {why}" for o, why in list(self.proof.failed.items())[:5])
+        return tuple(f"not proved: {o}: {why}" for o, why in list(self.proof.failed.items())[:5] if why)
+
+    def forms(self, some: Iterable[Obligation]) -> tuple[str, ...]:
+        """What the proof attempt has of obligations that it does not show: got and want in normal form."""
+        return tuple(f"{o}: {why}" for o in some if (why := self.proof.failed.get(o)))
 
     def shown(self, status: str, special: dict[Obligation, str] | None = None) -> tuple[Shown, ...]:
         """The state of every obligation: `status` without a proof, unless `special` has another."""

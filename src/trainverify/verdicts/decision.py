@@ -12,6 +12,7 @@ from trainverify.evaluate.moved import PointName, described
 from trainverify.evaluate.run import elements, random_inputs
 from trainverify.evaluate.small import Small
 from trainverify.graph.obligations import Obligation
+from trainverify.progress import Failure
 from trainverify.prove.attempt import FULL_SIZE
 from trainverify.report import Report
 from trainverify.verdicts import budgets
@@ -164,6 +165,7 @@ def refuted(
     if proved == FULL_SIZE or (engine and case.proof.strict):
         values = f"{difference.got} instead of {difference.want}"
         raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
+    case.progress(Failure(f"{difference.obligation} differs on rank {difference.rank}: got {difference.got}, want {difference.want}"))
     case.progress("locating the first wrong tensor")
     place = located(case, small, wrong, difference, inputs)
     bad = {s.obligation: "different" for s in wrong}
@@ -172,6 +174,6 @@ def refuted(
         reason += f"; first wrong tensor: {place.named} on rank {place.rank}"
     where = described(difference.seed) if inputs is None else "the solver's model"
     note = f"counterexample: {where}, {scope}"
-    forms = tuple(f"{o}: {case.proof.failed[o]}" for o in bad if o in case.proof.failed)[:1]
-    forms += tuple(f"violated: {difference.layout}; {case.proof.violated[o]}" for o in bad if o in case.proof.violated)[:1]
-    return Report("REFUTED", reason, case.subject, case.findings, case.shown("agreed", bad), difference, place, notes=(note, *forms))
+    stages = tuple(f"violated: {difference.layout}; {case.proof.violated[o]}" for o in bad if o in case.proof.violated)[:1]
+    shown = case.shown("agreed", bad)
+    return Report("REFUTED", reason, case.subject, case.findings, shown, difference, place, notes=(note, *stages), forms=case.forms(bad))

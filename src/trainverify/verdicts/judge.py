@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 from trainverify.check import validate
 from trainverify.evaluate.full_size import ByClasses
@@ -14,6 +15,7 @@ from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.sample import RANKS
 from trainverify.explain.locate import locate
 from trainverify.explain.odd import ill_formed
+from trainverify.explain.place import Place
 from trainverify.graph.gradients import with_gradients
 from trainverify.graph.moves import without_moves
 from trainverify.graph.obligations import obligations
@@ -24,7 +26,7 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.engine import prove
 from trainverify.prove.attempt import Attempt, Engine, attempt
-from trainverify.report import Report
+from trainverify.report import Compared, Report
 from trainverify.verdicts import budgets
 from trainverify.verdicts.case import Case, Locator, Progress, silent
 from trainverify.verdicts.evaluation import by_size_alone, report
@@ -41,11 +43,13 @@ def verify(
     engine: Engine = "algebra",
     workers: int = 0,
     accept_reduced: bool = False,
+    fail_fast: bool = False,
     locator: Locator = locate,
 ) -> Report:
     """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one.
 
-    `locator` finds the first wrong tensor of a refuted plan.
+    `locator` finds the first wrong tensor of a refuted plan. With `fail_fast`, one random point is tried before any proof, and a
+    difference is reported as it is, without the search for its cause.
     """
     began = time.perf_counter()
     if points < 1:
@@ -55,9 +59,17 @@ def verify(
     plan = with_gradients(logical, plan)
     subject = f"{plan.name} on {plan.mesh} against {logical.name}"
     with seldom_collected():
-        found = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers, locator)
+        found = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers, nowhere if fail_fast else locator)
+    if fail_fast and found.place is not None and not found.place.tensor:
+        found = replace(found, place=None, notes=(*found.notes, "the cause was not searched for (--fail-fast)"))
     assumed = assumptions(logical, plan) + found.assumptions
-    return replace(found, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
+    about = Compared(logical, plan, ops)
+    return replace(found, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced, compared=about)
+
+
+def nowhere(*arguments: object) -> Place:
+    """The locator that does not search."""
+    return Place("", None, 0, "", None, "")
 
 
 def _verify(
@@ -95,6 +107,11 @@ def _verify(
     system = related(logical, plan, ops, parts, wanted)
     progress("proving")
     shared: list[ByClasses | None] = []
+    if locator is nowhere:  # what differs clearly is worth no proof
+        first = Attempt({}, dict.fromkeys(wanted, ""))
+        found = report(Case(system, plan, wanted, first, 1, seed, progress, subject, findings, locator, shared=shared))
+        if found.verdict == "REFUTED":
+            return found
     count, ops_walked = folded(system) if plan.size > RANKS else (0, 0)
     if count > RANKS:  # a rank unlike the others: what it is found by is cheap, a proof is not
         why = f"ranks fold to {count} programs only, {ops_walked} ops together"
@@ -104,6 +121,7 @@ def _verify(
         if found.verdict != "UNKNOWN" or ops_walked > budgets.WALKED:
             return found
         progress("proving")
-    proof = attempt(engine, prove, system, wanted, plan.lineage, workers, progress)
+    algebra = prove if progress is silent else partial(prove, progress=progress)
+    proof = attempt(engine, algebra, system, wanted, plan.lineage, workers, progress)
     case = Case(system, plan, wanted, proof, points, seed, progress, subject, findings, locator, shared=shared)
     return by_size_alone(case) or report(case)

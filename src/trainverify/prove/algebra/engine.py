@@ -14,6 +14,7 @@ from trainverify.axes.system import LoweredOp, MeetingAxes, Scope, System
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.outline import Block
 from trainverify.graph.program import Op, Program
+from trainverify.progress import Counted, Progress, silent
 from trainverify.prove.algebra.collectives import Collectives
 from trainverify.prove.algebra.folding import Instance, fold
 from trainverify.prove.algebra.forms import Forms
@@ -94,9 +95,10 @@ class _Pending:
 
 
 class Prover:
-    def __init__(self, system: System, enumerate_all: bool = False, blocks: bool = True):
+    def __init__(self, system: System, enumerate_all: bool = False, blocks: bool = True, progress: Progress = silent):
         """With `blocks`, what is repeated is worked out once."""
         self.system = system
+        self.progress = progress
         self.kernel = Kernel()
         self.forms = Forms(self.kernel, system.inference.axes, dict(system.logical.domains))
         self.instances = fold(system, enumerate_all)
@@ -140,7 +142,8 @@ class Prover:
         self._run_plan()
         extra = {n for n in self.kernel.needs - needed if not self.kernel.certain(n, needed)}
         result = Proof(instances=len(self.instances), atoms=len(self.kernel.atoms), prover=self)
-        for o in wanted:
+        for done, o in enumerate(wanted):
+            self.progress(Counted("proving", done, len(wanted), "obligations"))
             why = self._check(o)
             if why is None and extra:
                 why = self._show(min(extra))
@@ -349,7 +352,9 @@ class Prover:
             pending.append(_Pending(self._work(i), system.unit_programs[unit], self.local[i]))
         for i in range(len(self.instances)):
             self._advance(i, pending[i])
-        for meeting in system.meetings:
+        for done, meeting in enumerate(system.meetings):
+            if done % 64 == 0:
+                self.progress(Counted("normalising the plan", done, len(system.meetings), "collectives and messages"))
             touched = self._meet(meeting)
             for i in touched:
                 for c, op in meeting.ops:
@@ -540,19 +545,19 @@ def _loose(program: Program) -> set[str]:
     return found
 
 
-def prove(system: System, wanted: Sequence[Obligation]) -> Proof:
+def prove(system: System, wanted: Sequence[Obligation], progress: Progress = silent) -> Proof:
     """Try to prove every obligation at full size."""
-    return Prover(system, blocks=not system.flat).prove(wanted)
+    return Prover(system, blocks=not system.flat, progress=progress).prove(wanted)
 
 
 def prove_again(system: System, wanted: Sequence[Obligation], best: Proof) -> Proof:
     """What blocks or folding hide in a small plan is tried again without them."""
-    tries = []
+    tries: list[tuple[bool, bool]] = []  # whether all ranks are enumerated, whether blocks are used
     if sum(len(p.ops) for p in system.unit_programs) <= WRITTEN_OUT and any(b.kind is not None for b in system.logical_blocks):
-        tries.append({"blocks": False})
+        tries.append((False, False))
     if best.instances < system.plan.size <= ENUMERATED:
-        tries.append({"enumerate_all": True, "blocks": False})
+        tries.append((True, False))
     for how in tries:
         if best.failed:
-            best = min(best, Prover(system, **how).prove(wanted), key=lambda p: len(p.failed))
+            best = min(best, Prover(system, *how).prove(wanted), key=lambda p: len(p.failed))
     return best

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rich.console import Console
 from rich.markup import escape
 
-from trainverify.check.findings import CODES, Finding
+from trainverify.check.findings import CODES, Finding, names
 from trainverify.evaluate.compare import Difference
 from trainverify.evaluate.moved import described, seed_of
 from trainverify.explain.place import Place
-from trainverify.graph.program import Op
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Op, Program
+from trainverify.ops.table import OpTable
+from trainverify.report.next_steps import what_to_try
 
 Verdict = Literal["PROVED", "PROVED(reduced)", "PROVED(sampled)", "REFUTED", "INVALID", "UNKNOWN"]
 EXIT: Final[dict[str, int]] = {"PROVED": 0, "REFUTED": 1, "INVALID": 1, "UNKNOWN": 3, "PROVED(reduced)": 3, "PROVED(sampled)": 3}
@@ -24,6 +27,7 @@ _CLEAN: Final = ("proved", "agreed")
 _MOST: Final = 60  # obligations listed in a text report; the JSON report has all
 _FEW: Final = 3  # assumptions of one form that are listed each
 _HOLDS: Final = re.compile(r"input (\S+) holds (.*)")
+_LONG: Final = 400  # characters of a note
 _COLOURS: Final = {"PROVED": "green", "REFUTED": "red", "INVALID": "red", "UNKNOWN": "yellow"}
 
 
@@ -40,6 +44,15 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """What a report is about."""
+
+    logical: Program
+    plan: Plan
+    ops: OpTable
+
+
+@dataclass(frozen=True)
 class Report:
     verdict: Verdict
     reason: str
@@ -53,6 +66,8 @@ class Report:
     seconds: float = 0.0
     accept_reduced: bool = False  # the user takes a proof at reduced sizes for a proof
     accept_sampled: bool = False  # the user takes a proof about captured ranks for one about all ranks
+    forms: tuple[str, ...] = ()  # got and want in normal form, of what is not proved
+    compared: Compared | None = field(default=None, repr=False, compare=False)
 
     @property
     def exit_code(self) -> int:
@@ -71,6 +86,8 @@ class Report:
             "first_wrong": None if self.place is None else _place_json(self.place),
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
+            "forms": list(self.forms),
+            "next_steps": self.next_steps(),
             "seconds": round(self.seconds, 3),
         }
 
@@ -78,7 +95,12 @@ class Report:
         """What a front end knows about the cause, in its own terms."""
         return []
 
-    def print(self, console: Console) -> None:
+    def next_steps(self) -> list[str]:
+        """What to try where there is no verdict, or one that is not accepted."""
+        return what_to_try(self.verdict, self.reason, self.findings, self.notes) if self.exit_code == 3 else []
+
+    def print(self, console: Console, verbose: bool = False) -> None:
+        """As text; `verbose` has all obligations and assumptions one by one, and the normal forms."""
         colour = _COLOURS[self.verdict.partition("(")[0]]
         console.print(f"[bold {colour}]{self.verdict}[/] {escape(self.subject)}: {escape(self.reason)}", highlight=False)
         for line in self.causes():
@@ -93,13 +115,24 @@ class Report:
         if self.place is not None:
             _print_place(console, self.place)
         if self.obligations:
-            _print_obligations(console, self.obligations)
+            _print_obligations(console, self.obligations, len(self.obligations) if verbose else _MOST)
+            if (counted := inherited(self)) is not None:
+                console.print(escape(counted), highlight=False)
         if self.assumptions and self.verdict != "INVALID":
             console.print("[bold]Assumed[/], and not shown by this verdict:")
-            for a in grouped(self.assumptions):
+            for a in self.assumptions if verbose else grouped(self.assumptions):
                 console.print(f"  - {escape(a)}", highlight=False)
         for n in self.notes:
-            console.print(f"[dim]{escape(n)}[/]", highlight=False)
+            short = n if verbose or len(n) <= _LONG else f"{n[:_LONG]}… (--verbose shows all)"
+            console.print(f"[dim]{escape(short)}[/]", highlight=False)
+        if verbose and self.forms:
+            console.print("[bold]Forms[/] of what is not proved:")
+            for form in self.forms:
+                console.print(f"  {form}", highlight=False, markup=False)
+        if steps := self.next_steps():
+            console.print("[bold]What to try[/]:")
+            for step in steps:
+                console.print(f"  - {step}", highlight=False, markup=False)
 
     def _print_difference(self, console: Console, d: Difference) -> None:
         console.print(f"  [bold]{escape(str(d.obligation))}[/] differs on rank {d.rank}:", highlight=False)
@@ -132,10 +165,25 @@ def _print_place(console: Console, p: Place) -> None:
     console.print(f"    logical: {_op_line(p.logical_op)}", highlight=False, markup=False)
 
 
-def _print_obligations(console: Console, obligations: tuple[Shown, ...]) -> None:
+def inherited(report: Report) -> str | None:
+    """How many of the outputs that differ are computed from the first wrong tensor."""
+    bad = [o for o in report.obligations if o.status == "different"]
+    if report.compared is None or report.place is None or not report.place.logical or len(bad) < 2:
+        return None
+    after = {report.place.logical}
+    for op in report.compared.logical.ops:
+        if not after.isdisjoint(op.inputs):
+            after.update(op.outputs)
+    count = sum(o.tensor in after for o in bad)
+    others = [o.name for o in bad if o.tensor not in after]
+    also = f"; not {names(others, 3)}" if others and count else ""
+    return f"{count} of the {len(bad)} that differ are computed from {report.place.logical}{also}" if count else None
+
+
+def _print_obligations(console: Console, obligations: tuple[Shown, ...], most: int) -> None:
     """One line each, in columns; two on a terminal too narrow for them. Those that are not clean come first."""
     ordered = sorted(obligations, key=lambda o: o.status in _CLEAN)
-    rows = [(o.status, o.name, o.tensor, str(o.holders), o.engine, o.scope) for o in ordered[:_MOST]]
+    rows = [(o.status, o.name, o.tensor, str(o.holders), o.engine, o.scope) for o in ordered[:most]]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
     narrow = console.is_terminal and sum(widths) + 2 * len(widths) > console.width
     for row in rows if narrow else [_COLUMNS, *rows]:
@@ -147,7 +195,7 @@ def _print_obligations(console: Console, obligations: tuple[Shown, ...]) -> None
         else:
             rest = f"{name}  {tensor}  {row[3].rjust(widths[3])}  {engine}  {scope}".rstrip()
             console.print(f"[{colour}]{escape(status)}[/]  {escape(rest)}", highlight=False, style="bold" if row is _COLUMNS else None)
-    for status, count in Counter(o.status for o in ordered[_MOST:]).items():
+    for status, count in Counter(o.status for o in ordered[most:]).items():
         console.print(f"… and {count} more: {status}", highlight=False, markup=False)
 
 

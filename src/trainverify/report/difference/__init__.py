@@ -1,0 +1,1 @@
+"""What changed between two plans, two programs or two reports, for reviews."""

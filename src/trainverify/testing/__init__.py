@@ -1,0 +1,1 @@
+"""Verdicts in test suites: an assertion, and the pytest plugin that keeps its reports."""

@@ -1,0 +1,84 @@
+"""What a report says where there is no verdict, and what `verbose` adds."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cli.models import model, plan
+from trainverify.check.findings import Finding
+from trainverify.report import Report
+from trainverify.report.next_steps import FORMS, SMALLER, STAGES, what_to_try
+from trainverify.verdicts import verify
+
+
+def printed(report: Report, verbose: bool = False) -> str:
+    out = io.StringIO()
+    report.print(Console(file=out, width=1000, soft_wrap=True), verbose)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("reason", "first"),
+    [
+        ("time limit: no verdict within 3 s", "--timeout with more seconds, or none"),
+        ("out of memory: more than 20 MB of address space needed", "--memory with more megabytes, or a machine that has more"),
+        ("2 of 3 obligations not proved; agreed on 3 random points", STAGES),
+        ("something else", FORMS),
+    ],
+)
+def test_by_reason(reason: str, first: str) -> None:
+    report = Report("UNKNOWN", reason, "x against y")
+    assert report.next_steps()[0] == first
+    assert f"What to try:\n  - {first}\n" in printed(report)
+
+
+def test_stages_that_were_tried_are_not_proposed() -> None:
+    reason = "1 of 3 obligations not proved; agreed on 3 random points"
+    assert what_to_try("UNKNOWN", reason, (), ("not proved: loss: algebra: no; smt: no",)) == [FORMS, SMALLER]
+
+
+def test_unsupported_operator() -> None:
+    finding = Finding("TV104", "unknown operator 'mystery'", severity="unsupported", hint="is it `mysterious`?")
+    first, second, *_ = what_to_try("UNKNOWN", "unsupported: unknown operator 'mystery'", [finding], ())
+    assert first == "is it `mysterious`?"
+    assert second.startswith("declare the operator")
+
+
+def test_only_where_there_is_no_verdict() -> None:
+    for p in (plan(), plan("sum")):
+        report = verify(model(), p, points=1)
+        assert report.next_steps() == []
+        assert "What to try" not in printed(report)
+    reduced = verify(model(), plan(), points=1, engine="smt")
+    assert reduced.next_steps()[0].startswith("--accept-reduced")
+    assert replace(reduced, accept_reduced=True).next_steps() == []
+
+
+def test_forms_are_for_the_verbose() -> None:
+    report = verify(model(), plan("sum"), points=1)
+    assert any(f.startswith("gradient of w: rank 0: w.grad.mean is not w.grad: got 1/4") for f in report.forms)
+    assert "got 1/4·(Σ" not in printed(report)
+    assert "got 1/4·(Σ" in printed(report, verbose=True)
+    assert report.json()["forms"] == list(report.forms)
+
+
+def test_what_inherits_the_mistake_is_counted() -> None:
+    text = printed(verify(model(), plan("sum"), points=1))
+    assert "2 of the 2 that differ are computed from w.grad\n" in text
+
+
+def test_fail_fast() -> None:
+    """REFUTED before anything is proved, without a cause; a right plan is proved as always."""
+    told: list[str] = []
+    report = verify(model(), plan("sum"), fail_fast=True, progress=told.append)
+    assert report.verdict == "REFUTED"
+    assert report.place is None
+    assert report.difference is not None
+    assert not any(o.status == "proved" for o in report.obligations)
+    assert not any(text.startswith("normalising the plan") for text in told)
+    assert "first wrong tensor" not in printed(report)
+    assert verify(model(), plan(), fail_fast=True).verdict == "PROVED"
