@@ -18,7 +18,7 @@ from trainverify.prove.staged import alike
 from trainverify.prove.staged.alike import _first_of_each
 from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.graphs import NOTHING
 from trainverify.prove.staged.placed import SEVERAL, distinct
 from trainverify.prove.staged.records import Stage
 from trainverify.prove.staged.stages import Cutter, NoStage, _Walk

@@ -21,11 +21,11 @@ from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Op, Program
 from trainverify.ops import OPS
 from trainverify.primitives import node as F
+from trainverify.prove.propose.points import _rounding
 from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.engine import aligned
 from trainverify.prove.staged.graphs import LOGICAL
 from trainverify.prove.staged.inner import Inner
-from trainverify.prove.staged.points import _rounding
 from trainverify.prove.staged.terms import Term, Terms, value
 from trainverify.verdicts import related
 from verdicts.mlp import logical as mlp

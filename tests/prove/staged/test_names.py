@@ -21,10 +21,10 @@ from trainverify.nnscaler.judge import ratio
 from trainverify.nnscaler.plan import plan as translated
 from trainverify.nnscaler.plan import program as translated_program
 from trainverify.ops import OPS
+from trainverify.prove.propose.table import MISSING, Table
 from trainverify.prove.staged.engine import Engine, StagedProof
 from trainverify.prove.staged.execute import Result
-from trainverify.prove.staged.graphs import LOGICAL, Place
-from trainverify.prove.staged.lookup import MISSING, NOTHING, Table
+from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Place
 from trainverify.prove.staged.stages import Cutter
 from trainverify.verdicts import verify
 from trainverify.zoo import gpt

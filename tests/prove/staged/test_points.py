@@ -15,7 +15,7 @@ from trainverify.graph.plan import units
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime
 from trainverify.ops import OPS
-from trainverify.prove.staged import points
+from trainverify.prove.propose import points
 from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.graphs import LOGICAL
 from trainverify.prove.staged.reduce import reduced

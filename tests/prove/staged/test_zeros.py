@@ -8,10 +8,9 @@ import pytest
 import trainverify as tv
 from prove.staged.cutting import cut, cut_once, llama
 from tools.campaign.agree import staged
+from trainverify.prove.propose.zeros import Leaf, Made, Zeros
 from trainverify.prove.staged.engine import Engine
-from trainverify.prove.staged.graphs import LOGICAL
-from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.zeros import Leaf, Made, Zeros
+from trainverify.prove.staged.graphs import LOGICAL, NOTHING
 from trainverify.verdicts import verify
 from trainverify.zoo.gpt import Config
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step

@@ -23,18 +23,18 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
+from trainverify.prove.propose.points import LENIENT, Digits, drawn
+from trainverify.prove.propose.structure import Structure
+from trainverify.prove.propose.table import CLOSE, FAINT, MISSING, NOISE, ROUGH, Table
+from trainverify.prove.propose.zeros import Leaf, Made, Zeros
 from trainverify.prove.signs import FINITE, WILD
 from trainverify.prove.staged.divisors import Divisors
-from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place, moves_only
-from trainverify.prove.staged.lookup import CLOSE, FAINT, MISSING, NOISE, NOTHING, ROUGH, Table
+from trainverify.prove.staged.graphs import LARGE, LOGICAL, NOTHING, Call, Graph, Place, moves_only
 from trainverify.prove.staged.needed import Needed
-from trainverify.prove.staged.points import LENIENT, Digits, drawn
 from trainverify.prove.staged.records import PLAIN, Factor
 from trainverify.prove.staged.signs import leaves_of, tensors, term_state
-from trainverify.prove.staged.structure import LARGE, Structure
 from trainverify.prove.staged.supports import supports
 from trainverify.prove.staged.terms import Term
-from trainverify.prove.staged.zeros import Leaf, Made, Zeros
 from trainverify.prove.strict import Step, Strict
 
 RANKS: Final = 2  # on which a tensor of a wrong plan was no multiple of anything, after which others are not looked at

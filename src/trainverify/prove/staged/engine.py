@@ -22,12 +22,11 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
+from trainverify.prove.propose.points import Run
 from trainverify.prove.staged.align import Alignment, Claim, Contradiction
 from trainverify.prove.staged.described import described
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
-from trainverify.prove.staged.graphs import LOGICAL, Graph, Place
-from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.points import Run
+from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Graph, Place
 from trainverify.prove.staged.records import Goal, Stage, Summand
 from trainverify.prove.staged.scope import NoStages, different, looked_at
 from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, NoStage

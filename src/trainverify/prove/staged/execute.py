@@ -16,8 +16,7 @@ from trainverify.prove.signs import FINITE
 from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.check import equal, solved
 from trainverify.prove.staged.described import definition
-from trainverify.prove.staged.graphs import LOGICAL, Call, Place
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Call, Place
 from trainverify.prove.staged.records import Factor, Part, Short, Stage
 from trainverify.prove.staged.solver import Z3, Solver
 from trainverify.prove.staged.terms import SEEN, Sight, sight, symbol, value

@@ -13,8 +13,7 @@ from typing import Any, Final
 from trainverify.prove.signs import FINITE, POSITIONS, WILD
 from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.described import definition
-from trainverify.prove.staged.graphs import LOGICAL, Call, Place
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Call, Place
 from trainverify.prove.staged.masks import Masks
 from trainverify.prove.staged.numbered import Numbered
 from trainverify.prove.staged.records import Factor, Part, Short, Stage

@@ -19,6 +19,8 @@ from trainverify.prove.staged.terms import Made, Term, Terms
 
 Place = tuple[int, int, str]
 LOGICAL: Final = -1
+NOTHING: Final = -1  # the id of the constant 0
+LARGE: Final = 2_000_000  # expressions of an op that are looked through
 _MOVES: Final = ("input", "reshape", "transpose", "slice", "concat", "broadcast")
 
 

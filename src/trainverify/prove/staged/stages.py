@@ -20,8 +20,7 @@ from trainverify.prove.staged.alike import Alike
 from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.described import definition
 from trainverify.prove.staged.expressions import Expressions
-from trainverify.prove.staged.graphs import LOGICAL, Call, Place
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Call, Place
 from trainverify.prove.staged.records import PLAIN, Factor, Goal, Part, Stage, Summand
 
 MAX_CALLS: Final = 4000

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, moves_only
-from trainverify.prove.staged.structure import LARGE
+from trainverify.prove.staged.graphs import LARGE, LOGICAL, Call, Graph, moves_only
 from trainverify.prove.staged.terms import Term
 
 Support = frozenset[int] | None  # elements such that this is 0 where one of them is; None: it is 0 everywhere

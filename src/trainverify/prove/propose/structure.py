@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place
-from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.prints import Prints, own, print_of, unknown
-
-LARGE: Final = 2_000_000  # expressions of an op that are looked through for it
+from trainverify.prove.propose.prints import Prints, own, print_of, unknown
+from trainverify.prove.staged.graphs import LARGE, LOGICAL, NOTHING, Call, Graph, Place
 
 
 class Structure:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from trainverify.domains.element import Element
 from trainverify.domains.polynomials import Scalars, TooLarge, Unsupported
 from trainverify.prove.staged.check import solved
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.graphs import NOTHING
 from trainverify.prove.staged.terms import Term, symbol, value
 
 SECONDS: Final = 0.3  # for one element that was 0 on all points; those that are made alike are looked at once

@@ -16,7 +16,7 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import Node, topological
-from trainverify.prove.staged.lookup import FAINT
+from trainverify.prove.propose.table import FAINT
 
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
 MOST: Final = 32  # more of them where token ids happen to be equal on all, or what is chosen now and then never was

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from trainverify.domains.arrays import Array
+from trainverify.prove.staged.graphs import NOTHING
 
-NOTHING: Final = -1  # the id of the constant 0
 MISSING: Final = -2  # of what is not found
 CLOSE: Final = 1e-8  # relative to the element
 NOISE: Final = 1e-9  # relative to the largest element of the tensor
