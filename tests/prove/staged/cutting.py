@@ -12,8 +12,9 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.prove.staged.engine import Engine, aligned
+from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.records import Stage
+from trainverify.prove.staged_proof import proposed
 from trainverify.verdicts import related
 from trainverify.zoo.deepseek import Config, Gate
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step, llama_plan, llama_step
@@ -42,8 +43,7 @@ def random_pair(seed: int) -> Callable[[], tuple[Program, Plan]]:
 def cut(logical: Program, plan: Plan) -> tuple[Engine, list[Stage]]:
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
-    small, alignment = aligned(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
-    engine = Engine(small, alignment, wanted)
+    engine = Engine(*proposed(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage), wanted)
     return engine, engine.first()
 
 

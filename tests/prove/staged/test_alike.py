@@ -101,10 +101,10 @@ def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPat
 
 def all_shown(engine: Engine, stage: Stage) -> bool:
     try:
-        Cutter(engine.alignment)._number(stage)
+        Cutter(engine.elements, engine.claims)._number(stage)
     except NoStage:
         return False
-    return all(check(stage, n, engine.alignment, QUICK).proved for _, n in stage.tasks)
+    return all(check(stage, n, engine.elements, QUICK).proved for _, n in stage.tasks)
 
 
 def test_equal_and_different_symbols_are_told_apart() -> None:
@@ -124,7 +124,7 @@ def test_different_rows() -> None:
 def test_terms_of_whole_tensors_are_those_of_their_elements(programs: Programs) -> None:
     """The same terms, and the same numbers and leaves."""
     engine, _ = cut_once(programs)
-    graph, terms = engine.alignment.graph, Terms()
+    graph, terms = engine.elements.graph, Terms()
     signatures = {c.signature: c for c in graph.makers.values() if c.nodes is not None}
     read = 0
     for call in signatures.values():

@@ -26,11 +26,11 @@ def both_ways(engine: Engine, stage: Stage, most: int = 3) -> Iterator[tuple[boo
     """Whether elements are shown with common parts as symbols, and in full."""
     made = replace(stage, **BEFORE)
     try:
-        Cutter(engine.alignment)._number(made)
+        Cutter(engine.elements, engine.claims)._number(made)
     except NoStage:
         return
     for n in list(made.short)[:most]:
-        yield check(made, n, engine.alignment).proved, check(replace(made, short={}), n, engine.alignment).proved
+        yield check(made, n, engine.elements).proved, check(replace(made, short={}), n, engine.elements).proved
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tup
 
     monkeypatch.setattr(Expressions, "_shorts", noted)
     for stage in stages:
-        Cutter(engine.alignment)._number(replace(stage, **BEFORE))
+        Cutter(engine.elements, engine.claims)._number(replace(stage, **BEFORE))
     every = [part for parts in seen for part in parts]
     assert len(every) > 20
     assert all(state == FINITE for _, _, state, _ in every)
@@ -182,19 +182,19 @@ def test_dividing_by_what_may_be_zero() -> None:
 def test_what_is_divided_by_in_a_branch_may_be_0(nonzero: tuple[int, ...], reason: str, of_llama: tuple[Engine, list[Stage]]) -> None:
     """A gradient of labels that may be ignored, times the number of those that are not: shown if another stage shows that this is not 0."""
     engine, (stage, *_) = of_llama
-    make = engine.alignment.graph.terms.make
+    make = engine.elements.graph.terms.make
     flag, x, t, nothing = (*(make("leaf", k) for k in range(3)), make("real", Fraction(0)))
     want = make("choose", None, [flag, make("map", ("div", None, "NoneType"), [x, t]), nothing])
     goal = make("goal", None, [make("choose", None, [flag, x, nothing]), t, want])
     kinds = (("bool", None), ("real", None), ("real", None))
-    result = check(replace(stage, short={0: Short(goal, kinds, (), nonzero, False, False)}), 0, engine.alignment)
+    result = check(replace(stage, short={0: Short(goal, kinds, (), nonzero, False, False)}), 0, engine.elements)
     assert (result.proved, result.reason) == (not reason, reason)
 
 
 def test_counts_are_one_expression_however_they_are_shared(of_llama: tuple[Engine, list[Stage]]) -> None:
     """Expected: in any order and in groups; not if one is counted twice, nor one more, nor if something is a factor."""
     engine, stages = of_llama
-    e = Expressions(stages[0], engine.alignment)
+    e = Expressions(stages[0], engine.elements)
     flags = [e.number(("map", ("as_real", None, "NoneType"), (e.number(("symbol", i, ())),))) for i in range(4)]
     a, b, c, d = flags
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 
 import trainverify as tv
+from prove.staged.alignment import aligned
 from prove.staged.cutting import cut
 from prove.staged.equality import shown
 from prove.staged.swaps import BEFORE
@@ -292,7 +293,7 @@ def test_weights_exchanged(of_experts: tuple[tv.Program, tv.Plan]) -> None:
 def exchanged(engine: Engine, part: Part, first: int) -> Part:
     """The weights that the plan compares, of two experts of the first token exchanged."""
     leaves = dict(part.leaves)
-    for place in [i for c in part.calls if engine.alignment.compares(c) for i in c.inputs if i in part.leaves]:
+    for place in [i for c in part.calls if engine.elements.compares(c) for i in c.inputs if i in part.leaves]:
         ids, factor = leaves[place]
         ids = ids.copy()
         ids[[first, first + 1]] = ids[[first + 1, first]]
@@ -303,8 +304,8 @@ def exchanged(engine: Engine, part: Part, first: int) -> Part:
 def shows(engine: Engine, stage: Stage) -> bool:
     """Whether all elements of a stage are shown."""
     made = replace(stage, **BEFORE)
-    Cutter(engine.alignment)._number(made)
-    return all(check(made, n, engine.alignment, Limits(seconds=2.0, solver_seconds=0.3)).proved for _, n in made.tasks)
+    Cutter(engine.elements, engine.claims)._number(made)
+    return all(check(made, n, engine.elements, Limits(seconds=2.0, solver_seconds=0.3)).proved for _, n in made.tasks)
 
 
 def counted(chosen: int | None) -> tv.Program:
@@ -319,8 +320,8 @@ def counted(chosen: int | None) -> tv.Program:
 
 def test_points_with_everything_chosen_tell_no_plan_wrong() -> None:
     """Expected: two of six are chosen, which a plan may rest on: as if all were, it is off, and that is no difference."""
-    alignment = cut(counted(None), single(counted(2)))[0].alignment
-    assert not alignment.wrong
-    assert len(alignment.runs) == len(alignment.ordinary)
+    proposal = aligned(counted(None), single(counted(2)))
+    assert not proposal.wrong
+    assert len(proposal.values.runs) == len(proposal.values.ordinary)
     assert verify(counted(None), counted(2), engine="smt", points=1).verdict != "REFUTED"
     assert verify(counted(None), counted(3), engine="smt", points=1).verdict == "REFUTED"

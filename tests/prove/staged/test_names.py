@@ -97,7 +97,7 @@ def test_rounding_is_no_mistake() -> None:
     alignment = aligned(step, made)
     assert not alignment.wrong
     name = "layers.0.attention.k.turned.grad"
-    first = alignment.start[name]
+    first = alignment.elements.start[name]
     own = alignment.graph.shape((0, 0, "mb0/" + name))
     assert alignment.claims[0, 0, "mb0/" + name].ids.tolist() == list(range(first, first + math.prod(own)))
     for missing in ("layers.0.attention.wk.grad.dp", "layers.0.ffn_norm.grad.dp"):
@@ -128,10 +128,10 @@ def test_rows_have_their_own_names() -> None:
     alignment = aligned(logical(), plan())
     for row in (0, 1):
         for name in ("x", "y0", "a0", "y1", "a1", "y2", "a2", "y3", "y1.grad", "y0.grad", "x.grad"):
-            ids = alignment.ids[name].reshape(2, -1)[row]
+            ids = alignment.elements.ids[name].reshape(2, -1)[row]
             claim = alignment.claims[0, row, name]
             assert claim.factor.plain
-            assert claim.ids.tolist() == alignment.same[ids].tolist(), (row, name)
+            assert claim.ids.tolist() == alignment.table.same[ids].tolist(), (row, name)
 
 
 # -- several tensors with the same elements ------------------------------------------------------------------------------
@@ -142,10 +142,8 @@ A, B, C = ((LOGICAL, 0, name) for name in "abc")
 def cutter(dropped: Place | None = None, doubtful: str = "") -> Cutter:
     """a, b and c have two elements each, with the values of a; some may have no value."""
     same = np.array([0, 1, 0, 1, 0, 1])
-    made = Cutter(SimpleNamespace(graph=None, extra={}, same=same, owner=list("aabbcc"), doubtful=set(doubtful)))  # type: ignore[arg-type]
-    if dropped is not None:
-        made.dropped.add(dropped)
-    return made
+    elements = SimpleNamespace(graph=None, owner=list("aabbcc"), doubtful=set(doubtful))
+    return Cutter(elements, SimpleNamespace(same=same, dropped={dropped}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +163,7 @@ def test_equals_are_used_with_their_claims_only(dropped: Place | None, ids: list
     made = cutter(dropped)
     assert made._equals(np.array(ids), uses).tolist() == meant
     assert uses == needed
-    assert made.alignment.same.tolist() == [0, 1, 0, 1, 0, 1]
+    assert made.claims.same.tolist() == [0, 1, 0, 1, 0, 1]
 
 
 def test_what_may_have_no_value_is_no_name_for_others() -> None:
@@ -180,6 +178,7 @@ def test_a_claim_that_is_dropped_takes_what_used_it_along() -> None:
     """b = a and c = a; a goal uses both. When b is given up the goal is cut again, and c stays as it is."""
     engine = Engine.__new__(Engine)
     engine.cutter = cutter()
+    engine.claims = engine.cutter.claims
     engine.proof = StagedProof()
     engine.stages = {B: _stage(), C: _stage(), 0: _stage(B, C), 1: _stage(C), 2: _stage(C)}  # type: ignore[dict-item]
     engine.used = {B: set(), C: set(), 0: {B, C}, 1: {C}, 2: {B, C}, 3: {B}}

@@ -16,7 +16,7 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.prove.staged import scope
+from trainverify.prove import scope
 from trainverify.prove.staged.reduce import LEAST, direct, reduced
 from trainverify.verdicts import related, single, verify
 from trainverify.zoo.llama import Config

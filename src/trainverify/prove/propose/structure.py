@@ -1,7 +1,7 @@
 """Fingerprints of the elements of both programs: made by the same ops from elements with the same ones means the same one.
 
-Sums are compared by what is added up, in whatever order and however many steps: parts of a batch, shares of ranks. Only a guide for
-alignment: what is said with it is a claim like all others.
+Sums are compared by what is added up, in whatever order and however many steps: parts of a batch, shares of ranks. Only a
+guide for proposals: what is said with it is a claim like all others.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
@@ -53,6 +53,7 @@ class Table:
         """Whether an element can be looked up: its values are finite and tell it from a constant."""
         return bool(self.listed[i])
 
+    @cached_property
     def rays(self) -> Array:
         """For every element a number that proportional ones share."""
         found = np.arange(self.values.shape[1])

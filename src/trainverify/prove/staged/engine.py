@@ -10,29 +10,22 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from trainverify.axes.system import System
 from trainverify.domains.arrays import Array
-from trainverify.evaluate.run import NotComputed
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
-from trainverify.primitives.node import topological
-from trainverify.prove.propose.points import Run
-from trainverify.prove.staged.align import Alignment, Claim, Contradiction
-from trainverify.prove.staged.described import described
+from trainverify.prove.staged.claims import Claims, Proposer
+from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.execute import DEFAULT, Limits, Result
-from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Graph, Place
+from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Place
 from trainverify.prove.staged.records import Goal, Stage, Summand
-from trainverify.prove.staged.scope import NoStages, different, looked_at
 from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, Cutter, NoStage
 from trainverify.prove.staged.workers import run_all
 
-DIFFERENT: Final = 1e-6
 DIFFERS: Final = "differs on random inputs at the sizes of the proof"
 LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
 MISLED: Final = 20  # equations between logical elements that fail for some inputs, after which values are not trusted
@@ -72,60 +65,25 @@ class StagedProof:
         return made + fewer if self.fewer else made
 
 
-def prove(
-    system: System,
-    wanted: Sequence[Obligation],
-    lineage: tuple[Layout, ...],
-    workers: int = 0,
-    limits: Limits = DEFAULT,
-    progress: Progress = lambda text: None,
-) -> StagedProof:
-    """Try to prove every obligation at reduced sizes."""
-    try:
-        small, alignment = aligned(system, wanted, lineage)
-    except NoStages as error:
-        progress("running both programs")
-        differ = different(system, wanted, lineage) if error.too_large else ()
-        return StagedProof(failed={o: DIFFERS if o in differ else str(error) for o in wanted})
-    engine = Engine(small, alignment, wanted, workers, limits, progress)
-    proof = engine.run()
-    if not alignment.merged or proof.interrupted or not (engine.misled or (proof.failed and DIFFERS not in proof.failed.values())):
-        return proof
-    progress("once more, whatever values elements of the logical program share")
-    apart = Alignment(Graph(small), lineage, wanted, apart=True)
-    other = Engine(small, apart, wanted, workers, limits, progress).run()
-    proof.interrupted |= other.interrupted
-    return other if len(other.proved) > len(proof.proved) else proof
-
-
-def aligned(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> tuple[Small, Alignment]:
-    """Both programs at reduced sizes, and what of one is what of the other."""
-    small = looked_at(system, wanted, lineage)
-    try:
-        return small, Alignment(Graph(small), lineage, wanted)
-    except NotComputed as error:
-        raise NoStages(f"the plan could not be run: {error}") from error
-    except Contradiction as error:
-        raise NoStages(f"the assumptions cannot all hold: {error}") from error
-
-
 class Engine:
     def __init__(
         self,
-        small: Small,
-        alignment: Alignment,
+        elements: Elements,
+        proposer: Proposer,
         wanted: Sequence[Obligation],
         workers: int = 0,
         limits: Limits = DEFAULT,
         progress: Progress = lambda text: None,
     ):
-        self.small = small
-        self.alignment = alignment
+        self.small: Small = elements.small
+        self.elements = elements.watching(proposer.compared)
+        self.proposer = proposer
+        self.claims = Claims(elements, proposer)
         self.wanted = wanted
         self.workers = workers
         self.limits = limits
         self.progress = progress
-        self.cutter = Cutter(alignment)
+        self.cutter = Cutter(self.elements, self.claims)
         self.goals: list[Goal] = []
         self._numbers: dict[Hashable, int] = {}  # of goals, by what they say
         self.goals_of: dict[Obligation, list[int]] = {}
@@ -142,7 +100,7 @@ class Engine:
         self.shown_by: dict[Any, tuple[Stage, int]] = {}  # the stage and element that stood for all with this key
         self.broken: dict[Node, str] = {}
         self._chances = 0  # equations between logical elements that held by chance
-        self.proof = StagedProof(reduced=small.reduced or bool(small.kept), fewer=bool(small.kept))
+        self.proof = StagedProof(reduced=self.small.reduced or bool(self.small.kept), fewer=bool(self.small.kept))
 
     @property
     def misled(self) -> bool:
@@ -163,7 +121,7 @@ class Engine:
             except NoStage as error:
                 self.proof.failed[o] = str(error)
                 continue
-            if all(self._agrees(g) for g in goals):
+            if all(self.proposer.agrees(g) for g in goals):
                 self.goals_of[o] = [self._goal(g) for g in goals]
             else:  # nothing to prove
                 self.proof.failed[o] = DIFFERS
@@ -173,7 +131,7 @@ class Engine:
         self._open()
         differ = [o for o, why in proof.failed.items() if why == DIFFERS]
         if differ:
-            proof.violated.update(zip(differ, self._first_violated([o.output.tensor for o in differ]), strict=True))
+            proof.violated.update(zip(differ, self.proposer.violated([o.output.tensor for o in differ]), strict=True))
         if proof.violated:  # refuted, most likely: the rest is not worth the time
             proof.failed |= {o: "not tried: another obligation differs" for o in self.wanted if o not in proof.failed}
             return proof
@@ -191,11 +149,11 @@ class Engine:
             else:
                 proof.failed[o] = self._why(bad, valid)
                 if bad in self.stages:
-                    proof.violated[o] = described(self.stages[bad], self.alignment)
+                    proof.violated[o] = self.stages[bad].described(self.elements.graph)
                     proof.models[o] = self._model(bad)
         used = {key: self.results[key] for s in self.stages.values() for key, _ in s.tasks if key in self.results}
         proof.stages = len(self.stages)
-        graph = self.alignment.graph
+        graph = self.elements.graph
         proof.tensors = sum(graph.first(p) in self.stages for p in graph.makers)
         proof.distinct = len(used)
         proof.identical = sum(s.identical for s in self.stages.values())
@@ -225,7 +183,7 @@ class Engine:
             for rank in there:
                 c, row = self.small.places[rank]
                 place = (c, row, h.layout.local)
-                if place not in self.alignment.graph.makers and place not in self.alignment.sources:
+                if place not in self.elements.graph.makers and place not in self.elements.sources:
                     raise NoStage(f"{h.layout.local} is never computed on rank {rank}")
                 for part in self.small.parts[h.layout, rank]:
                     if part.padding and o.stays:  # must be zero after the step
@@ -233,74 +191,9 @@ class Engine:
                         found.append(Goal(h.layout.logical, terms, np.full(len(terms[0].elements), NOTHING)))
                     if not part.padding:
                         where = self.small.positions(part, h.layout.logical).reshape(-1)
-                        ids = self.alignment.ids[h.layout.logical].reshape(-1)[where]
+                        ids = self.elements.ids[h.layout.logical].reshape(-1)[where]
                         found.append(Goal(h.layout.logical, self._terms(h.layout, rank, part), ids, ids_in_tensor=where))
         return found
-
-    def _agrees(self, goal: Goal) -> bool:
-        """Whether a goal holds on the points that alignment looked at."""
-        for at in self.alignment.ordinary:
-            both = _sides(goal, at)
-            if both is None:
-                return False
-            got, want = both
-            if not np.isfinite(want).all():
-                continue
-            near = np.abs(got - want) <= DIFFERENT * np.abs(want).max(initial=1e-300) + 1e-12
-            if not near.all() and not self.alignment.digits.fade(at, lambda run: _gap(goal, run)):
-                return False
-        return True
-
-    def _first_violated(self, outputs: Sequence[str]) -> list[str]:
-        """For each of these outputs the stage that fails: the first logical tensor that it needs and that no tensors of the plan make up,
-        if possible one that all of them need."""
-        cones = [self._needed(output) for output in outputs]
-        shared = set.intersection(*cones) if cones else set()
-        common = next((n for n in self._wrong if n in shared), None)
-        found = []
-        for output, cone in zip(outputs, cones, strict=True):
-            wrong = common or next((n for n in self._wrong if n in cone), output)
-            call = self.alignment.graph.makers.get((LOGICAL, 0, wrong))
-            inputs = [] if call is None else [i[2] for i in call.inputs if i is not None]
-            found.append(f"stage {wrong}" if call is None else f"stage {wrong} from {', '.join(inputs)}: {call.text}")
-        return found
-
-    def _needed(self, output: str) -> set[str]:
-        """Everything that a logical tensor is made of, and itself."""
-        needed: set[str] = set()
-        stack = [output]
-        while stack:
-            name = stack.pop()
-            if name not in needed:
-                needed.add(name)
-                call = self.alignment.graph.makers.get((LOGICAL, 0, name))
-                stack += [] if call is None else [i[2] for i in call.inputs if i is not None]
-        return needed
-
-    @cached_property
-    def _wrong(self) -> list[str]:
-        """Logical tensors that no tensors of the plan make up, and of which nothing right is made either: there the plan goes another way.
-
-        Updates do not count as right: a wrong gradient may hardly show in them.
-        """
-        a = self.alignment
-        rays = a.rays
-        held = {int(rays[i]) for claim in a.claims.values() if claim.place[0] != LOGICAL for i in claim.ids.tolist() if 0 <= i < a.count}
-        there: dict[str, bool] = {}
-        for name in a.start:
-            if name in self.small.logical.sources:
-                continue
-            known = [i for i in a.ids[name].reshape(-1).tolist() if a.table.known(i)]
-            if known:
-                there[name] = all(int(rays[i]) in held for i in known)
-        right: set[str] = set()
-        for step in reversed(self.small.logical_steps):
-            for o, node in zip(step.outputs, step.nodes, strict=True):
-                if step.op.phase in ("optimizer", "metric"):
-                    continue
-                if there.get(o) or o in right:
-                    right.update(str(step.inputs[n.attrs[0]]) for n in topological([node]) if n.prim == "input")
-        return [n for n, whole in there.items() if not whole and n not in right]
 
     def _terms(self, lay: Layout, rank: int, part: Part) -> tuple[Summand, ...]:
         small = self.small
@@ -321,7 +214,7 @@ class Engine:
         terms = []
         for at, p in shares.values():
             c, row = small.places[at]
-            place = self.alignment.graph.first((c, row, lay.local))
+            place = self.elements.graph.first((c, row, lay.local))
             terms.append(Summand(number, place, _region(p, small.local_shapes[c][lay.local])))
         return tuple(terms)
 
@@ -344,7 +237,7 @@ class Engine:
                 def done(n: int, result: Result, keys: Sequence[Any] = keys) -> None:
                     self.results[keys[n]] = result
 
-                run_all(list(todo.values()), self.alignment, self.limits, self.workers, done, self.progress)
+                run_all(list(todo.values()), self.elements, self.limits, self.workers, done, self.progress)
             wrong = {n: failure for n, s in self.stages.items() if n not in self.broken and (failure := self._failure(s)) is not None}
             if not wrong:
                 return
@@ -388,7 +281,7 @@ class Engine:
             self.level[node] = self.level.get(node, 0) + 1
             self.gently[node] = 0
             open_.add(node)
-        elif isinstance(node, tuple) and node not in self.cutter.dropped:
+        elif isinstance(node, tuple) and node not in self.claims.dropped:
             self._drop(node, open_)
         else:
             self.broken[node] = failure.reason
@@ -397,38 +290,39 @@ class Engine:
 
     def _another(self, place: Place, open_: set[Node]) -> bool:
         """A claim that fails for some inputs, given another meaning: values agreed by chance (a gradient that was never clipped)."""
-        a = self.alignment
         if place in self.retried or place[0] in (FACT, VALUE):
             return False
-        if place[0] == LOGICAL and (a.claims[place].ids == NOTHING).any():  # zeros that were looked at
+        claims, elements, claim = self.claims, self.elements, self.claims.tensors[place]
+        if place[0] == LOGICAL and (claim.ids == NOTHING).any():  # zeros that were looked at
             return False
         self.retried.add(place)
         if place[0] == LOGICAL:
             self._chances += 1
             self._drop(place, open_)
             return True
-        found = a.alike(place)
-        if found is None or (found[0] == a.claims[place].ids).all() or len(found[1]) != 1:
-            if not a.shared[a.claims[place].ids].any():
+        found = self.proposer.another(place)
+        if found is None:
+            if not self.proposer.by_chance(claim):
                 return False
             self._drop(place, open_)
         else:
-            a.rename(Claim(place, found[0], next(iter(found[1]))))
+            claims.tensors[place] = found
             for node, stage in list(self.stages.items()):
                 if node == place or place in stage.uses:
                     del self.stages[node]
                     open_.add(node)
         changed = {place}
-        for other in a.graph.order:  # what only moves these elements has their names
-            if other in a.claims and a.only_moves(other) and not changed.isdisjoint(a.graph.makers[other].inputs):
+        for other in elements.graph.order:  # what only moves these elements has their names
+            moves = other in claims.tensors and elements.only_moves(other)
+            if moves and not changed.isdisjoint(elements.graph.makers[other].inputs):
                 changed.add(other)
-                if other not in self.cutter.dropped:
+                if other not in claims.dropped:
                     self._drop(other, open_)
         return True
 
     def _drop(self, place: Place, open_: set[Node]) -> None:
         """A claim that is given up: everything that used it is cut again, as if it had never been there."""
-        self.cutter.dropped.add(place)
+        self.claims.dropped.add(place)
         self.stages.pop(place, None)
         for node, used in self.used.items():
             if place in used and (node in self.stages or node in self.broken):
@@ -448,7 +342,7 @@ class Engine:
         stack: list[Node] = sorted(open_, key=repr)
         while stack:
             node = stack.pop()
-            if node in self.stages or node in self.broken or node in self.cutter.dropped:
+            if node in self.stages or node in self.broken or node in self.claims.dropped:
                 continue
             try:
                 stage = self._stage(node)
@@ -467,10 +361,10 @@ class Engine:
 
     def _stage(self, node: Node) -> Stage:
         if isinstance(node, tuple) and node[0] == FACT:
-            return self.cutter.condition(node[1])
+            return self.cutter.condition(node[1], self.proposer.divides_by(self.cutter.scalar(node[1])))
         if isinstance(node, tuple) and node[0] == VALUE:
             return self.cutter.defined_anyway(node[1])
-        goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.alignment.claims[node])
+        goal = self.goals[node] if isinstance(node, int) else self.cutter.goal_of(self.claims.tensors[node])
         level, gently = self.level.get(node, 0), self.gently[node]
         way = self.ways.get((node, level, gently), APART)
         first = self.cutter.stage(goal, level, node in self.with_facts, way, gently, node in self.spelled)
@@ -515,7 +409,7 @@ class Engine:
         if failure is not None:
             return failure.reason
         missing = sorted(p for p in stage.uses if p not in valid)
-        return f"rests on {self.alignment.graph.show(missing[0])}, which was not shown"
+        return f"rests on {self.elements.graph.show(missing[0])}, which was not shown"
 
     def _model(self, node: Node) -> dict[str, dict[int, Fraction]]:
         """The solver's model as inputs of the logical program, where the stage starts from inputs only."""
@@ -523,7 +417,7 @@ class Engine:
         key, n = next(((k, n) for k, n in stage.tasks if k in self.results and self.results[k].model), (None, 0))
         if key is None:
             return {}
-        a = self.alignment
+        a = self.elements
         shown = self.cutter.numbers(*self.shown_by[key])  # the stage that was checked may have other names
         mine = {number: i for i, number in self.cutter.numbers(stage, n).items()}
         found: dict[str, dict[int, Fraction]] = {}
@@ -537,22 +431,3 @@ class Engine:
 
 def _region(part: Part, shape: tuple[int, ...]) -> Array:
     return region(part, np.arange(int(np.prod(shape))).reshape(shape)).reshape(-1)
-
-
-def _sides(goal: Goal, at: Run) -> tuple[Array, Array] | None:
-    """What both programs have on a point; None if the plan has nothing."""
-    logical, plan = at
-    want = np.zeros(len(goal.ids)) if goal.ids_in_tensor is None else logical[goal.name].reshape(-1)[goal.ids_in_tensor]
-    got: Array = 0.0
-    for t in goal.terms:
-        value = plan.get(*t.place)
-        if value is None:
-            return None
-        value = value if value.dtype.kind == "f" else value.astype(np.float64)
-        got = got + float(t.number) * value.reshape(-1)[t.elements]
-    return got, want
-
-
-def _gap(goal: Goal, at: Run) -> float:
-    both = _sides(goal, at)
-    return np.inf if both is None else float(np.abs(both[0] - both[1]).max(initial=0.0))

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.graphs import Call, Place
+from trainverify.prove.staged.graphs import Call, Graph, Place
 from trainverify.prove.staged.terms import Term
 
 Uses = frozenset[Place]
@@ -109,3 +109,11 @@ class Stage:
         """All pieces of both graphs in it."""
         extra = [part for _, part in self.extra.values()]
         return [self.plan, self.logical, *extra, *self.written.values(), *self.defined.values(), *self.divisions]
+
+    def described(self, graph: Graph) -> str:
+        """With the names of its tensors."""
+        leaves = [graph.show(p) for p in self.plan.leaves]
+        shown = ", ".join(leaves[:4]) + (f" and {len(leaves) - 4} more" if len(leaves) > 4 else "")
+        made = ", ".join(dict.fromkeys(graph.show(t.place) for t in self.goal.terms))
+        size = f"{len(self.plan.calls)} plan ops, {len(self.logical.calls)} logical ops"
+        return f"stage {self.goal.name}: {made} from {shown or 'constants'} ({size})"
