@@ -15,7 +15,8 @@ import pytest
 import trainverify as tv
 from tools.campaign import agree, kept
 from trainverify.prove import attempt
-from trainverify.prove.staged.engine import DIFFERS, StagedProof
+from trainverify.prove.propose.search import DIFFERS
+from trainverify.prove.staged.ledger import StagedProof
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,8 @@ from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.prove.algebra.engine import Proof, Prover, prove_again
 from trainverify.prove.listed import engine as listed
-from trainverify.prove.staged.engine import DIFFERS, StagedProof
+from trainverify.prove.propose.search import DIFFERS
+from trainverify.prove.staged.ledger import StagedProof
 from trainverify.prove.staged_proof import prove as prove_by_stages
 
 Engine = Literal["algebra", "smt", "both", "auto"]

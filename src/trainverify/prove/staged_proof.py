@@ -9,11 +9,12 @@ from trainverify.evaluate.run import NotComputed
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.prove.propose.proposal import Proposal
+from trainverify.prove.propose.search import DIFFERS, Search
 from trainverify.prove.scope import NoStages, different, looked_at
 from trainverify.prove.staged.elements import Contradiction, Elements
-from trainverify.prove.staged.engine import DIFFERS, Engine, Progress, StagedProof
 from trainverify.prove.staged.execute import DEFAULT, Limits
 from trainverify.prove.staged.graphs import Graph
+from trainverify.prove.staged.ledger import Progress, StagedProof
 
 
 def prove(
@@ -26,28 +27,34 @@ def prove(
 ) -> StagedProof:
     """Try to prove every obligation at reduced sizes."""
     try:
-        elements, proposal = proposed(system, wanted, lineage)
+        proposal = proposed(system, wanted, lineage)
     except NoStages as error:
         progress("running both programs")
         differ = different(system, wanted, lineage) if error.too_large else ()
         return StagedProof(failed={o: DIFFERS if o in differ else str(error) for o in wanted})
-    engine = Engine(elements, proposal, wanted, workers, limits, progress)
-    proof = engine.run()
-    if not proposal.merged or proof.interrupted or not (engine.misled or (proof.failed and DIFFERS not in proof.failed.values())):
+    search = Search(proposal, wanted, workers, limits, progress)
+    proof = _confirmed(search)
+    if not proposal.merged or proof.interrupted or not (search.misled or (proof.failed and DIFFERS not in proof.failed.values())):
         return proof
     progress("once more, whatever values elements of the logical program share")
-    apart = Proposal(elements, lineage, wanted, apart=True)
-    other = Engine(elements, apart, wanted, workers, limits, progress).run()
+    apart = Proposal(proposal.elements, lineage, wanted, apart=True)
+    other = _confirmed(Search(apart, wanted, workers, limits, progress))
     proof.interrupted |= other.interrupted
     return other if len(other.proved) > len(proof.proved) else proof
 
 
-def proposed(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> tuple[Elements, Proposal]:
-    """Elements of both programs at reduced sizes, and which of the plan's seem to be which of the logical program."""
+def _confirmed(search: Search) -> StagedProof:
+    """What a search found, as far as its ledger says so too."""
+    proof = search.run()
+    proof.proved = search.ledger.proved(proof.proved)
+    return proof
+
+
+def proposed(system: System, wanted: Sequence[Obligation], lineage: tuple[Layout, ...]) -> Proposal:
+    """Which elements of the plan seem to be which of the logical program, at reduced sizes."""
     small = looked_at(system, wanted, lineage)
     try:
-        elements = Elements(Graph(small), lineage)
-        return elements, Proposal(elements, lineage, wanted)
+        return Proposal(Elements(Graph(small), lineage), lineage, wanted)
     except NotComputed as error:
         raise NoStages(f"the plan could not be run: {error}") from error
     except Contradiction as error:

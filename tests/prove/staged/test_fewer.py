@@ -14,7 +14,7 @@ from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Op, Program, Ref
 from trainverify.ops import OPS
 from trainverify.prove import scope
-from trainverify.prove.staged.engine import DIFFERS
+from trainverify.prove.propose.search import DIFFERS
 from trainverify.prove.staged.reduce import with_fewer
 from trainverify.verdicts import related, verify
 from trainverify.zoo.llama import Config

@@ -42,7 +42,7 @@ def wrong(name: str) -> Callable[[], Pair]:
 def proposal_of(logical: Program, plan: Plan) -> Proposal:
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
-    return proposed(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)[1]
+    return proposed(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
 
 
 @pytest.mark.parametrize("programs", [llama, resnet, *map(random_pair, (3, 9)), *map(wrong, MISTAKES)])
@@ -140,11 +140,11 @@ def test_rounding_is_small_beside_the_whole_tensor() -> None:
     logical, plan = mlp(), mlp_plan()
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
-    elements, a = proposed(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
+    a = proposed(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
     o = next(o for o in wanted if o.output.role == "gradient")
     h = o.holdings[0]
     at = Suspect(o, h.layout, h.ranks[0], 1.0)
-    small, run = elements.small, a.values.runs[0]
+    small, run = a.small, a.values.runs[0]
     assert _rounding(small, at, run)
     assert not _rounding(small, replace(at, distance=np.inf), run)
     off = {**run.logical, o.output.tensor: run.logical[o.output.tensor] * (1 + 1e-9)}

@@ -10,7 +10,7 @@ from prove.staged.mistakes import MISTAKES
 from tools.campaign.agree import staged
 from trainverify.evaluate import full_size
 from trainverify.prove import scope
-from trainverify.prove.staged.engine import DIFFERS
+from trainverify.prove.propose.search import DIFFERS
 from trainverify.verdicts import verify
 from verdicts.mlp import logical, plan
 

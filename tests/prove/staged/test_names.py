@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -21,10 +20,10 @@ from trainverify.nnscaler.judge import ratio
 from trainverify.nnscaler.plan import plan as translated
 from trainverify.nnscaler.plan import program as translated_program
 from trainverify.ops import OPS
+from trainverify.prove.propose.search import Depth, Search, Tries
 from trainverify.prove.propose.table import MISSING, Table
-from trainverify.prove.staged.engine import Engine, StagedProof
-from trainverify.prove.staged.execute import Result
 from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Place
+from trainverify.prove.staged.ledger import without_circles
 from trainverify.prove.staged.stages import Cutter
 from trainverify.verdicts import verify
 from trainverify.zoo import gpt
@@ -176,41 +175,37 @@ def test_what_may_have_no_value_is_no_name_for_others() -> None:
 
 def test_a_claim_that_is_dropped_takes_what_used_it_along() -> None:
     """b = a and c = a; a goal uses both. When b is given up the goal is cut again, and c stays as it is."""
-    engine = Engine.__new__(Engine)
-    engine.cutter = cutter()
-    engine.claims = engine.cutter.claims
-    engine.proof = StagedProof()
-    engine.stages = {B: _stage(), C: _stage(), 0: _stage(B, C), 1: _stage(C), 2: _stage(C)}  # type: ignore[dict-item]
-    engine.used = {B: set(), C: set(), 0: {B, C}, 1: {C}, 2: {B, C}, 3: {B}}
-    engine.anew, engine.gently = Counter(), Counter()
-    engine.level, engine.broken = {0: 1, 1: 1, 2: 2, 3: 3}, {3: "further back it did not hold either"}
+    made = cutter()
+    engine = Search.__new__(Search)
+    stages = {B: _stage(), C: _stage(), 0: _stage(B, C), 1: _stage(C), 2: _stage(C)}
+    engine.ledger = SimpleNamespace(claims=made.claims, stages=stages)  # type: ignore[assignment]
+    used: dict[Place | int, set[Place]] = {B: set(), C: set(), 0: {B, C}, 1: {C}, 2: {B, C}, 3: {B}}
+    level = {0: 1, 1: 1, 2: 2, 3: 3}
+    engine.tries = {node: Tries(Depth(level.get(node, 0)), of) for node, of in used.items()}  # type: ignore[call-overload]
+    engine.broken = {3: "further back it did not hold either"}
     again: set[Place | int] = set()
     engine._drop(B, again)
     assert again == {0, 2, 3}  # also what went further back because of it
     assert set(engine.stages) == {C, 1}
-    assert (engine.level, engine.broken) == ({1: 1}, {})
+    assert {node for node, tries in engine.tries.items() if tries.depth.level} == {1}
+    assert engine.broken == {}
     uses: set[Place] = set()
-    assert engine.cutter._equals(np.array([2, 4]), uses).tolist() == [2, 0]
+    assert made._equals(np.array([2, 4]), uses).tolist() == [2, 0]
     assert uses == {C}
 
 
-@pytest.mark.parametrize(("shown", "valid"), [({"b", "c", "goal"}, {B, C, 0}), ({"c", "goal"}, {C}), ({"b", "c"}, {B, C})])
-def test_what_rests_on_an_equality_counts_once_that_is_shown(shown: set[str], valid: set[Place | int]) -> None:
-    engine = Engine.__new__(Engine)
-    engine.stages = {B: _stage(key="b"), C: _stage(key="c"), 0: _stage(B, C, key="goal")}  # type: ignore[dict-item]
-    engine.results = {key: Result(key in shown) for key in ("b", "c", "goal")}
-    assert engine._valid() == valid
+@pytest.mark.parametrize(("shown", "valid"), [({B, C, 0}, {B, C, 0}), ({C, 0}, {C}), ({B, C}, {B, C})])
+def test_what_rests_on_an_equality_counts_once_that_is_shown(shown: set[Place | int], valid: set[Place | int]) -> None:
+    stages = {B: _stage(), C: _stage(), 0: _stage(B, C)}
+    assert without_circles({n: s for n, s in stages.items() if n in shown}) == valid  # type: ignore[misc]
 
 
 def test_equalities_that_rest_on_each_other_do_not_count() -> None:
-    engine = Engine.__new__(Engine)
-    engine.stages = {B: _stage(C, key="b"), C: _stage(B, key="c"), 0: _stage(B, key="goal")}  # type: ignore[dict-item]
-    engine.results = {key: Result(True) for key in ("b", "c", "goal")}
-    assert engine._valid() == set()
+    assert without_circles({B: _stage(C), C: _stage(B), 0: _stage(B)}) == set()  # type: ignore[dict-item]
 
 
-def _stage(*uses: Place, key: str = "") -> SimpleNamespace:
-    return SimpleNamespace(uses=frozenset(uses), tasks=((key, 0),) if key else ())
+def _stage(*uses: Place) -> SimpleNamespace:
+    return SimpleNamespace(uses=frozenset(uses))
 
 
 def halved(times: float, squared: bool = False) -> tuple[tv.Program, tv.Plan]:

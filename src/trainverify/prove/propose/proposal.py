@@ -30,7 +30,7 @@ from trainverify.prove.propose.zeros import Zeros
 from trainverify.prove.staged.claims import Claim
 from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Place
-from trainverify.prove.staged.records import Factor, Goal
+from trainverify.prove.staged.records import Factor
 
 RANKS: Final = 2  # on which a tensor of a wrong plan was no multiple of anything, after which others are not looked at
 
@@ -299,13 +299,7 @@ class Proposal:
         claim = self.claims.get(place)
         return None if claim is None else (claim.ids, claim.factor)
 
-    # -- what the engine asks ----------------------------------------------------------------------------------------
-
-    def agrees(self, goal: Goal) -> bool:
-        return self.values.agrees(goal)
-
-    def divides_by(self, place: Place) -> list[Place]:
-        return self.values.divides_by(place)
+    # -- what a search asks -----------------------------------------------------------------------------------------
 
     def violated(self, outputs: Sequence[str]) -> list[str]:
         return first_violated(self.elements, self.table, self.claims.values(), outputs)

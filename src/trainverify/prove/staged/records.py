@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Final
 
 from trainverify.domains.arrays import Array
@@ -48,6 +50,12 @@ class Goal:
     ids: Array
     factor: Factor = PLAIN
     ids_in_tensor: Array | None = None  # positions in the tensor of that name, for goals of obligations
+
+    @cached_property
+    def key(self) -> Hashable:
+        """What it says."""
+        terms = tuple([(t.number, t.place, t.elements.tobytes()) for t in self.terms])
+        return self.name, terms, self.ids.tobytes(), self.factor
 
     def wanted(self) -> dict[Place, list[Array]]:
         """The positions of the plan's tensors that it speaks of."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,19 @@ def has_value(i: int) -> Place:
     return (VALUE, i, "")
 
 
+class How(NamedTuple):
+    """How a stage is cut."""
+
+    level: int = 0  # how often it goes back behind the leaves of the level before
+    gently: int = 0  # and then behind gradients only
+    with_facts: bool = False
+    way: int = APART  # how elements are shown
+    spelled: bool = False  # no leaf has elements that are compared
+
+
+AS_IT_IS: Final = How()
+
+
 class Cutter:
     """Cuts stages out of both graphs, by claims."""
 
@@ -53,7 +66,6 @@ class Cutter:
         self.elements = elements
         self.claims = claims
         self.graph = elements.graph
-        self.with_facts = False
         self._numbered: dict[Hashable, Stage] = {}  # by form
         self._by_elements: dict[Hashable, Stage] = {}
         self._too_long: set[Hashable] = set()
@@ -71,32 +83,28 @@ class Cutter:
         name = self.elements.owner[named[0]] if len(named) else claim.place[2]
         return Goal(name, (Summand(Fraction(1), claim.place, np.arange(len(claim.ids))),), claim.ids, claim.factor)
 
-    def stage(
-        self, goal: Goal, level: int = 0, with_facts: bool = False, way: int = APART, gently: int = 0, spelled: bool = False
-    ) -> Stage:
-        """The stage of a goal; each level goes back behind the leaves of the level before, and then so many more behind gradients only.
-        Way: how elements are shown. Spelled: no leaf has elements that are compared."""
-        self.with_facts = with_facts
+    def stage(self, goal: Goal, how: How = AS_IT_IS) -> Stage:
+        """The stage of a goal."""
         opened: set[Place] = set()
-        made = self._cut(goal, opened, level > 0)
-        for n in range(level + gently):
+        made = self._cut(goal, opened, how)
+        for n in range(how.level + how.gently):
             known = self._symbols(made)
             while self._symbols(made) == known:  # what brings nothing but multiples of the same elements is no level
                 fresh = self._fresh(made)
-                if n >= level:
+                if n >= how.level:
                     fresh = self._gradients(fresh)
                 if not fresh:
                     break
                 opened |= fresh | self._moved(fresh)
-                made = self._cut(goal, opened, level > 0)
+                made = self._cut(goal, opened, how)
         compared = self._compared(made)
         at_hand = self._at_hand(made, compared)
-        if compared and (spelled or at_hand):
+        if compared and (how.spelled or at_hand):
             opened |= compared | self._moved(compared)
-            made = self._cut(goal, opened, level > 0)
+            made = self._cut(goal, opened, how)
         made.compares = bool(compared) and not at_hand
         made.gentler = bool(self._gradients(self._fresh(made)))
-        self._number(made, way)
+        self._number(made, how.way)
         return made
 
     def _symbols(self, stage: Stage) -> set[int]:
@@ -143,11 +151,11 @@ class Cutter:
 
     # -- cutting -----------------------------------------------------------------------------------------------------
 
-    def _cut(self, goal: Goal, opened: set[Place], write_out: bool) -> Stage:
+    def _cut(self, goal: Goal, opened: set[Place], how: How) -> Stage:
         uses: set[Place] = set()
         plan = self._plan(goal, opened, uses)
         extra: dict[int, tuple[Place, Part]] = {}
-        self._write_out(plan, goal, opened, uses, extra, write_out)
+        self._write_out(plan, goal, opened, uses, extra, how.level > 0)
         leaves = [leaf for part in (plan, *(part for _, part in extra.values())) for leaf in part.leaves.values()]
         factors = {f.element for f in (goal.factor, *(f for _, f in leaves)) if f.element is not None}
         spoken = [np.array(sorted(factors), dtype=np.int64), *(ids for ids, _ in leaves)]
@@ -161,13 +169,13 @@ class Cutter:
             logical = self._logical(goal, owners | aside, mine, in_full)
         uses |= mine
         held: tuple[int, ...] = ()
-        if self.with_facts:
+        if how.with_facts:
             facts = {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
             facts |= {int(ids[0]) for p, (ids, _) in plan.leaves.items() if self.graph.shape(p) == () and self.graph.kind(p) == "real"}
             held = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.claims.dropped))
         scalars = {i for ids in spoken for i in ids[ids >= self.elements.count].tolist()}
         uses |= {has_value(i) for i in scalars if i not in extra}
-        made = Stage(goal, plan, logical, extra, frozenset(), self.with_facts, held)
+        made = Stage(goal, plan, logical, extra, frozenset(), how.with_facts, held)
         every = {(LOGICAL, 0, o) for s in self.elements.small.logical_steps for o in s.outputs} if held else set()
         for i in held:
             if i < self.elements.count and i not in extra:
