@@ -68,8 +68,8 @@ class _Check:
         self.domain = Element(scalars)
         self.symbols: dict[int, Any] = {}
         self.met: set[int] = set()  # those that elements are made of; the others are there as some of these vanish with them
-        self.values: dict[tuple[int, Place, int, Sight], Any] = {}
-        self.sure: dict[tuple[int, Place, int, Sight], Any] = {}  # values in which no branch needs anything
+        self.values: dict[tuple[Part, Place, int, Sight], Any] = {}
+        self.sure: dict[tuple[Part, Place, int, Sight], Any] = {}  # values in which no branch needs anything
         self.loose = elements.loose(stage.goal.ids)
         self.defined: dict[int, Poly] = {}  # atoms of scalars whose definition is at hand
 
@@ -267,9 +267,9 @@ class _Check:
 
     def value(self, part: Part, place: Place, at: int) -> Any:
         """One element of a tensor, from the leaves of the piece of graph that it is in."""
-        where = (id(part), place, at, SEEN)
+        where = (part, place, at, SEEN)
         if where not in self.values:
-            where = (id(part), place, at, sight(self.scalars))  # its conditions are noted again if it is needed elsewhere
+            where = (part, place, at, sight(self.scalars))  # its conditions are noted again if it is needed elsewhere
         if where not in self.values:
             self.values[where] = self._value(part, place, at)
         return self.values[where]

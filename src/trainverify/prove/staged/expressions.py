@@ -36,8 +36,8 @@ class Expressions(Numbered):
         self.stage = stage
         self._times = times  # how many elements each one that is looked at stands for
         self.graph = elements.graph
-        self._elements: dict[tuple[int, Place, int], int] = {}
-        self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
+        self._elements: dict[tuple[Part, Place, int], int] = {}
+        self._inside: dict[tuple[Part, int, int], dict[Term, int]] = {}  # piece and call → its terms
         self._nonzero: set[int] = set()  # what the logical program divides by
         self._loose = elements.loose(stage.goal.ids)
         self._loose_parts: set[int] = set()  # of parts of elements, by number
@@ -87,7 +87,7 @@ class Expressions(Numbered):
         return self.number(("map", ("mul" if factor.power > 0 else "div", None, "NoneType"), (made, by)))
 
     def _element(self, part: Part, place: Place, at: int) -> int:
-        where = (id(part), place, at)
+        where = (part, place, at)
         found = self._elements.get(where)
         if found is None:
             found = self._elements[where] = self._made(part, place, at)
@@ -102,7 +102,7 @@ class Expressions(Numbered):
         if sender is not None:
             return self._element(part, sender, at)
         call = self.graph.makers[place]
-        inside = self._inside.setdefault((id(part), call.at, call.row), {})
+        inside = self._inside.setdefault((part, call.at, call.row), {})
         return self._term(part, call, inside, self.graph.term(place, at))
 
     def _term(self, part: Part, call: Call, inside: dict[Term, int], term: Term) -> int:
@@ -260,7 +260,7 @@ class Expressions(Numbered):
         """What ops of the logical side divide by, or take roots or logarithms of: all elements have values, not only the wanted."""
         part, found = self.stage.logical, set()
         for call, info, term in self.elements.divisors.of(self.stage):
-            inside = self._inside.setdefault((id(part), call.at, call.row), {})
+            inside = self._inside.setdefault((part, call.at, call.row), {})
             found.add((info, self._term(part, call, inside, term)))
         return found
 

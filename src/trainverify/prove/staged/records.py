@@ -65,7 +65,7 @@ class Goal:
         return found
 
 
-@dataclass
+@dataclass(eq=False)
 class Part:
     """A piece of a graph: calls in order, and where it stops."""
 
@@ -89,7 +89,7 @@ class Short:
     loose: bool  # whether it may be infinite, for all that is said of it
 
 
-@dataclass
+@dataclass(eq=False)
 class Stage:
     goal: Goal
     plan: Part

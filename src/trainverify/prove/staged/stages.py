@@ -559,7 +559,7 @@ class _Walk:
             self.symbol(f.element)
 
     def place(self, part: Part, place: Place, at: int) -> None:
-        where = (id(part), place, at)
+        where = (part, place, at)
         known = self.seen.get(where)
         if len(self.tokens) > MAX_TOKENS:
             raise NoStage(TOO_LONG)

@@ -37,9 +37,9 @@ def run_all(
 ) -> None:
     """Every task, in this process or in workers; `done` hears of each result at once. Elements of one stage go together,
     up to the first that is not shown."""
-    groups: dict[int, list[int]] = {}
+    groups: dict[Stage, list[int]] = {}
     for n, (stage, _) in enumerate(tasks):
-        groups.setdefault(id(stage), []).append(n)
+        groups.setdefault(stage, []).append(n)
     bundles = [[tasks[n] for n in numbers] for numbers in groups.values()]
     numbers = list(groups.values())
 
