@@ -155,7 +155,7 @@ def masked(mask: bool, divided: bool = False, scaled: bool = False) -> tuple[tv.
 def test_the_exponential_of_a_masked_element_may_be_zero(mask: bool, sign: str) -> None:
     for scaled in (False, True):
         engine, _ = cut(*masked(mask, scaled=scaled))
-        assert tensors(engine.small).tensors["e"].sign == sign
+        assert tensors(engine.ledger.small).tensors["e"].sign == sign
 
 
 def test_what_is_looked_up_outside_is_zero() -> None:
@@ -166,7 +166,7 @@ def test_what_is_looked_up_outside_is_zero() -> None:
     maybe = b.take_along_dim(p, b.input("x", (2, 3), dtype="i64", ids=7), dim=1, name="maybe")
     b.loss(b.sum(b.mul(there, maybe, name="both"), name="loss"))
     engine, _ = cut(b.build(), single(b.build()))
-    signs = tensors(engine.small).tensors
+    signs = tensors(engine.ledger.small).tensors
     assert signs["there"].sign == "positive"
     assert signs["maybe"].sign == "nonnegative"
 
