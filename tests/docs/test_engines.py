@@ -36,6 +36,7 @@ def test_trusted_code_imports_nothing_else() -> None:
         "axes/reduction.py",
         "domains",
         "evaluate",
+        "prove/propose",
         "explain",
         "report",
         "limits.py",

@@ -43,3 +43,26 @@ def test_there_is_no_circle() -> None:
     assert len(found) > 200
     order = list(TopologicalSorter(found).static_order())  # raises CycleError with the files of a circle
     assert order.index("trainverify.primitives.node") < order.index("trainverify.verdicts")
+
+
+def reached(found: dict[str, set[str]], start: str) -> set[str]:
+    """Everything that a module imports, and what that imports."""
+    seen, stack = {start}, [start]
+    while stack:
+        fresh = found[stack.pop()] - seen
+        seen |= fresh
+        stack += fresh
+    return seen
+
+
+def test_what_is_trusted_sees_no_values_of_points() -> None:
+    """Stages and the algebra take claims, as records, from whoever proposes them; values at random points are beyond what they import."""
+    found = imports()
+    proposing = {m for m in found if m.startswith("trainverify.prove.propose.")}
+    assert len(proposing) > 5
+    for module in found:
+        if module.startswith(("trainverify.prove.staged.", "trainverify.prove.algebra.")):
+            seen = reached(found, module)
+            assert not seen & proposing, module
+            assert not seen & {"trainverify.evaluate.run", "trainverify.evaluate.compare"}, module
+    assert proposing <= reached(found, "trainverify.prove.staged_proof")  # which joins both

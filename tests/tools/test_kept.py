@@ -14,8 +14,9 @@ import pytest
 
 import trainverify as tv
 from tools.campaign import agree, kept
-from trainverify.prove.staged import engine
-from trainverify.prove.staged.engine import DIFFERS, StagedProof
+from trainverify.prove import attempt
+from trainverify.prove.propose.search import DIFFERS
+from trainverify.prove.staged.ledger import StagedProof
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +82,7 @@ def test_an_engine_that_lies_is_a_contradiction(
         return StagedProof(proved=list(wanted)) if proved else StagedProof(failed=dict.fromkeys(wanted, DIFFERS))
 
     monkeypatch.setattr(agree, "prove", lying)
-    monkeypatch.setattr(engine, "prove", lying)
+    monkeypatch.setattr(attempt, "prove_by_stages", lying)
     assert agree.main(["--plans", str(folder)]) == 1
     shown = capsys.readouterr().out
     bad = json.loads(shown[shown.index("{") :])["bad"]

@@ -34,7 +34,9 @@ from trainverify.nnscaler.trainer import Trainer
 from trainverify.nnscaler.writer import Broken
 from trainverify.ops import OPS
 from trainverify.prove.attempt import Contradiction
-from trainverify.prove.staged.engine import DIFFERS, StagedProof, prove
+from trainverify.prove.propose.search import DIFFERS
+from trainverify.prove.staged.ledger import StagedProof
+from trainverify.prove.staged_proof import prove
 from trainverify.verdicts import declared, related, verify
 
 BAD: Final = ("contradiction", "crash")

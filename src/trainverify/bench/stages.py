@@ -11,7 +11,7 @@ from typing import Final
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
 from trainverify.ops import OPS
-from trainverify.prove.staged.engine import prove
+from trainverify.prove.staged_proof import prove
 from trainverify.verdicts import related
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step

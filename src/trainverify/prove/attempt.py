@@ -12,7 +12,9 @@ from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.prove.algebra.engine import Proof, Prover, prove_again
 from trainverify.prove.listed import engine as listed
-from trainverify.prove.staged import engine as staged
+from trainverify.prove.propose.search import DIFFERS
+from trainverify.prove.staged.ledger import StagedProof
+from trainverify.prove.staged_proof import prove as prove_by_stages
 
 Engine = Literal["algebra", "smt", "both", "auto"]
 FULL_SIZE, REDUCED = "full size", "reduced sizes"
@@ -56,21 +58,21 @@ def attempt(
     The algebra alone is tried once: what else it can do costs as much again, and is not done before evaluation agrees.
     """
     if engine == "smt":
-        return by_stages(staged.prove(system, wanted, lineage, workers, progress=progress))
+        return by_stages(prove_by_stages(system, wanted, lineage, workers, progress=progress))
     first = by_algebra(algebra(system, wanted), system)
     if engine != "algebra":
         first = again(first, system, wanted)
     if engine == "algebra" or (engine == "auto" and not first.failed):
         return first
     left = wanted if engine == "both" else [o for o in wanted if o in first.failed]
-    second = by_stages(staged.prove(system, left, lineage, workers, progress=progress))
+    second = by_stages(prove_by_stages(system, left, lineage, workers, progress=progress))
     return replace(joined(first, second), strict=engine == "both", contested=contested(first, second))
 
 
 def contested(first: Attempt, second: Attempt) -> dict[Obligation, str]:
     """What stages see fail that the algebra proves: at reduced sizes a literal that is a size may be the reason."""
-    different = [o for o, why in second.failed.items() if o in first.proved and why == staged.DIFFERS]
-    return {o: f"the algebra proves {o}, but to the staged engine it {staged.DIFFERS}" for o in different}
+    different = [o for o, why in second.failed.items() if o in first.proved and why == DIFFERS]
+    return {o: f"the algebra proves {o}, but to the staged engine it {DIFFERS}" for o in different}
 
 
 def by_algebra(proof: Proof, system: System) -> Attempt:
@@ -87,7 +89,7 @@ def again(first: Attempt, system: System, wanted: Sequence[Obligation]) -> Attem
     return replace(by_algebra(prove_again(system, wanted, first.once), system), once=None)
 
 
-def by_stages(proof: staged.StagedProof) -> Attempt:
+def by_stages(proof: StagedProof) -> Attempt:
     shown = dict.fromkeys(proof.proved, ("smt", REDUCED if proof.reduced else FULL_SIZE))
     notes = (proof.summary(), *(("interrupted: what was not reached is not proved",) if proof.interrupted else ()))
     return Attempt(shown, proof.failed, tuple(proof.preconditions), (), notes, None, proof.violated, proof.models)

@@ -15,7 +15,6 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.discover import Found, discover
 from trainverify.prove.algebra.engine import Prover
-from trainverify.prove.staged.own import StageShapes, stage_shapes
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
 from trainverify.verdicts.case import Progress, silent
 from trainverify.verdicts.prepared import related, single
@@ -39,10 +38,8 @@ def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress
     return list(discover(prover))
 
 
-def reduction(
-    logical: Program, plan: Plan | Program, ops: OpTable = OPS, staged: bool = False
-) -> Sequence[Shape] | Sequence[StageShapes] | Sequence[Finding]:
-    """The shapes of all tensors at the sizes of staged proofs, or of each stage alone; findings instead if the plan is not well-formed."""
+def reduction(logical: Program, plan: Plan | Program, ops: OpTable = OPS) -> Sequence[Shape] | Sequence[Finding]:
+    """The shapes of all tensors at the sizes of staged proofs; findings instead if the plan is not well-formed."""
     plan = single(plan) if isinstance(plan, Program) else plan
     plan = with_gradients(logical, plan)
     wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
@@ -50,5 +47,4 @@ def reduction(
         return wrong
     parts = told_apart(plan, ops)
     wanted, _ = obligations(logical, plan, parts)
-    system = related(logical, plan, ops, parts, wanted)
-    return stage_shapes(system, wanted, plan.lineage) if staged else list(shapes(reduced(system)))
+    return list(shapes(reduced(related(logical, plan, ops, parts, wanted))))

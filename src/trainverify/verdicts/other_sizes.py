@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 
 from trainverify.axes.reduction import NotABoundary
+from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, decide, suspects
-from trainverify.evaluate.run import NotComputed, elements, run_logical, run_plan
-from trainverify.evaluate.small import shrink_system
+from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
+from trainverify.evaluate.small import Small, shrink_system
 from trainverify.explain.place import Place
-from trainverify.prove.staged.align import inputs_of
 from trainverify.prove.staged.reduce import reduced
 from trainverify.report import Report
 from trainverify.verdicts import budgets
@@ -90,7 +92,7 @@ def replayed(case: Case) -> Report | None:
         if not model:
             continue
         small = reduced(case.system)
-        inputs = inputs_of(small, model)
+        inputs = _inputs(small, model)
         try:
             logical, local = run_logical(small, inputs, NUMERIC), run_plan(small, case.plan.lineage, inputs, NUMERIC)
             wrong, _ = suspects(small, [o], logical, local)
@@ -101,3 +103,14 @@ def replayed(case: Case) -> Report | None:
             if decision == "different" and difference is not None:
                 return refuted(case, small, wrong, difference, inputs)
     return None
+
+
+def _inputs(small: Small, values: Mapping[str, Mapping[int, Fraction]]) -> dict[str, Array]:
+    """Random inputs with some elements replaced."""
+    inputs = random_inputs(small, 0)
+    for name, cells in values.items():
+        flat = inputs[name].reshape(-1).copy()
+        for at, v in cells.items():
+            flat[at] = v
+        inputs[name] = flat.reshape(inputs[name].shape)
+    return inputs

@@ -12,8 +12,9 @@ from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.prove.staged.engine import Engine, aligned
+from trainverify.prove.propose.search import Search
 from trainverify.prove.staged.records import Stage
+from trainverify.prove.staged_proof import proposed
 from trainverify.verdicts import related
 from trainverify.zoo.deepseek import Config, Gate
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step, llama_plan, llama_step
@@ -39,16 +40,15 @@ def random_pair(seed: int) -> Callable[[], tuple[Program, Plan]]:
     return programs
 
 
-def cut(logical: Program, plan: Plan) -> tuple[Engine, list[Stage]]:
+def cut(logical: Program, plan: Plan) -> tuple[Search, list[Stage]]:
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
-    small, alignment = aligned(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
-    engine = Engine(small, alignment, wanted)
+    engine = Search(proposed(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage), wanted)
     return engine, engine.first()
 
 
 @cache
-def cut_once(programs: Callable[[], tuple[Program, Plan]]) -> tuple[Engine, list[Stage]]:
+def cut_once(programs: Callable[[], tuple[Program, Plan]]) -> tuple[Search, list[Stage]]:
     """For whoever only looks at the stages."""
     return cut(*programs())
 

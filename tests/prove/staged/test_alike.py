@@ -14,11 +14,11 @@ from prove.staged.cutting import cut_once, experts, llama, random_pair
 from trainverify.domains.arrays import Array
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
+from trainverify.prove.propose.search import Search
 from trainverify.prove.staged import alike
 from trainverify.prove.staged.alike import _first_of_each
-from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.graphs import NOTHING
 from trainverify.prove.staged.placed import SEVERAL, distinct
 from trainverify.prove.staged.records import Stage
 from trainverify.prove.staged.stages import Cutter, NoStage, _Walk
@@ -36,20 +36,20 @@ def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alike, "ELEMENTS", 1)
 
 
-def different(engine: Engine, stages: list[Stage]) -> list[Stage]:
+def different(engine: Search, stages: list[Stage]) -> list[Stage]:
     """One stage of each form."""
-    return list({engine.cutter._canonical.form(s): s for s in stages}.values())
+    return list({engine.ledger.cutter._canonical.form(s): s for s in stages}.values())
 
 
 @pytest.fixture(scope="module")
-def of_llama() -> tuple[Engine, list[Stage]]:
+def of_llama() -> tuple[Search, list[Stage]]:
     engine, stages = cut_once(llama)
     return engine, different(engine, stages)
 
 
-def keys(engine: Engine, stage: Stage, classes: Array) -> Iterator[tuple[Any, Any]]:
+def keys(engine: Search, stage: Stage, classes: Array) -> Iterator[tuple[Any, Any]]:
     """What elements have to show, and what the ones that stand for them have."""
-    own = {n: _Walk(engine.cutter, stage).key(n) for n in range(len(stage.goal.ids))}
+    own = {n: _Walk(engine.ledger.cutter, stage).key(n) for n in range(len(stage.goal.ids))}
     return ((own[n], own[int(first)]) for n, first in enumerate(classes.tolist()))
 
 
@@ -58,7 +58,7 @@ def test_elements_that_are_looked_at_once_have_the_same_to_show(programs: Progra
     engine, stages = cut_once(programs)
     fewer = 0
     for stage in different(engine, stages):
-        classes = engine.cutter._alike.classes(stage)
+        classes = engine.ledger.cutter._alike.classes(stage)
         if classes is not None:
             assert (classes <= np.arange(len(classes))).all()
             assert all(own == first for own, first in keys(engine, stage, classes))
@@ -80,13 +80,13 @@ def changed(stage: Stage, how: str) -> Stage | None:
 
 
 @pytest.mark.parametrize("how", ["leaf, neighbour", "leaf, nothing", "goal, neighbour", "goal, nothing"])
-def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPatch, how: str, of_llama: tuple[Engine, list[Stage]]) -> None:
+def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPatch, how: str, of_llama: tuple[Search, list[Stage]]) -> None:
     """Expected: what is shown of the others is not said of it. A stage is shown only if it is shown element by element."""
     engine, stages = of_llama
     seen = [0, 0]
     for stage in stages[::2]:
         wrong = changed(replace(stage, **BEFORE), how) if stage.plan.leaves and len(stage.goal.ids) > 1 else None
-        if wrong is None or (classes := engine.cutter._alike.classes(wrong)) is None:
+        if wrong is None or (classes := engine.ledger.cutter._alike.classes(wrong)) is None:
             continue
         assert all(own == first for own, first in keys(engine, wrong, classes))
         one_by_one = replace(wrong)
@@ -99,12 +99,12 @@ def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPat
     assert seen[False] >= 20
 
 
-def all_shown(engine: Engine, stage: Stage) -> bool:
+def all_shown(engine: Search, stage: Stage) -> bool:
     try:
-        Cutter(engine.alignment)._number(stage)
+        Cutter(engine.ledger.elements, engine.ledger.claims)._number(stage)
     except NoStage:
         return False
-    return all(check(stage, n, engine.alignment, QUICK).proved for _, n in stage.tasks)
+    return all(check(stage, n, engine.ledger.elements, QUICK).proved for _, n in stage.tasks)
 
 
 def test_equal_and_different_symbols_are_told_apart() -> None:
@@ -124,7 +124,7 @@ def test_different_rows() -> None:
 def test_terms_of_whole_tensors_are_those_of_their_elements(programs: Programs) -> None:
     """The same terms, and the same numbers and leaves."""
     engine, _ = cut_once(programs)
-    graph, terms = engine.alignment.graph, Terms()
+    graph, terms = engine.ledger.elements.graph, Terms()
     signatures = {c.signature: c for c in graph.makers.values() if c.nodes is not None}
     read = 0
     for call in signatures.values():

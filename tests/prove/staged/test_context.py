@@ -24,7 +24,7 @@ def test_zigzag_is_proved() -> None:
 def test_a_tensor_with_some_of_the_wanted_elements_is_no_leaf() -> None:
     """Expected: the others are defined, by the whole of both sides. A tensor that has all of them is a leaf still."""
     engine, stages = cut(llama_step(CONFIG), llama_plan(CONFIG, HOW))
-    a = engine.alignment
+    a = engine.ledger.elements
     summed = [s for s in stages if s.goal.terms[0].place[2] == f"mb0/{GRADIENT}"]
     assert len(summed) == 2
     for stage in summed:
@@ -35,7 +35,11 @@ def test_a_tensor_with_some_of_the_wanted_elements_is_no_leaf() -> None:
             owners = {a.owner[i] for i in ids.tolist() if 0 <= i < a.count}
             assert GRADIENT not in owners
         assert wanted <= set(a.ids[GRADIENT].reshape(-1).tolist())
-    held = [p for p, c in a.claims.items() if GRADIENT in {a.owner[i] for i in c.ids.tolist() if 0 <= i < a.count} and "gathered" in p[2]]
+    held = [
+        p
+        for p, c in engine.ledger.claims.tensors.items()
+        if GRADIENT in {a.owner[i] for i in c.ids.tolist() if 0 <= i < a.count} and "gathered" in p[2]
+    ]
     assert held  # shares that are all of some elements
     moved = [s for s in stages if s.goal.name == GRADIENT and not s.logical.calls]
     assert moved  # from a tensor that has all of them
@@ -46,7 +50,7 @@ def test_another_rank_s_share_is_not_enough() -> None:
     engine, stages = cut(llama_step(CONFIG), llama_plan(CONFIG, HOW))
     stage = next(s for s in stages if s.goal.terms[0].place[2] == f"mb0/{GRADIENT}")
     term = replace(stage.goal.terms[0], place=(*stage.goal.terms[0].place[:2], "mb0/layers.0.attention.v.gathered.grad"))
-    other = engine.cutter.stage(replace(stage.goal, terms=(replace(term, elements=term.elements),)))
-    assert all(check(stage, n, engine.alignment).proved for _, n in stage.tasks)
+    other = engine.ledger.cutter.stage(replace(stage.goal, terms=(replace(term, elements=term.elements),)))
+    assert all(check(stage, n, engine.ledger.elements).proved for _, n in stage.tasks)
     quick = Limits(seconds=2.0, solver_seconds=0.5)
-    assert not all(check(other, n, engine.alignment, quick).proved for _, n in other.tasks)
+    assert not all(check(other, n, engine.ledger.elements, quick).proved for _, n in other.tasks)

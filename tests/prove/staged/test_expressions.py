@@ -11,9 +11,9 @@ import pytest
 import trainverify as tv
 from prove.staged.cutting import cut, cut_once, llama, random_pair
 from prove.staged.swaps import BEFORE, swapped
+from trainverify.prove.propose.search import Search
 from trainverify.prove.signs import BELOW, FINITE, WILD, expression_state
 from trainverify.prove.staged import expressions
-from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import check
 from trainverify.prove.staged.expressions import Expressions
 from trainverify.prove.staged.records import Short, Stage
@@ -22,15 +22,15 @@ from trainverify.prove.staged.stages import Cutter, NoStage
 from trainverify.verdicts import single, verify
 
 
-def both_ways(engine: Engine, stage: Stage, most: int = 3) -> Iterator[tuple[bool, bool]]:
+def both_ways(engine: Search, stage: Stage, most: int = 3) -> Iterator[tuple[bool, bool]]:
     """Whether elements are shown with common parts as symbols, and in full."""
     made = replace(stage, **BEFORE)
     try:
-        Cutter(engine.alignment)._number(made)
+        Cutter(engine.ledger.elements, engine.ledger.claims)._number(made)
     except NoStage:
         return
     for n in list(made.short)[:most]:
-        yield check(made, n, engine.alignment).proved, check(replace(made, short={}), n, engine.alignment).proved
+        yield check(made, n, engine.ledger.elements).proved, check(replace(made, short={}), n, engine.ledger.elements).proved
 
 
 @pytest.fixture(autouse=True)
@@ -39,23 +39,23 @@ def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_llama() -> tuple[Engine, list[Stage]]:
+def of_llama() -> tuple[Search, list[Stage]]:
     """One stage of each form."""
     engine, stages = cut_once(llama)
-    return engine, list({engine.cutter._canonical.form(s): s for s in stages}.values())
+    return engine, list({engine.ledger.cutter._canonical.form(s): s for s in stages}.values())
 
 
 @pytest.mark.parametrize("seeds", [(), (3, 6), (8, 9)])
-def test_shown_with_common_parts_is_shown_in_full(seeds: tuple[int, ...], of_llama: tuple[Engine, list[Stage]]) -> None:
+def test_shown_with_common_parts_is_shown_in_full(seeds: tuple[int, ...], of_llama: tuple[Search, list[Stage]]) -> None:
     found: list[tuple[bool, bool]] = []
     for engine, stages in [cut(*random_pair(seed)()) for seed in seeds] or [of_llama]:
-        forms = {engine.cutter._canonical.form(s): s for s in stages}
+        forms = {engine.ledger.cutter._canonical.form(s): s for s in stages}
         found += [pair for stage in forms.values() for pair in both_ways(engine, stage, most=1 if not seeds else 3)]
     assert sum(short for short, _ in found) >= 20
     assert not [pair for pair in found if pair == (True, False)]
 
 
-def test_a_stage_with_elements_exchanged_is_not_shown(of_llama: tuple[Engine, list[Stage]]) -> None:
+def test_a_stage_with_elements_exchanged_is_not_shown(of_llama: tuple[Search, list[Stage]]) -> None:
     """Expected: never shown, unless in full too (an element that does not matter there)."""
     engine, stages = of_llama
     found: list[tuple[bool, bool]] = []
@@ -68,7 +68,7 @@ def test_a_stage_with_elements_exchanged_is_not_shown(of_llama: tuple[Engine, li
     assert sum(not short for short, _ in found) > len(found) // 3
 
 
-def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tuple[Engine, list[Stage]]) -> None:
+def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tuple[Search, list[Stage]]) -> None:
     """Attention with a mask: −∞ and what is made of it is never a symbol, its exponential may be one, and may be 0."""
     engine, stages = of_llama
     seen = []
@@ -85,7 +85,7 @@ def test_common_parts_are_numbers(monkeypatch: pytest.MonkeyPatch, of_llama: tup
 
     monkeypatch.setattr(Expressions, "_shorts", noted)
     for stage in stages:
-        Cutter(engine.alignment)._number(replace(stage, **BEFORE))
+        Cutter(engine.ledger.elements, engine.ledger.claims)._number(replace(stage, **BEFORE))
     every = [part for parts in seen for part in parts]
     assert len(every) > 20
     assert all(state == FINITE for _, _, state, _ in every)
@@ -155,7 +155,7 @@ def masked(mask: bool, divided: bool = False, scaled: bool = False) -> tuple[tv.
 def test_the_exponential_of_a_masked_element_may_be_zero(mask: bool, sign: str) -> None:
     for scaled in (False, True):
         engine, _ = cut(*masked(mask, scaled=scaled))
-        assert tensors(engine.small).tensors["e"].sign == sign
+        assert tensors(engine.ledger.small).tensors["e"].sign == sign
 
 
 def test_what_is_looked_up_outside_is_zero() -> None:
@@ -166,7 +166,7 @@ def test_what_is_looked_up_outside_is_zero() -> None:
     maybe = b.take_along_dim(p, b.input("x", (2, 3), dtype="i64", ids=7), dim=1, name="maybe")
     b.loss(b.sum(b.mul(there, maybe, name="both"), name="loss"))
     engine, _ = cut(b.build(), single(b.build()))
-    signs = tensors(engine.small).tensors
+    signs = tensors(engine.ledger.small).tensors
     assert signs["there"].sign == "positive"
     assert signs["maybe"].sign == "nonnegative"
 
@@ -179,22 +179,22 @@ def test_dividing_by_what_may_be_zero() -> None:
 
 
 @pytest.mark.parametrize(("nonzero", "reason"), [((), "a condition inside a choice"), ((1,), "a condition inside a choice"), ((2,), "")])
-def test_what_is_divided_by_in_a_branch_may_be_0(nonzero: tuple[int, ...], reason: str, of_llama: tuple[Engine, list[Stage]]) -> None:
+def test_what_is_divided_by_in_a_branch_may_be_0(nonzero: tuple[int, ...], reason: str, of_llama: tuple[Search, list[Stage]]) -> None:
     """A gradient of labels that may be ignored, times the number of those that are not: shown if another stage shows that this is not 0."""
     engine, (stage, *_) = of_llama
-    make = engine.alignment.graph.terms.make
+    make = engine.ledger.elements.graph.terms.make
     flag, x, t, nothing = (*(make("leaf", k) for k in range(3)), make("real", Fraction(0)))
     want = make("choose", None, [flag, make("map", ("div", None, "NoneType"), [x, t]), nothing])
     goal = make("goal", None, [make("choose", None, [flag, x, nothing]), t, want])
     kinds = (("bool", None), ("real", None), ("real", None))
-    result = check(replace(stage, short={0: Short(goal, kinds, (), nonzero, False, False)}), 0, engine.alignment)
+    result = check(replace(stage, short={0: Short(goal, kinds, (), nonzero, False, False)}), 0, engine.ledger.elements)
     assert (result.proved, result.reason) == (not reason, reason)
 
 
-def test_counts_are_one_expression_however_they_are_shared(of_llama: tuple[Engine, list[Stage]]) -> None:
+def test_counts_are_one_expression_however_they_are_shared(of_llama: tuple[Search, list[Stage]]) -> None:
     """Expected: in any order and in groups; not if one is counted twice, nor one more, nor if something is a factor."""
     engine, stages = of_llama
-    e = Expressions(stages[0], engine.alignment)
+    e = Expressions(stages[0], engine.ledger.elements)
     flags = [e.number(("map", ("as_real", None, "NoneType"), (e.number(("symbol", i, ())),))) for i in range(4)]
     a, b, c, d = flags
 

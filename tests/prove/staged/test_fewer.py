@@ -13,7 +13,8 @@ from trainverify.graph.lineage import Pattern
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Op, Program, Ref
 from trainverify.ops import OPS
-from trainverify.prove.staged import engine, scope
+from trainverify.prove import scope
+from trainverify.prove.propose.search import DIFFERS
 from trainverify.prove.staged.reduce import with_fewer
 from trainverify.verdicts import related, verify
 from trainverify.zoo.llama import Config
@@ -175,7 +176,7 @@ def test_mistakes_of_any_rank_are_not_shown(name: str, monkeypatch: pytest.Monke
     change, there = WRONG[name]
     wrong = change(SUMS if "between" in name else PLAN)
     assert there <= ranks(wrong)
-    assert engine.DIFFERS in staged(LOGICAL, wrong).failed.values()
+    assert DIFFERS in staged(LOGICAL, wrong).failed.values()
 
 
 def test_a_number_may_count_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

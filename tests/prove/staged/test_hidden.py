@@ -24,11 +24,13 @@ from trainverify.ops.moe import best
 from trainverify.ops.table import OpDef, OpTable, op
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
+from trainverify.prove.propose.search import Search
 from trainverify.prove.staged import alike, expressions
 from trainverify.prove.staged.canonical import Canonical
-from trainverify.prove.staged.engine import Engine, StagedProof, aligned, prove
 from trainverify.prove.staged.execute import Limits
-from trainverify.prove.staged.stages import IN_FULL
+from trainverify.prove.staged.ledger import StagedProof
+from trainverify.prove.staged.stages import IN_FULL, How
+from trainverify.prove.staged_proof import proposed, prove
 from trainverify.verdicts import related, single, verify
 from verdicts.changes import Change, attrs, replaced
 
@@ -465,16 +467,16 @@ def test_stages_are_alike_only_if_they_may_assume_the_same(divided: Collection[i
     """Expected: the same form for two layers of which both quotients are used, or neither."""
     logical, plan = layers(divided, range(3)), single(layers(divided, ()))
     wanted, _ = obligations(logical, plan, units(plan))
-    small, alignment = aligned(related(logical, plan, OWN, units(plan), wanted), wanted, plan.lineage)
-    cutter = Engine(small, alignment, wanted).cutter
-    cutter.dropped |= {p for p in alignment.claims if not p[2].endswith(".own")}  # down to the inputs
-    stages = [cutter.stage(cutter.goal_of(alignment.claims[0, 0, f"y{n}.own"]), with_facts=True) for n in (1, 2)]
-    assert [bool(alignment.divisors.of(s)) for s in stages] == [1 in divided, 2 in divided]
-    for form in (Canonical(alignment).form, Canonical(alignment).elements):
+    proposal = proposed(related(logical, plan, OWN, units(plan), wanted), wanted, plan.lineage)
+    elements, cutter = proposal.elements, Search(proposal, wanted).ledger.cutter
+    cutter.claims.dropped |= {p for p in proposal.claims if not p[2].endswith(".own")}  # down to the inputs
+    stages = [cutter.stage(cutter.goal_of(proposal.claims[0, 0, f"y{n}.own"]), How(with_facts=True)) for n in (1, 2)]
+    assert [bool(elements.divisors.of(s)) for s in stages] == [1 in divided, 2 in divided]
+    for form in (Canonical(elements).form, Canonical(elements).by_elements):
         first, second = map(form, stages)
         assert (first == second) == alike
-    goals = [cutter.goal_of(alignment.claims[0, 0, f"y{n}.own"]) for n in (1, 2)]
-    first, second = ([key for key, _ in cutter.stage(g, with_facts=True, way=IN_FULL).tasks] for g in goals)  # elements as they are
+    goals = [cutter.goal_of(proposal.claims[0, 0, f"y{n}.own"]) for n in (1, 2)]
+    first, second = ([key for key, _ in cutter.stage(g, How(with_facts=True, way=IN_FULL)).tasks] for g in goals)  # elements as they are
     assert (first == second) == alike
 
 
@@ -734,14 +736,13 @@ def forced(logical: Program, right: Plan, wrong: Plan, names: Collection[str]) -
     for plan in (right, wrong):
         parts = units(plan)
         wanted, _ = obligations(logical, plan, parts)
-        found.append(aligned(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage))
-    (_, good), (small, a) = found
+        found.append(proposed(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage))
+    good, a = found
     known = {p: good.claims.get(good.graph.first(p)) for p in a.graph.order}
     a.claims = {p: replace(c, place=p) for p, c in known.items() if c is not None}
-    a.extra, a.same = good.extra, good.same
-    engine = Engine(small, a, [o for o in wanted if str(o) in names], limits=QUICKLY)
-    engine._agrees = lambda goal: True  # type: ignore[method-assign]
-    return engine.run()
+    a.scalars = good.scalars
+    a.values.agrees = lambda goal: True  # type: ignore[method-assign]
+    return Search(a, [o for o in wanted if str(o) in names], limits=QUICKLY).run()
 
 
 def test_the_norm_is_shown_with_claims_of_its_own() -> None:

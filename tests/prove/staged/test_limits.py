@@ -6,7 +6,7 @@ import json
 import resource
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import z3
@@ -81,13 +81,13 @@ def test_elements_after_a_failure_have_no_result(monkeypatch: pytest.MonkeyPatch
     """The first element that is not shown ends its stage; nothing is said of the others."""
     asked: list[int] = []
 
-    def check(stage, n, alignment, limits):  # type: ignore[no-untyped-def]
+    def check(stage, n, elements, limits):  # type: ignore[no-untyped-def]
         asked.append(n)
         return execute.Result(n != 1, "" if n != 1 else "planted", "normal form")
 
     monkeypatch.setattr(workers, "check", check)
     heard: dict[int, bool] = {}
-    stage = SimpleNamespace(goal=SimpleNamespace(name="w"))
+    stage = Mock(goal=Mock())
     workers.run_all([(stage, n) for n in range(4)], None, Limits(), 0, lambda n, r: heard.update({n: r.proved}))  # type: ignore[arg-type, misc]
     assert asked == [0, 1]
     assert heard == {0: True, 1: False}
@@ -117,13 +117,13 @@ def _squares(power: int) -> tv.Program:
 
 
 def test_both_stops_when_only_a_broken_staged_engine_proves(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = attempts.staged.prove
+    real = attempts.prove_by_stages
 
     def everything(system, wanted, *args, **kwargs):  # type: ignore[no-untyped-def]
         return replace(real(system, wanted, *args, **kwargs), proved=list(wanted), failed={}, violated={})
 
     assert verify(_squares(2), _squares(4), engine="both", points=1).verdict == "REFUTED"
-    monkeypatch.setattr(attempts.staged, "prove", everything)
+    monkeypatch.setattr(attempts, "prove_by_stages", everything)
     with pytest.raises(Disagreement, match="loss was proved by smt, but rank 0 computes"):
         verify(_squares(2), _squares(4), engine="both", points=1)
 

@@ -8,14 +8,15 @@ from fractions import Fraction
 import pytest
 
 import trainverify as tv
+from prove.staged.alignment import aligned
 from prove.staged.cutting import cut
 from prove.staged.equality import shown
 from prove.staged.swaps import BEFORE
 from tools.campaign.agree import staged
 from trainverify.domains.polynomials import Poly, Scalars, TooLarge
+from trainverify.prove.propose.search import Search
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.check import Assuming, _apart, _solved
-from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
 from trainverify.prove.staged.records import Part, Stage
 from trainverify.prove.staged.stages import Cutter
@@ -207,7 +208,7 @@ def test_what_the_logical_program_divides_by_elsewhere_is_not_zero(by: str, verd
     assert verify(normalized(None), normalized(by), engine="smt", points=1).verdict == verdict
     engine, _ = cut(normalized(None), single(normalized(by)))
     engine._rounds()
-    assert ((0, 0, "own") in engine.cutter.dropped) == (verdict == "UNKNOWN")  # not only where both elements are wanted
+    assert ((0, 0, "own") in engine.ledger.cutter.dropped) == (verdict == "UNKNOWN")  # not only where both elements are wanted
 
 
 def weighed(mask: str | None, wide: bool = False, spread: bool = False) -> tv.Program:
@@ -282,17 +283,17 @@ def test_weights_exchanged(of_experts: tuple[tv.Program, tv.Plan]) -> None:
     """Expected: a stage in which two experts of the rank get their tokens by each other's weights is not shown, without that it is."""
     engine, stages = cut(*of_experts)
     found = []
-    for stage in {engine.cutter._canonical.form(s): s for s in stages}.values():
+    for stage in {engine.ledger.cutter._canonical.form(s): s for s in stages}.values():
         _, rank, name = stage.goal.terms[0].place
         if name.endswith(MASKED):
             found.append((shows(engine, stage), shows(engine, replace(stage, plan=exchanged(engine, stage.plan, 3 * rank)))))
     assert found == [(True, False)] * 14
 
 
-def exchanged(engine: Engine, part: Part, first: int) -> Part:
+def exchanged(engine: Search, part: Part, first: int) -> Part:
     """The weights that the plan compares, of two experts of the first token exchanged."""
     leaves = dict(part.leaves)
-    for place in [i for c in part.calls if engine.alignment.compares(c) for i in c.inputs if i in part.leaves]:
+    for place in [i for c in part.calls if engine.ledger.elements.compares(c) for i in c.inputs if i in part.leaves]:
         ids, factor = leaves[place]
         ids = ids.copy()
         ids[[first, first + 1]] = ids[[first + 1, first]]
@@ -300,11 +301,11 @@ def exchanged(engine: Engine, part: Part, first: int) -> Part:
     return replace(part, leaves=leaves)
 
 
-def shows(engine: Engine, stage: Stage) -> bool:
+def shows(engine: Search, stage: Stage) -> bool:
     """Whether all elements of a stage are shown."""
     made = replace(stage, **BEFORE)
-    Cutter(engine.alignment)._number(made)
-    return all(check(made, n, engine.alignment, Limits(seconds=2.0, solver_seconds=0.3)).proved for _, n in made.tasks)
+    Cutter(engine.ledger.elements, engine.ledger.claims)._number(made)
+    return all(check(made, n, engine.ledger.elements, Limits(seconds=2.0, solver_seconds=0.3)).proved for _, n in made.tasks)
 
 
 def counted(chosen: int | None) -> tv.Program:
@@ -319,8 +320,8 @@ def counted(chosen: int | None) -> tv.Program:
 
 def test_points_with_everything_chosen_tell_no_plan_wrong() -> None:
     """Expected: two of six are chosen, which a plan may rest on: as if all were, it is off, and that is no difference."""
-    alignment = cut(counted(None), single(counted(2)))[0].alignment
-    assert not alignment.wrong
-    assert len(alignment.runs) == len(alignment.ordinary)
+    proposal = aligned(counted(None), single(counted(2)))
+    assert not proposal.wrong
+    assert len(proposal.values.runs) == len(proposal.values.ordinary)
     assert verify(counted(None), counted(2), engine="smt", points=1).verdict != "REFUTED"
     assert verify(counted(None), counted(3), engine="smt", points=1).verdict == "REFUTED"

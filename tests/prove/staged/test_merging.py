@@ -21,12 +21,12 @@ from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Op, Program
 from trainverify.ops import OPS
 from trainverify.primitives import node as F
-from trainverify.prove.staged.align import Alignment
-from trainverify.prove.staged.engine import aligned
+from trainverify.prove.propose.points import Run, _rounding
+from trainverify.prove.propose.proposal import Proposal
 from trainverify.prove.staged.graphs import LOGICAL
 from trainverify.prove.staged.inner import Inner
-from trainverify.prove.staged.points import _rounding
 from trainverify.prove.staged.terms import Term, Terms, value
+from trainverify.prove.staged_proof import proposed
 from trainverify.verdicts import related
 from verdicts.mlp import logical as mlp
 from verdicts.mlp import plan as mlp_plan
@@ -39,22 +39,22 @@ def wrong(name: str) -> Callable[[], Pair]:
     return lambda: (mlp(), MISTAKES[name][1](mlp_plan()))
 
 
-def alignment_of(logical: Program, plan: Plan) -> Alignment:
+def proposal_of(logical: Program, plan: Plan) -> Proposal:
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
-    return aligned(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)[1]
+    return proposed(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
 
 
 @pytest.mark.parametrize("programs", [llama, resnet, *map(random_pair, (3, 9)), *map(wrong, MISTAKES)])
 def test_tensors_that_stand_for_others_have_their_values(programs: Callable[[], Pair]) -> None:
     """In plans that are right and in those where one rank does something else."""
-    a = alignment_of(*programs())
-    merged = [p for p in (*a.graph.makers, *a.sources) if a.graph.first(p) != p]
+    a = proposal_of(*programs())
+    merged = [p for p in (*a.graph.makers, *a.elements.sources) if a.graph.first(p) != p]
     assert merged
     for p in merged:
         first = a.graph.first(p)
         assert a.graph.first(first) == first
-        mine, its = a.value(p), a.value(first)
+        mine, its = a.values.of(p), a.values.of(first)
         assert (mine is None) == (its is None)
         if mine is not None and its is not None:
             assert np.allclose(mine, its, rtol=1e-9, atol=1e-12), (p, first)
@@ -63,8 +63,8 @@ def test_tensors_that_stand_for_others_have_their_values(programs: Callable[[], 
 
 @pytest.mark.parametrize("programs", [llama, resnet, random_pair(3)])
 def test_pieces_of_logical_ops_make_what_the_ops_make(programs: Callable[[], Pair]) -> None:
-    a = alignment_of(*programs())
-    values = a.runs[0][0]
+    a = proposal_of(*programs())
+    values = a.values.runs[0].logical
     calls = {id(c): c for p, c in a.graph.makers.items() if p[0] == LOGICAL}.values()
     for call in calls:
         made = NUMERIC.run(call.nodes or (), [None if i is None else values[i[2]] for i in call.inputs])
@@ -140,12 +140,12 @@ def test_rounding_is_small_beside_the_whole_tensor() -> None:
     logical, plan = mlp(), mlp_plan()
     parts = units(plan)
     wanted, _ = obligations(logical, plan, parts)
-    small, a = aligned(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
+    a = proposed(related(logical, plan, OPS, parts, wanted), wanted, plan.lineage)
     o = next(o for o in wanted if o.output.role == "gradient")
     h = o.holdings[0]
     at = Suspect(o, h.layout, h.ranks[0], 1.0)
-    values, plans = a.runs[0]
-    assert _rounding(small, at, (values, plans))
-    assert not _rounding(small, replace(at, distance=np.inf), (values, plans))
-    off = {**values, o.output.tensor: values[o.output.tensor] * (1 + 1e-9)}
-    assert not _rounding(small, at, (off, plans))
+    small, run = a.small, a.values.runs[0]
+    assert _rounding(small, at, run)
+    assert not _rounding(small, replace(at, distance=np.inf), run)
+    off = {**run.logical, o.output.tensor: run.logical[o.output.tensor] * (1 + 1e-9)}
+    assert not _rounding(small, at, Run(off, run.plan))

@@ -9,8 +9,8 @@ import pytest
 from prove.staged.mistakes import MISTAKES
 from tools.campaign.agree import staged
 from trainverify.evaluate import full_size
-from trainverify.prove.staged import scope
-from trainverify.prove.staged.engine import DIFFERS
+from trainverify.prove import scope
+from trainverify.prove.propose.search import DIFFERS
 from trainverify.verdicts import verify
 from verdicts.mlp import logical, plan
 

@@ -15,8 +15,8 @@ from trainverify.graph.plan import units
 from trainverify.graph.program import Program
 from trainverify.limits import OutOfTime
 from trainverify.ops import OPS
-from trainverify.prove.staged import points
-from trainverify.prove.staged.align import Alignment
+from trainverify.prove.propose import points
+from trainverify.prove.propose.proposal import Proposal
 from trainverify.prove.staged.graphs import LOGICAL
 from trainverify.prove.staged.reduce import reduced
 from trainverify.verdicts import related, single, verify
@@ -39,7 +39,7 @@ def clipped(most: float) -> Program:
 @pytest.mark.parametrize("most", [0.5, 3.0, 5.0])
 def test_a_point_is_looked_for_on_which_gradients_are_clipped(most: float) -> None:
     found = aligned(clipped(most), single(clipped(most)))
-    factors = {float(logical["factor"]) for logical, _ in found.runs}
+    factors = {float(run.logical["factor"]) for run in found.values.runs}
     assert len(factors) > 1
     assert (LOGICAL, 0, "less") not in found.claims  # it is not g
 
@@ -47,7 +47,7 @@ def test_a_point_is_looked_for_on_which_gradients_are_clipped(most: float) -> No
 def test_a_bound_that_no_point_reaches_ends_the_search() -> None:
     """Expected: proved. What is clipped looks like what is not, on all points; a stage finds out."""
     found = aligned(clipped(1e9), single(clipped(1e9)))
-    assert {float(logical["factor"]) for logical, _ in found.runs} == {1.0}
+    assert {float(run.logical["factor"]) for run in found.values.runs} == {1.0}
     assert verify(clipped(1e9), clipped(1e9), engine="smt", points=1).verdict == "PROVED(reduced)"
 
 
@@ -70,9 +70,9 @@ def layers(count: int, wrong: bool = False) -> Program:
     return b.build()
 
 
-def rows(found: Alignment, name: str) -> int:
+def rows(found: Proposal, name: str) -> int:
     """How many rows of a logical tensor are told apart, of two."""
-    values = np.stack([logical[name] for logical, _ in found.runs])
+    values = np.stack([run.logical[name] for run in found.values.runs])
     return len(np.unique(values, axis=1)[0])
 
 
@@ -116,7 +116,7 @@ def test_tokens_that_are_counted_late_have_places_on_some_points() -> None:
     small = reduced(related(step, plan, OPS, units(plan), []))
 
     def late(sizes: Sequence[Sequence[float]]) -> float:
-        seen = [logical["layers.0.moe.places"] for logical, _ in points.runs(small, plan.lineage, range(6), sizes)]
+        seen = [run.logical["layers.0.moe.places"] for run in points.runs(small, plan.lineage, range(6), sizes)]
         return float(np.stack(seen).any(axis=-1)[:, :, 3:].mean())
 
     assert late(points.ordinary_sizes(small)) >= 2 * late(points.QUIETLY)

@@ -9,7 +9,7 @@ from ops.references import REFERENCES
 from trainverify.domains.numeric import NUMERIC
 from trainverify.ops import OPS
 from trainverify.primitives import node as F
-from trainverify.prove.staged.prints import Prints, own, print_of, unknown
+from trainverify.prove.propose.prints import Prints, own, print_of, unknown
 from trainverify.prove.staged.terms import Terms
 
 LOCAL = [d.name for d in OPS if not d.collective and not d.point_to_point]

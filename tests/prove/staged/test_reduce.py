@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import z3
 
 import trainverify as tv
 from trainverify import cli, files
+from trainverify.axes.reduction import Sizes
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
-from trainverify.prove.staged import scope
-from trainverify.prove.staged.reduce import direct, reduced, reference
+from trainverify.prove import scope
+from trainverify.prove.staged.reduce import LEAST, direct, reduced
 from trainverify.verdicts import related, single, verify
 from trainverify.zoo.llama import Config
 from trainverify.zoo.parallel import Degrees, llama_plan, llama_step
@@ -29,6 +32,28 @@ def uneven() -> tuple[Program, Plan]:
     x, w = b.input("x", (8, 7)), b.parameter("w", (7, 11))
     b.loss(b.sum(b.matmul(b.concat(b.slice(x, dim=0, start=0, stop=5), b.slice(x, dim=0, start=5, stop=8), dim=0), w)))
     return b.build(), single(b.build())
+
+
+def reference(sizes: Sizes) -> dict[int, int]:
+    """The same by Z3's optimiser: axis number → size."""
+    solver = z3.Optimize()
+    unknown: dict[int, z3.ArithRef] = {}
+    families: dict[int, list[tuple[int, int]]] = {}
+    for number, full, family, keeps, _ in sizes.atoms():
+        x = unknown[number] = z3.Int(f"axis{number}")
+        solver.add(x >= min(full, LEAST), x <= full)
+        if keeps:
+            solver.add(x == full)
+        elif family is not None:
+            families.setdefault(family, []).append((number, full))
+    for members in families.values():
+        by_size = sorted(members, key=lambda m: m[1])
+        for (a, short), (b, long) in itertools.pairwise(by_size):
+            solver.add(unknown[a] == unknown[b] if short == long else unknown[a] < unknown[b])
+    solver.minimize(z3.Sum([*unknown.values(), z3.IntVal(0)]))
+    assert solver.check() == z3.sat
+    model = solver.model()
+    return {number: model.eval(x, model_completion=True).as_long() for number, x in unknown.items()}
 
 
 CASES = {

@@ -15,9 +15,8 @@ from tools.campaign.agree import staged
 from trainverify.domains.polynomials import Poly, Scalars
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
+from trainverify.prove.propose.search import Search
 from trainverify.prove.staged import expressions
-from trainverify.prove.staged.described import described
-from trainverify.prove.staged.engine import Engine
 from trainverify.prove.staged.execute import Limits, check
 from trainverify.prove.staged.records import Stage
 from trainverify.prove.staged.stages import IN_FULL, Cutter
@@ -35,7 +34,7 @@ def ring() -> tuple[Program, Plan]:
 
 
 @cache
-def of_ring() -> tuple[Engine, list[Stage]]:
+def of_ring() -> tuple[Search, list[Stage]]:
     return cut(*ring())
 
 
@@ -109,9 +108,9 @@ def test_what_was_kept_is_what_the_logical_program_says() -> None:
     engine, stages = of_ring()
     found = [s for s in stages if s.defined]
     assert {name for s in found for name in s.defined} >= {f"layers.0.attention.{n}" for n in ("mixed", "logsumexp")}
-    a = engine.alignment
+    a = engine.ledger.elements
     wrong = 0
-    for stage in {engine.cutter._canonical.form(s): s for s in found}.values():
+    for stage in {engine.ledger.cutter._canonical.form(s): s for s in found}.values():
         assert all(check(stage, n, a).proved for _, n in stage.tasks)
         for place, (ids, _) in stage.plan.leaves.items():
             if a.owner[int(ids[0])] in stage.defined and ids[0] != ids[1]:
@@ -119,7 +118,7 @@ def test_what_was_kept_is_what_the_logical_program_says() -> None:
                 if wrong > 5:  # enough of them
                     continue
                 other = replace(stage, plan=swapped(stage.plan, place), **BEFORE)
-                Cutter(a)._number(other, IN_FULL)
+                Cutter(a, engine.ledger.claims)._number(other, IN_FULL)
                 wrong += not all(check(other, n, a, QUICK).proved for _, n in other.tasks[:1])
     assert wrong > 5
 
@@ -127,24 +126,24 @@ def test_what_was_kept_is_what_the_logical_program_says() -> None:
 def test_definitions_speak_of_what_both_sides_speak_of() -> None:
     engine, stages = of_ring()
     for stage in stages:
-        known = set(engine.alignment.owners(ids for ids, _ in stage.logical.leaves.values()))
+        known = set(engine.ledger.elements.owners(ids for ids, _ in stage.logical.leaves.values()))
         assert known.isdisjoint(stage.defined)
         for part in stage.defined.values():
-            assert set(engine.alignment.owners(ids for ids, _ in part.leaves.values())) <= known
+            assert set(engine.ledger.elements.owners(ids for ids, _ in part.leaves.values())) <= known
 
 
 def test_forms_of_a_ring_change_nothing() -> None:
     """Expected: what the first stage of a form has to show is what each of them has; definitions are part of it."""
     engine, stages = of_ring()
-    form = engine.cutter._canonical.form
+    form = engine.ledger.cutter._canonical.form
 
     def alone(stage: Stage) -> object:
         made = replace(stage, **BEFORE)
-        Cutter(engine.alignment)._number(made)
+        Cutter(engine.ledger.elements, engine.ledger.claims)._number(made)
         return shown(made)
 
     for stage in stages:
-        assert alone(stage) == shown(stage), described(stage, engine.alignment)
+        assert alone(stage) == shown(stage), stage.described(engine.ledger.elements.graph)
     stage = next(s for s in stages if s.defined)
     changes = [replace(stage, defined={})]
     for name, part in stage.defined.items():

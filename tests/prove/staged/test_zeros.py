@@ -8,10 +8,9 @@ import pytest
 import trainverify as tv
 from prove.staged.cutting import cut, cut_once, llama
 from tools.campaign.agree import staged
-from trainverify.prove.staged.engine import Engine
-from trainverify.prove.staged.graphs import LOGICAL
-from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.zeros import Leaf, Made, Zeros
+from trainverify.prove.propose.search import Search
+from trainverify.prove.propose.zeros import Known, Leaf, Made
+from trainverify.prove.staged.graphs import LOGICAL, NOTHING
 from trainverify.verdicts import verify
 from trainverify.zoo.gpt import Config
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step
@@ -20,16 +19,16 @@ REAL = ("real", None)
 
 
 @pytest.fixture(scope="module")
-def of_llama() -> Engine:
+def of_llama() -> Search:
     return cut_once(llama)[0]
 
 
-def zeros(engine: Engine, name: str) -> np.ndarray:
-    a = engine.alignment
-    return a.same[a.ids[name]] == NOTHING
+def zeros(engine: Search, name: str) -> np.ndarray:
+    a = engine.ledger.elements
+    return engine.ledger.claims.same[a.ids[name]] == NOTHING
 
 
-def test_a_query_that_sees_one_key_has_no_gradient(of_llama: Engine) -> None:
+def test_a_query_that_sees_one_key_has_no_gradient(of_llama: Search) -> None:
     """Expected: the first row of every head, and no other."""
     found = zeros(of_llama, "layers.0.attention.q.turned.grad")
     assert found.ndim == 4
@@ -38,12 +37,12 @@ def test_a_query_that_sees_one_key_has_no_gradient(of_llama: Engine) -> None:
     assert not zeros(of_llama, "layers.0.attention.k.turned.grad").any()
 
 
-def test_zeros_are_claims(of_llama: Engine) -> None:
+def test_zeros_are_claims(of_llama: Search) -> None:
     """Expected: a stage shows them, and what uses them names it."""
     place = (LOGICAL, 0, "layers.0.attention.q.turned.grad")
-    claim = of_llama.alignment.claims[place]
+    claim = of_llama.ledger.claims.tensors[place]
     assert (claim.ids == NOTHING).any()
-    stage = of_llama.cutter.stage(of_llama.cutter.goal_of(claim))
+    stage = of_llama.ledger.cutter.stage(of_llama.ledger.cutter.goal_of(claim))
     assert stage.logical.calls
     used = [s for s in of_llama.stages.values() if place in s.uses]
     assert used
@@ -94,17 +93,17 @@ def test_what_is_rounding_beside_other_ranks_is_nothing_only_if_it_is_shown(tiny
     """Expected: both are named so, and the plan is proved only if nothing is added."""
     plan = cancelled_plan(tiny)
     engine, _ = cut(cancelled(), plan)
-    assert (engine.alignment.claims[0, 1, "d.more"].ids == NOTHING).all()
+    assert (engine.ledger.claims.tensors[0, 1, "d.more"].ids == NOTHING).all()
     assert bool(staged(cancelled(), plan).failed) == (tiny > 0)
 
 
-def test_terms(of_llama: Engine) -> None:
+def test_terms(of_llama: Search) -> None:
     """Expected: x − x is 0, x − y is not unless both are one element, and max(x, 0) is not, though it may be 0 on all random points."""
-    make = of_llama.alignment.graph.terms.make
+    make = of_llama.ledger.elements.graph.terms.make
     x, y, zero = make("leaf", 0), make("leaf", 1), make("real", 0)
     minus = make("map", ("sub", None, "NoneType"), [x, y])
     largest = make("map", ("max", None, "NoneType"), [x, zero])
-    seen = Zeros()
+    seen = Known()
     assert seen.zero(Made(minus, (Leaf(5, REAL), Leaf(5, REAL))))
     assert not seen.zero(Made(minus, (Leaf(5, REAL), Leaf(6, REAL))))
     assert seen.zero(Made(minus, (Leaf(NOTHING, REAL), Leaf(NOTHING, REAL))))

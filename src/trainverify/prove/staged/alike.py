@@ -30,12 +30,12 @@ STEPS: Final = 50_000  # of all groups
 
 
 class Alike:
-    """Of the stages of one alignment."""
+    """Of the stages of one elements."""
 
     def __init__(self, canonical: Canonical):
         self.canonical = canonical
-        self.alignment = canonical.alignment
-        self.graph = canonical.alignment.graph
+        self.elements = canonical.elements
+        self.graph = canonical.elements.graph
         self._forms: dict[int, tuple[Hashable, Array]] = {}  # how an element is made → its term, and its leaves in the order of that
         self._choosing: dict[int, bool] = {}  # by signature
 
@@ -44,7 +44,7 @@ class Alike:
         compared or chosen, what is said of one element may be of use for others."""
         if len(stage.goal.ids) < FEWEST or stage.nonzero or stage.extra or stage.defined or stage.divisions:
             return None
-        if self.alignment.divisors.asked(stage) or any(self._chooses(c) for part in stage.parts() for c in part.calls):
+        if self.elements.divisors.asked(stage) or any(self._chooses(c) for part in stage.parts() for c in part.calls):
             return None
         found: dict[Hashable, int] = {}
         classes = np.empty(len(stage.goal.ids), dtype=np.int64)
@@ -63,7 +63,7 @@ class Alike:
 
     def _names(self, stage: Stage, group: _Group) -> Array | None:
         """For every element and symbol of it the first one that is the same, and what is known of it; None if more than that matters."""
-        a = self.alignment
+        a = self.elements
         symbols = np.stack(group.symbols, axis=1) if group.symbols else np.empty((len(group.members), 0), dtype=np.int64)
         if a.supports and np.isin(symbols, self._vanishing).any():
             return None
@@ -74,7 +74,7 @@ class Alike:
     @cached_property
     def _vanishing(self) -> Array:
         """Elements that are 0 where others are, and those."""
-        return np.array(sorted({*self.alignment.supports, *self.alignment.supported}), dtype=np.int64)
+        return np.array(sorted({*self.elements.supports, *self.elements.supported}), dtype=np.int64)
 
     def _chooses(self, call: Call) -> bool:
         """Whether an op compares or sorts anything, or takes one of several values."""
@@ -176,9 +176,8 @@ class _Walk:
     def _start(self) -> Iterator[_Group]:
         """The elements of the goal by the logical tensors that they belong to."""
         stage, goal, canonical = self.stage, self.stage.goal, self.alike.canonical
-        needed, every = self.alike.alignment.needed, np.arange(len(goal.ids))
-        owners = [(n, p) for n, p in canonical.places(goal.ids) if p in stage.logical]
-        positions = {p: canonical.within(goal.ids, n) for n, p in owners}
+        needed, every = self.alike.elements.needed, np.arange(len(goal.ids))
+        positions = canonical.wanted(stage)
         self._closures = [
             needed.of(stage.plan, goal.wanted()),
             needed.of(stage.logical, {p: [at[at >= 0]] for p, at in positions.items()}),
@@ -187,7 +186,7 @@ class _Walk:
         for f in stage.facts:
             facts.append(("fact", np.full(len(every), f)))
             if f in stage.written:
-                place, at = self.alike.alignment.where(f)
+                place, at = self.alike.elements.where(f)
                 facts.append(_Column(len(self.parts), place, np.full(len(every), at)))
                 self.parts.append(stage.written[f])
                 self._closures.append(needed.of(stage.written[f], {place: [np.array([at])]}))

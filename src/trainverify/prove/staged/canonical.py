@@ -14,38 +14,34 @@ from typing import Any
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.align import Alignment
+from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
 from trainverify.prove.staged.needed import Divisor
 from trainverify.prove.staged.records import Factor, Part, Stage
 
 
 class Canonical:
-    """Forms of the stages of one alignment."""
+    """Forms of the stages of one elements."""
 
-    def __init__(self, alignment: Alignment):
-        self.alignment = alignment
+    def __init__(self, elements: Elements):
+        self.elements = elements
         numbers: dict[Hashable, int] = {}
-        kinds = [numbers.setdefault(alignment.symbol_kind(alignment.start[name]), len(numbers)) for name in alignment.start]
-        owners = {name: n for n, name in enumerate(alignment.start)}
-        self._owner = np.array([owners[name] for name in alignment.owner], dtype=np.int64)
-        self._first = np.array([alignment.start[name] for name in alignment.owner], dtype=np.int64)
-        self._kind = np.array(kinds, dtype=np.int64)[self._owner] if kinds else self._owner
-        self._doubtful = np.array([not alignment.numbers_only(name) for name in alignment.start], dtype=bool)[self._owner]
-        self._states = np.full(len(self._owner), -1)  # of elements that may not be numbers, once known
-        self._names = list(alignment.start)
+        kinds = [numbers.setdefault(elements.symbol_kind(elements.start[name]), len(numbers)) for name in elements.start]
+        self._kind = np.array(kinds, dtype=np.int64)[elements.numbers]
+        self._doubtful = np.array([not elements.numbers_only(name) for name in elements.start], dtype=bool)[elements.numbers]
+        self._states = np.full(elements.count, -1)  # of elements that may not be numbers, once known
         self._beyond = numbers.setdefault(("real", None), len(numbers))  # scalars of the plan
         self._kinds = len(numbers)
 
     @cached_property
     def supported(self) -> Array:
         """Elements with which others vanish."""
-        return np.array(sorted(self.alignment.supported), dtype=np.int64)
+        return np.array(sorted(self.elements.supported), dtype=np.int64)
 
     def form(self, stage: Stage) -> Hashable:
         return _Form(self).of(stage)
 
-    def elements(self, stage: Stage) -> Hashable | None:
+    def by_elements(self, stage: Stage) -> Hashable | None:
         """A form by the elements that are looked at, in whatever tensors, ranks and order of execution: dearer to make, and the same for
         more stages. None for stages that need more than both sides of a goal."""
         if stage.nonzero or stage.extra or stage.facts or stage.divisions:
@@ -61,20 +57,15 @@ class Canonical:
         doubtful = np.flatnonzero(inside & (ids >= 0) & self._doubtful[np.where(inside, ids, 0)])
         which = ids[doubtful]
         for i in np.unique(which[self._states[which] < 0]).tolist():
-            self._states[i] = self.alignment.state(i)
+            self._states[i] = self.elements.state(i)
         found[doubtful] += self._kinds * self._states[which]
         return found
 
-    def places(self, ids: Array) -> list[tuple[int, Place]]:
-        """The logical tensors that elements belong to: the number of each, and its place."""
-        known = np.unique(self._owner[ids[(ids >= 0) & (ids < len(self._owner))]])
-        return [(int(n), (LOGICAL, 0, self._names[int(n)])) for n in known]
-
-    def within(self, ids: Array, owner: int) -> Array:
-        """Positions of elements in a logical tensor; −1 for those of others."""
-        inside = (ids >= 0) & (ids < len(self._owner))
-        at = np.where(inside, ids, 0)
-        return np.where(inside & (self._owner[at] == owner), ids - self._first[at], -1)
+    def wanted(self, stage: Stage) -> dict[Place, Array]:
+        """The logical tensors that a goal speaks of and the stage defines, and for each element its position there; −1 for others."""
+        ids = stage.goal.ids
+        places: list[Place] = [(LOGICAL, 0, name) for name in self.elements.owners([ids])]
+        return {p: self.elements.within(ids, p[2]) for p in places if p in stage.logical}
 
 
 class _Form:
@@ -86,7 +77,7 @@ class _Form:
     def of(self, stage: Stage) -> Hashable:
         goal = stage.goal
         self.arrays.append(goal.ids)
-        loose = self.canonical.alignment.loose(goal.ids)
+        loose = self.canonical.elements.loose(goal.ids)
         shape: list[Hashable] = [stage.nonzero, stage.value, loose, len(goal.ids), self.factor(goal.factor)]
         shape += [(t.number, self.place(t.place), t.elements.tobytes()) for t in goal.terms]
         shape.append(self.part(stage.plan))
@@ -95,7 +86,7 @@ class _Form:
         shape.append(self.symbols(stage.facts))
         for i in stage.facts:
             if i in stage.written:
-                place, at = self.canonical.alignment.where(i)
+                place, at = self.canonical.elements.where(i)
                 shape.append((self.symbols([i]), self.place(place), at, self.part(stage.written[i])))
         shape.append(tuple([self.part(p) for p in stage.divisions]))
         return (tuple(shape), *self._numbered())
@@ -104,25 +95,23 @@ class _Form:
         """The logical side: the elements that are needed, however large the tensors are that they are in.
 
         Where what the logical program divides by for other elements is looked at too, all of it, and the ops beside it."""
-        ids = stage.goal.ids
-        found = [(n, p) for n, p in self.canonical.places(ids) if p in stage.logical]
-        divisors = self.canonical.alignment.divisors
+        at = self.canonical.wanted(stage)
+        divisors = self.canonical.elements.divisors
         whole = divisors.asked(stage)
         shape: list[Hashable] = []
         if whole:
             shape.append(self.part(stage.logical))
             shape.append(self.calls(divisors.beside(stage)))
-            shape += [(self.place(p), self.canonical.within(ids, n).tobytes()) for n, p in found]
-        elif found:
-            at = {p: self.canonical.within(ids, n) for n, p in found}
+            shape += [(self.place(p), positions.tobytes()) for p, positions in at.items()]
+        elif at:
             needed = {p: np.unique(positions[positions >= 0]) for p, positions in at.items()}
             shape.append(self.needed(stage.logical, needed))
             for p, positions in at.items():
                 shape.append((self.place(p), np.where(positions < 0, -1, np.searchsorted(needed[p], positions)).tobytes()))
         symbols = [ids for part in stage.parts() for ids, _ in part.leaves.values()]
         for name, part in stage.defined.items():
-            place, start = (LOGICAL, 0, name), self.canonical.alignment.start[name]
-            every = np.arange(start, start + math.prod(self.canonical.alignment.small.shapes[name]))
+            place, start = (LOGICAL, 0, name), self.canonical.elements.start[name]
+            every = np.arange(start, start + math.prod(self.canonical.elements.small.shapes[name]))
             if not whole:
                 every = every[np.isin(every, np.concatenate(symbols))]
             self.arrays.append(every)
@@ -131,8 +120,8 @@ class _Form:
 
     def needed(self, part: Part, wanted: dict[Place, Array]) -> Hashable:
         """What these elements of a piece are made of, element by element: those of each tensor are numbered in order."""
-        graph = self.canonical.alignment.graph
-        closure = self.canonical.alignment.needed.of(part, {p: [positions] for p, positions in wanted.items()})
+        graph = self.canonical.elements.graph
+        closure = self.canonical.elements.needed.of(part, {p: [positions] for p, positions in wanted.items()})
         numbers = closure.numbers
         shape: list[Hashable] = []
         for p, (ids, factor) in part.leaves.items():
@@ -160,7 +149,7 @@ class _Form:
         return (
             numbers.tobytes(),
             np.where(listed < 0, listed, self.canonical.kinds(listed)).tobytes(),
-            self.canonical.alignment.vanishing({i: n for n, i in enumerate(listed.tolist())}),
+            self.canonical.elements.vanishing({i: n for n, i in enumerate(listed.tolist())}),
         )
 
     def symbols(self, ids: Sequence[int]) -> int:
@@ -174,7 +163,7 @@ class _Form:
         return self.places.setdefault(place, len(self.places))
 
     def calls(self, calls: Sequence[Call]) -> Hashable:
-        strict = self.canonical.alignment.strict.tensors
+        strict = self.canonical.elements.strict.tensors
         return tuple(
             [
                 (
@@ -201,19 +190,19 @@ class _Elements(_Form):
     """Tensors are named as they are met on the way back from the goal, and their elements are numbered among those that are needed."""
 
     def of(self, stage: Stage) -> Hashable:
-        alignment, goal = self.canonical.alignment, stage.goal
-        compares = any(alignment.compares(c) for part in stage.parts() for c in part.calls)
+        elements, goal = self.canonical.elements, stage.goal
+        compares = any(elements.compares(c) for part in stage.parts() for c in part.calls)
         self.arrays.append(goal.ids)
-        shape: list[Hashable] = [compares, alignment.loose(goal.ids), len(goal.ids), self.factor(goal.factor)]
+        shape: list[Hashable] = [compares, elements.loose(goal.ids), len(goal.ids), self.factor(goal.factor)]
         shape.append(self.side(stage.plan, goal.wanted(), [(t.number, t.place, t.elements) for t in goal.terms], []))
-        owners = [(p, self.canonical.within(goal.ids, n)) for n, p in self.canonical.places(goal.ids) if p in stage.logical]
-        wanted = {p: [at[at >= 0]] for p, at in owners}
-        shape.append(self.side(stage.logical, wanted, [(1, p, at) for p, at in owners], alignment.divisors.of(stage)))
+        owners = self.canonical.wanted(stage)
+        wanted = {p: [at[at >= 0]] for p, at in owners.items()}
+        shape.append(self.side(stage.logical, wanted, [(1, p, at) for p, at in owners.items()], elements.divisors.of(stage)))
         if stage.defined:
             every = np.unique(np.concatenate([ids for part in stage.parts() for ids, _ in part.leaves.values()]))
             for name, part in stage.defined.items():
-                place, start = (LOGICAL, 0, name), alignment.start[name]
-                own = every[(every >= start) & (every < start + math.prod(alignment.small.shapes[name]))]
+                place, start = (LOGICAL, 0, name), elements.start[name]
+                own = every[elements.within(every, name) >= 0]
                 self.arrays.append(own)
                 shape.append(self.side(part, {place: [own - start]}, [(1, place, own - start)], []))
         every = np.concatenate(self.arrays)
@@ -223,8 +212,8 @@ class _Elements(_Form):
         self, part: Part, wanted: Mapping[Place, Sequence[Array]], goals: Sequence[tuple[Any, Place, Array]], divisors: Sequence[Divisor]
     ) -> Hashable:
         """What these elements of a piece are made of, and what its ops divide by; goals are positions in the wanted tensors, or −1."""
-        graph = self.canonical.alignment.graph
-        closure = self.canonical.alignment.needed.of(part, wanted, divisors)
+        graph = self.canonical.elements.graph
+        closure = self.canonical.elements.needed.of(part, wanted, divisors)
         numbers = closure.numbers
         self.places = {}
         shape: list[Hashable] = []

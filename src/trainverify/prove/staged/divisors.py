@@ -15,10 +15,9 @@ import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.primitives.node import topological
-from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place
+from trainverify.prove.staged.graphs import LARGE, LOGICAL, Call, Graph, Place
 from trainverify.prove.staged.needed import Divisor, Needed
 from trainverify.prove.staged.records import Granted, Part, Stage
-from trainverify.prove.staged.structure import LARGE
 from trainverify.prove.staged.terms import MAY_FAIL, Term
 
 MANY: Final = 10_000  # elements that an op makes, of which all are looked at

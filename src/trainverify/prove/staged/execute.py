@@ -13,11 +13,9 @@ from typing import Any, Final
 from trainverify.domains.element import Element
 from trainverify.domains.polynomials import Need, Poly, Scalars, TooLarge, Unsupported, rational
 from trainverify.prove.signs import FINITE
-from trainverify.prove.staged.align import Alignment
 from trainverify.prove.staged.check import equal, solved
-from trainverify.prove.staged.described import definition
-from trainverify.prove.staged.graphs import LOGICAL, Call, Place
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.elements import Elements
+from trainverify.prove.staged.graphs import NOTHING, Call, Place
 from trainverify.prove.staged.records import Factor, Part, Short, Stage
 from trainverify.prove.staged.solver import Z3, Solver
 from trainverify.prove.staged.terms import SEEN, Sight, sight, symbol, value
@@ -47,13 +45,13 @@ class Result:
     seconds: float = 0.0
 
 
-def check(stage: Stage, n: int, alignment: Alignment, limits: Limits = DEFAULT, solver: Solver | None = None) -> Result:
+def check(stage: Stage, n: int, elements: Elements, limits: Limits = DEFAULT, solver: Solver | None = None) -> Result:
     """Show one element of the goal of a stage from the relations of its leaves, or say why not. All symbols are made here."""
     began = time.process_time()
     solver = solver or Z3(limits.solver_seconds, limits.solver_megabytes)
     try:
         seconds = min(limits.seconds, SHORT) if n in stage.short else limits.seconds
-        result = _Check(stage, alignment, Scalars(limits.terms, began + seconds), solver).run(n)
+        result = _Check(stage, elements, Scalars(limits.terms, began + seconds), solver).run(n)
     except (Unsupported, TooLarge) as error:
         result = Result(False, str(error))
     except RecursionError:
@@ -62,17 +60,17 @@ def check(stage: Stage, n: int, alignment: Alignment, limits: Limits = DEFAULT, 
 
 
 class _Check:
-    def __init__(self, stage: Stage, alignment: Alignment, scalars: Scalars, solver: Solver):
+    def __init__(self, stage: Stage, elements: Elements, scalars: Scalars, solver: Solver):
         self.stage = stage
-        self.alignment = alignment
+        self.elements = elements
         self.scalars = scalars
         self.solver = solver
         self.domain = Element(scalars)
         self.symbols: dict[int, Any] = {}
         self.met: set[int] = set()  # those that elements are made of; the others are there as some of these vanish with them
-        self.values: dict[tuple[int, Place, int, Sight], Any] = {}
-        self.sure: dict[tuple[int, Place, int, Sight], Any] = {}  # values in which no branch needs anything
-        self.loose = alignment.loose(stage.goal.ids)
+        self.values: dict[tuple[Part, Place, int, Sight], Any] = {}
+        self.sure: dict[tuple[Part, Place, int, Sight], Any] = {}  # values in which no branch needs anything
+        self.loose = elements.loose(stage.goal.ids)
         self.defined: dict[int, Poly] = {}  # atoms of scalars whose definition is at hand
 
     def run(self, n: int) -> Result:
@@ -170,8 +168,8 @@ class _Check:
 
     def granted(self) -> dict[Need, None]:
         """What the logical program divides by in any case, of the symbols that are met by now: those are in its key."""
-        a, part = self.alignment, self.stage.logical
-        known = {i for i in self.met if i not in self.stage.extra and definition(self.stage, i, a) is None}
+        a, part = self.elements, self.stage.logical
+        known = {i for i in self.met if i not in self.stage.extra and a.definition(self.stage, i) is None}
         found: dict[Need, None] = {}
         for call, term, symbols in a.divisors.granted(self.stage):
 
@@ -202,7 +200,7 @@ class _Check:
         """The same of their definitions."""
         found: dict[Need, None] = {}
         for i, part in self.stage.written.items():
-            made = self.surely(partial(self.value, part, *self.alignment.where(i)))
+            made = self.surely(partial(self.value, part, *self.elements.where(i)))
             if made is not None:
                 found["nonzero", frozenset(made.items())] = None
                 ((atom, _),) = self.scalars.factors[next(iter(self.symbol(i)))]
@@ -227,7 +225,7 @@ class _Check:
             self.scalars.needs, self.scalars.doubts = {}, {}
             last = part.calls[-1].outputs[0]
             try:
-                for at in range(math.prod(self.alignment.graph.shape(last))):
+                for at in range(math.prod(self.elements.graph.shape(last))):
                     self.value(part, last, at)
             except Unsupported:
                 continue
@@ -262,20 +260,16 @@ class _Check:
         return total
 
     def wanted(self, i: int) -> Poly:
-        a = self.alignment
         if i == NOTHING:
             return {}
-        if i < a.count:
-            owner = (LOGICAL, 0, a.owner[i])
-            if owner in self.stage.logical:
-                return self.domain.real(self.value(self.stage.logical, owner, i - a.start[a.owner[i]]))
-        return self.domain.real(self.symbol(i))
+        defined = self.elements.wanted(self.stage, i)
+        return self.domain.real(self.symbol(i) if defined is None else self.value(*defined))
 
     def value(self, part: Part, place: Place, at: int) -> Any:
         """One element of a tensor, from the leaves of the piece of graph that it is in."""
-        where = (id(part), place, at, SEEN)
+        where = (part, place, at, SEEN)
         if where not in self.values:
-            where = (id(part), place, at, sight(self.scalars))  # its conditions are noted again if it is needed elsewhere
+            where = (part, place, at, sight(self.scalars))  # its conditions are noted again if it is needed elsewhere
         if where not in self.values:
             self.values[where] = self._value(part, place, at)
         return self.values[where]
@@ -283,12 +277,12 @@ class _Check:
     def _value(self, part: Part, place: Place, at: int) -> Any:
         leaf = part.leaves.get(place)
         if leaf is None:
-            term, leaves = self.alignment.graph.definition(place, at)
+            term, leaves = self.elements.graph.definition(place, at)
             return value(term, lambda k: self.value(part, *leaves[k]), self.domain)
         ids, factor = leaf
         i = int(ids[at])
         if i == NOTHING:
-            kind = self.alignment.graph.kind(place)
+            kind = self.elements.graph.kind(place)
             return {} if kind == "real" else 0 if kind == "int" else False
         cell = self.symbol(i)
         return cell if factor.plain else self.scalars.mul(self.factor(factor), cell)
@@ -307,14 +301,14 @@ class _Check:
 
     def _symbol(self, i: int) -> Any:
         if i not in self.symbols:
-            defined = definition(self.stage, i, self.alignment)
+            defined = self.elements.definition(self.stage, i)
             if defined is not None:
                 self.symbols[i] = self.value(*defined)
                 return self.symbols[i]
-            if self.alignment.state(i) != FINITE:
+            if self.elements.state(i) != FINITE:
                 raise Unsupported("an element that may be infinite")
-            self.symbols[i] = symbol(self.scalars, i, *self.alignment.symbol_kind(i))
-            for other in self.alignment.supports.get(i, ()):
-                if definition(self.stage, other, self.alignment) is None:
+            self.symbols[i] = symbol(self.scalars, i, *self.elements.symbol_kind(i))
+            for other in self.elements.supports.get(i, ()):
+                if self.elements.definition(self.stage, other) is None:
                     self.scalars.vanishes(self.symbols[i], self._symbol(other))
         return self.symbols[i]

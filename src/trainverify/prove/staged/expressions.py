@@ -11,10 +11,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 from trainverify.prove.signs import FINITE, POSITIONS, WILD
-from trainverify.prove.staged.align import Alignment
-from trainverify.prove.staged.described import definition
-from trainverify.prove.staged.graphs import LOGICAL, Call, Place
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.elements import Elements
+from trainverify.prove.staged.graphs import NOTHING, Call, Place
 from trainverify.prove.staged.masks import Masks
 from trainverify.prove.staged.numbered import Numbered
 from trainverify.prove.staged.records import Factor, Part, Short, Stage
@@ -33,15 +31,15 @@ _NOTHING: Final = {"real": Fraction(0), "int": 0, "bool": 0}
 class Expressions(Numbered):
     """Of both sides of one stage."""
 
-    def __init__(self, stage: Stage, alignment: Alignment, times: int = 1):
-        super().__init__(alignment, any(alignment.compares(c) for part in (stage.plan, stage.logical) for c in part.calls))
+    def __init__(self, stage: Stage, elements: Elements, times: int = 1):
+        super().__init__(elements, any(elements.compares(c) for part in (stage.plan, stage.logical) for c in part.calls))
         self.stage = stage
         self._times = times  # how many elements each one that is looked at stands for
-        self.graph = alignment.graph
-        self._elements: dict[tuple[int, Place, int], int] = {}
-        self._inside: dict[tuple[int, int, int], dict[Term, int]] = {}  # piece and call → its terms
+        self.graph = elements.graph
+        self._elements: dict[tuple[Part, Place, int], int] = {}
+        self._inside: dict[tuple[Part, int, int], dict[Term, int]] = {}  # piece and call → its terms
         self._nonzero: set[int] = set()  # what the logical program divides by
-        self._loose = alignment.loose(stage.goal.ids)
+        self._loose = elements.loose(stage.goal.ids)
         self._loose_parts: set[int] = set()  # of parts of elements, by number
         self._each = False  # whether some of what is to be shown may have no value, and says nothing of the rest
         self.by_parts: dict[int, bool] = {}  # elements that are equal if parts of them are, which are numbered behind all elements
@@ -66,12 +64,9 @@ class Expressions(Numbered):
         return self.number(("dot", (2,) * len(terms), tuple([x for c, e in terms for x in (self.literal(c), e)])))
 
     def _wanted(self, n: int) -> int:
-        a, i = self.alignment, int(self.stage.goal.ids[n])
-        if 0 <= i < a.count:
-            place = (LOGICAL, 0, a.owner[i])
-            if place in self.stage.logical:
-                return self._element(self.stage.logical, place, i - a.start[a.owner[i]])
-        return self._symbol(i, "real")
+        i = int(self.stage.goal.ids[n])
+        defined = self.elements.wanted(self.stage, i)
+        return self._symbol(i, "real") if defined is None else self._element(*defined)
 
     def _symbol(self, i: int, kind: str) -> int:
         if i == NOTHING:
@@ -79,7 +74,7 @@ class Expressions(Numbered):
         if i in self.stage.extra:
             place, part = self.stage.extra[i]
             return self._element(part, place, 0)
-        defined = definition(self.stage, i, self.alignment)
+        defined = self.elements.definition(self.stage, i)
         return self.number(("symbol", i, ())) if defined is None else self._element(*defined)
 
     def _scaled(self, number: int, factor: Factor) -> int:
@@ -92,7 +87,7 @@ class Expressions(Numbered):
         return self.number(("map", ("mul" if factor.power > 0 else "div", None, "NoneType"), (made, by)))
 
     def _element(self, part: Part, place: Place, at: int) -> int:
-        where = (id(part), place, at)
+        where = (part, place, at)
         found = self._elements.get(where)
         if found is None:
             found = self._elements[where] = self._made(part, place, at)
@@ -107,7 +102,7 @@ class Expressions(Numbered):
         if sender is not None:
             return self._element(part, sender, at)
         call = self.graph.makers[place]
-        inside = self._inside.setdefault((id(part), call.at, call.row), {})
+        inside = self._inside.setdefault((part, call.at, call.row), {})
         return self._term(part, call, inside, self.graph.term(place, at))
 
     def _term(self, part: Part, call: Call, inside: dict[Term, int], term: Term) -> int:
@@ -130,7 +125,7 @@ class Expressions(Numbered):
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
         if not pairs or (len(self.keys) * self._times < FEW and not stage.with_facts):
             return {}
-        self._each = any(i != NOTHING and self.alignment.state(i) == WILD for i in (int(stage.goal.ids[n]) for n in elements))
+        self._each = any(i != NOTHING and self.elements.state(i) == WILD for i in (int(stage.goal.ids[n]) for n in elements))
         divided = self._divided()
         self._nonzero = {number for info, number in divided if info[0] == "div"}
         if len(self.keys) * self._times < FEW and not self._nonzero:
@@ -264,8 +259,8 @@ class Expressions(Numbered):
     def _divided(self) -> set[tuple[Any, int]]:
         """What ops of the logical side divide by, or take roots or logarithms of: all elements have values, not only the wanted."""
         part, found = self.stage.logical, set()
-        for call, info, term in self.alignment.divisors.of(self.stage):
-            inside = self._inside.setdefault((id(part), call.at, call.row), {})
+        for call, info, term in self.elements.divisors.of(self.stage):
+            inside = self._inside.setdefault((part, call.at, call.row), {})
             found.add((info, self._term(part, call, inside, term)))
         return found
 
@@ -366,15 +361,15 @@ class Expressions(Numbered):
     def _vanishing(self, leaves: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Which of these are 0 wherever which symbols among them are, as far as that is of interest."""
         at = {self.keys[number][1]: n for n, number in enumerate(leaves) if self.keys[number][0] == "symbol"}
-        if not self.alignment.supports:
+        if not self.elements.supports:
             return ()
-        pairs = [(n, at.get(i)) for n, number in enumerate(leaves) for i in self.support(number) or () if i in self.alignment.supported]
+        pairs = [(n, at.get(i)) for n, number in enumerate(leaves) for i in self.support(number) or () if i in self.elements.supported]
         return tuple(sorted((n, other) for n, other in pairs if other is not None and other != n))
 
     def _kind(self, number: int) -> tuple[str, Any]:
         op, info, args = self.keys[number]
         if op == "symbol":
-            return self.alignment.symbol_kind(info)  # type: ignore[no-any-return]
+            return self.elements.symbol_kind(info)  # type: ignore[no-any-return]
         if op == "hit":
             return ("real", ("indicator", None, None))
         if not self.real[number]:  # where something is in a sorted row

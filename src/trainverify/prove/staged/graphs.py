@@ -19,6 +19,8 @@ from trainverify.prove.staged.terms import Made, Term, Terms
 
 Place = tuple[int, int, str]
 LOGICAL: Final = -1
+NOTHING: Final = -1  # the id of the constant 0
+LARGE: Final = 2_000_000  # expressions of an op that are looked through
 _MOVES: Final = ("input", "reshape", "transpose", "slice", "concat", "broadcast")
 
 
@@ -46,7 +48,7 @@ class Graph:
         self.order: list[Place] = []  # of execution, logical program first
         self._first: dict[Place, Place] = {}  # tensor → the first one that is the same
         self._signatures: dict[Any, int] = {}
-        self._by_nodes: dict[int, tuple[int, Any]] = {}
+        self._by_nodes: dict[tuple[Node, ...], int] = {}
         self.terms = Terms()
         self.same = self.terms.make("leaf", 0)  # what only passes on
         self._rows: dict[int, list[list[Term]]] = {}  # by signature
@@ -131,17 +133,17 @@ class Graph:
 
     def signature(self, nodes: tuple[Node, ...]) -> int:
         """A number for what an op does: equal for equal nodes."""
-        known = self._by_nodes.get(id(nodes))
+        known = self._by_nodes.get(nodes)
         if known is not None:
-            return known[0]
-        number: dict[int, int] = {}
+            return known
+        number: dict[Node, int] = {}
         rows = []
         for node in topological(nodes):
-            number[id(node)] = len(number)
-            rows.append((node.prim, tuple(number[id(a)] for a in node.args), repr(node.attrs), node.shape, node.kind))
-        key = (tuple(rows), tuple(number[id(n)] for n in nodes))
+            number[node] = len(number)
+            rows.append((node.prim, tuple(number[a] for a in node.args), repr(node.attrs), node.shape, node.kind))
+        key = (tuple(rows), tuple(number[n] for n in nodes))
         found = self._signatures.setdefault(key, len(self._signatures))
-        self._by_nodes[id(nodes)] = (found, nodes)
+        self._by_nodes[nodes] = found
         return found
 
     def work(self, place: Place) -> int:

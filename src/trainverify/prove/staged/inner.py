@@ -34,21 +34,21 @@ class Inner:
         """The op, in pieces that use what it makes on the way; as it is, if there is no such thing."""
         nodes = topological(step.nodes)
         numbers = self._number(step, nodes)
-        inside = {numbers[id(a)] for n in nodes for a in n.args if a.prim != "input"}
+        inside = {numbers[a] for n in nodes for a in n.args if a.prim != "input"}
         for o, node in zip(step.outputs, step.nodes, strict=True):
-            self._made[o] = numbers[id(node)]
-            if numbers[id(node)] in inside and node.kind == "real" and node.prim in ("map", "contract", "reduce"):
-                self._tensors.setdefault(numbers[id(node)], o)
+            self._made[o] = numbers[node]
+            if numbers[node] in inside and node.kind == "real" and node.prim in ("map", "contract", "reduce"):
+                self._tensors.setdefault(numbers[node], o)
         if inside.isdisjoint(self._tensors):
             return [Piece(step.inputs, step.outputs, step.nodes)]
         at: dict[int, int] = {}  # number → where it is made first, as several nodes may have it
         for k, n in enumerate(nodes):
-            at.setdefault(numbers[id(n)], k)
-        order = sorted(zip(step.outputs, step.nodes, strict=True), key=lambda made: at[numbers[id(made[1])]])
+            at.setdefault(numbers[n], k)
+        order = sorted(zip(step.outputs, step.nodes, strict=True), key=lambda made: at[numbers[made[1]]])
         return [self._piece(step, o, node, numbers) for o, node in order]
 
-    def _number(self, step: Step, nodes: list[Node]) -> dict[int, int]:
-        found: dict[int, int] = {}
+    def _number(self, step: Step, nodes: list[Node]) -> dict[Node, int]:
+        found: dict[Node, int] = {}
         for n in nodes:
             key: Hashable
             if n.prim == "input":
@@ -56,35 +56,35 @@ class Inner:
                 known = None if name is None else self._made.get(name)
                 key = (n.prim, name) if known is None else None
             else:
-                known, key = None, (n.prim, repr(n.attrs), n.shape, n.kind, tuple([found[id(a)] for a in n.args]))
-            found[id(n)] = self._numbers.setdefault(key, len(self._numbers)) if known is None else known
+                known, key = None, (n.prim, repr(n.attrs), n.shape, n.kind, tuple([found[a] for a in n.args]))
+            found[n] = self._numbers.setdefault(key, len(self._numbers)) if known is None else known
         return found
 
-    def _piece(self, step: Step, output: str, top: Node, numbers: dict[int, int]) -> Piece:
+    def _piece(self, step: Step, output: str, top: Node, numbers: dict[Node, int]) -> Piece:
         inputs: list[str | None] = list(step.inputs)
-        done: dict[int, Node] = {}
+        done: dict[Node, Node] = {}
 
         def rebuilt(node: Node) -> Node:
-            if id(node) not in done:
-                done[id(node)] = self._rebuilt(node, [rebuilt(a) for a in node.args])
-            return done[id(node)]
+            if node not in done:
+                done[node] = self._rebuilt(node, [rebuilt(a) for a in node.args])
+            return done[node]
 
         def using(node: Node) -> Iterator[Node]:
             """Nodes that are tensors made before, as far as nothing in front of them is."""
-            stack, seen = list(node.args), {id(node)}
+            stack, seen = list(node.args), {node}
             while stack:
                 n = stack.pop()
-                if id(n) in seen:
+                if n in seen:
                     continue
-                seen.add(id(n))
-                if n.prim != "input" and numbers[id(n)] in self._tensors:
+                seen.add(n)
+                if n.prim != "input" and numbers[n] in self._tensors:
                     yield n
                 else:
                     stack += n.args
 
         for n in using(top):
-            done[id(n)] = Node("input", (), (len(inputs),), n.shape, n.kind)
-            inputs.append(self._tensors[numbers[id(n)]])
+            done[n] = Node("input", (), (len(inputs),), n.shape, n.kind)
+            inputs.append(self._tensors[numbers[n]])
         made = rebuilt(top)
         used = {n.attrs[0] for n in topological((made,)) if n.prim == "input"}
         return Piece(tuple([name if k in used else None for k, name in enumerate(inputs)]), (output,), (made,))

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from trainverify.prove.signs import DIVIDES, FINITE, POSITIONS, Sign, expression_state
-from trainverify.prove.staged.align import Alignment
+from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.signs import expression_sign
 from trainverify.prove.staged.supports import NOWHERE, Support, expression_support
 from trainverify.prove.staged.terms import MAY_FAIL, looks_up
@@ -23,8 +23,8 @@ ARITHMETIC: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs", 
 class Numbered:
     """Expressions, each made of earlier ones."""
 
-    def __init__(self, alignment: Alignment, one_product: bool):
-        self.alignment = alignment
+    def __init__(self, elements: Elements, one_product: bool):
+        self.elements = elements
         self.keys: list[Key] = []
         self.picks: list[bool] = []  # whether it says which elements are looked up
         self.partial: list[bool] = []  # whether something in it divides, or takes a root or logarithm
@@ -94,13 +94,13 @@ class Numbered:
         partial, states, signs, real, total = self.partial, self.states, self.signs, self.real, self.total
         for op, info, args in self.keys[len(states) :]:
             if op == "symbol":
-                kind, domain = self.alignment.symbol_kind(info)
+                kind, domain = self.elements.symbol_kind(info)
                 signed = domain is not None and domain[0] in ("positive", "nonnegative")
                 real.append(kind == "real")
                 signs.append(domain[0] if signed else None)
                 partial.append(False)
                 total.append(True)
-                states.append(self.alignment.state(info))
+                states.append(self.elements.state(info))
                 continue
             inner = [states[a] for a in args]
             real.append(_is_real(op, info, [real[a] for a in args]))
@@ -125,7 +125,7 @@ class Numbered:
         if number not in self._supports:
             op, info, args = self.keys[number]
             if op == "symbol":
-                found = self.alignment.supports.get(info, NOWHERE) | {info}
+                found = self.elements.supports.get(info, NOWHERE) | {info}
             else:
                 found = expression_support(op, info, [self.support(a) for a in args])
             self._supports[number] = found

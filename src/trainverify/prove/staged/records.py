@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Final
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.graphs import Call, Place
+from trainverify.prove.staged.graphs import Call, Graph, Place
 from trainverify.prove.staged.terms import Term
 
 Uses = frozenset[Place]
@@ -49,6 +51,12 @@ class Goal:
     factor: Factor = PLAIN
     ids_in_tensor: Array | None = None  # positions in the tensor of that name, for goals of obligations
 
+    @cached_property
+    def key(self) -> Hashable:
+        """What it says."""
+        terms = tuple([(t.number, t.place, t.elements.tobytes()) for t in self.terms])
+        return self.name, terms, self.ids.tobytes(), self.factor
+
     def wanted(self) -> dict[Place, list[Array]]:
         """The positions of the plan's tensors that it speaks of."""
         found: dict[Place, list[Array]] = {}
@@ -57,7 +65,7 @@ class Goal:
         return found
 
 
-@dataclass
+@dataclass(eq=False)
 class Part:
     """A piece of a graph: calls in order, and where it stops."""
 
@@ -81,7 +89,7 @@ class Short:
     loose: bool  # whether it may be infinite, for all that is said of it
 
 
-@dataclass
+@dataclass(eq=False)
 class Stage:
     goal: Goal
     plan: Part
@@ -109,3 +117,11 @@ class Stage:
         """All pieces of both graphs in it."""
         extra = [part for _, part in self.extra.values()]
         return [self.plan, self.logical, *extra, *self.written.values(), *self.defined.values(), *self.divisions]
+
+    def described(self, graph: Graph) -> str:
+        """With the names of its tensors."""
+        leaves = [graph.show(p) for p in self.plan.leaves]
+        shown = ", ".join(leaves[:4]) + (f" and {len(leaves) - 4} more" if len(leaves) > 4 else "")
+        made = ", ".join(dict.fromkeys(graph.show(t.place) for t in self.goal.terms))
+        size = f"{len(self.plan.calls)} plan ops, {len(self.logical.calls)} logical ops"
+        return f"stage {self.goal.name}: {made} from {shown or 'constants'} ({size})"

@@ -9,11 +9,8 @@ The objective is the sum of all sizes (L1).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import z3
 
 from trainverify.axes.reduction import Sizes
 from trainverify.axes.system import System
@@ -24,36 +21,9 @@ from trainverify.evaluate.small import Small, mesh_axes, shrink_system
 LEAST = 2
 
 
-class NoReduction(Exception):
-    """The constraints cannot be met; with those of `axes` that does not happen."""
-
-
 def direct(system: System) -> Sizes:
     """The minimum, read off: families of pieces count up from the least size, everything else has it."""
     return Sizes(system.inference.axes, system.inference.all, LEAST, alternate=False)
-
-
-def reference(sizes: Sizes) -> dict[int, int]:
-    """The same by Z3's optimiser: axis number → size."""
-    solver = z3.Optimize()
-    unknown: dict[int, z3.ArithRef] = {}
-    families: dict[int, list[tuple[int, int]]] = {}
-    for number, full, family, keeps, _ in sizes.atoms():
-        x = unknown[number] = z3.Int(f"axis{number}")
-        solver.add(x >= min(full, LEAST), x <= full)
-        if keeps:
-            solver.add(x == full)
-        elif family is not None:
-            families.setdefault(family, []).append((number, full))
-    for members in families.values():
-        by_size = sorted(members, key=lambda m: m[1])
-        for (a, short), (b, long) in itertools.pairwise(by_size):
-            solver.add(unknown[a] == unknown[b] if short == long else unknown[a] < unknown[b])
-    solver.minimize(z3.Sum([*unknown.values(), z3.IntVal(0)]))
-    if solver.check() != z3.sat:
-        raise NoReduction("no sizes meet the constraints")
-    model = solver.model()
-    return {number: model.eval(x, model_completion=True).as_long() for number, x in unknown.items()}
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,17 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.align import Alignment, Claim
 from trainverify.prove.staged.alike import Alike
 from trainverify.prove.staged.canonical import Canonical
-from trainverify.prove.staged.described import definition
+from trainverify.prove.staged.claims import Claim, Claims
+from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.expressions import Expressions
-from trainverify.prove.staged.graphs import LOGICAL, Call, Place
-from trainverify.prove.staged.lookup import NOTHING
+from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Call, Place
 from trainverify.prove.staged.records import PLAIN, Factor, Goal, Part, Stage, Summand
 
 MAX_CALLS: Final = 4000
@@ -47,62 +46,65 @@ def has_value(i: int) -> Place:
     return (VALUE, i, "")
 
 
-class Cutter:
-    """Cuts stages out of the two graphs of an alignment."""
+class How(NamedTuple):
+    """How a stage is cut."""
 
-    def __init__(self, alignment: Alignment):
-        self.alignment = alignment
-        self.graph = alignment.graph
-        self.with_facts = False
-        self.dropped: set[Place] = set()  # claims that turned out to be unprovable
-        self._extra_at = {p: i for i, p in alignment.extra.items()}
+    level: int = 0  # how often it goes back behind the leaves of the level before
+    gently: int = 0  # and then behind gradients only
+    with_facts: bool = False
+    way: int = APART  # how elements are shown
+    spelled: bool = False  # no leaf has elements that are compared
+
+
+AS_IT_IS: Final = How()
+
+
+class Cutter:
+    """Cuts stages out of both graphs, by claims."""
+
+    def __init__(self, elements: Elements, claims: Claims):
+        self.elements = elements
+        self.claims = claims
+        self.graph = elements.graph
         self._numbered: dict[Hashable, Stage] = {}  # by form
         self._by_elements: dict[Hashable, Stage] = {}
         self._too_long: set[Hashable] = set()
 
     @cached_property
     def _canonical(self) -> Canonical:
-        return Canonical(self.alignment)
+        return Canonical(self.elements)
 
     @cached_property
     def _alike(self) -> Alike:
         return Alike(self._canonical)
 
     def goal_of(self, claim: Claim) -> Goal:
-        size = len(claim.ids)
-        name = self._name(claim.ids, claim.place[2])
-        return Goal(name, (Summand(Fraction(1), claim.place, np.arange(size)),), claim.ids, claim.factor)
+        named = claim.ids[self.elements.inside(claim.ids)]
+        name = self.elements.owner[named[0]] if len(named) else claim.place[2]
+        return Goal(name, (Summand(Fraction(1), claim.place, np.arange(len(claim.ids))),), claim.ids, claim.factor)
 
-    def _name(self, ids: Array, otherwise: str) -> str:
-        named = [i for i in ids.tolist() if 0 <= i < self.alignment.count]
-        return self.alignment.owner[named[0]] if named else otherwise
-
-    def stage(
-        self, goal: Goal, level: int = 0, with_facts: bool = False, way: int = APART, gently: int = 0, spelled: bool = False
-    ) -> Stage:
-        """The stage of a goal; each level goes back behind the leaves of the level before, and then so many more behind gradients only.
-        Way: how elements are shown. Spelled: no leaf has elements that are compared."""
-        self.with_facts = with_facts
+    def stage(self, goal: Goal, how: How = AS_IT_IS) -> Stage:
+        """The stage of a goal."""
         opened: set[Place] = set()
-        made = self._cut(goal, opened, level > 0)
-        for n in range(level + gently):
+        made = self._cut(goal, opened, how)
+        for n in range(how.level + how.gently):
             known = self._symbols(made)
             while self._symbols(made) == known:  # what brings nothing but multiples of the same elements is no level
                 fresh = self._fresh(made)
-                if n >= level:
+                if n >= how.level:
                     fresh = self._gradients(fresh)
                 if not fresh:
                     break
                 opened |= fresh | self._moved(fresh)
-                made = self._cut(goal, opened, level > 0)
+                made = self._cut(goal, opened, how)
         compared = self._compared(made)
         at_hand = self._at_hand(made, compared)
-        if compared and (spelled or at_hand):
+        if compared and (how.spelled or at_hand):
             opened |= compared | self._moved(compared)
-            made = self._cut(goal, opened, level > 0)
+            made = self._cut(goal, opened, how)
         made.compares = bool(compared) and not at_hand
         made.gentler = bool(self._gradients(self._fresh(made)))
-        self._number(made, way)
+        self._number(made, how.way)
         return made
 
     def _symbols(self, stage: Stage) -> set[int]:
@@ -110,7 +112,7 @@ class Cutter:
         return {i for ids, _ in stage.plan.leaves.values() for i in ids.tolist()}
 
     def _fresh(self, stage: Stage) -> set[Place]:
-        return {p for p in stage.plan.leaves if p not in self.alignment.sources and not self._is_logical_source(p)}
+        return {p for p in stage.plan.leaves if p not in self.elements.sources and not self._is_logical_source(p)}
 
     def _gradients(self, leaves: set[Place]) -> set[Place]:
         """Gradients among leaves, if there are others too."""
@@ -121,7 +123,7 @@ class Cutter:
         """Leaves that the plan compares, and those that have the same elements."""
         leaves = stage.plan.leaves
         direct = {
-            i for c in stage.plan.calls if self.alignment.compares(c) for i in c.inputs if i in leaves and i not in self.alignment.sources
+            i for c in stage.plan.calls if self.elements.compares(c) for i in c.inputs if i in leaves and i not in self.elements.sources
         }
         ids = set().union(*(leaves[p][0].tolist() for p in direct if p is not None)) - {NOTHING}
         return {p for p in self._fresh(stage) if not ids.isdisjoint(leaves[p][0].tolist())} if ids else set()
@@ -129,8 +131,8 @@ class Cutter:
     def _at_hand(self, stage: Stage, compared: set[Place]) -> bool:
         """Whether some of what is compared is made of other leaves: then its definition says more of it than its name."""
         others = stage.plan.leaves.keys() - compared
-        made = [p for p in compared | self._moved(compared) if p in self.graph.makers and not self.alignment.only_moves(p)]
-        return any(all(i is None or i in others or i in self.alignment.sources for i in self.graph.makers[p].inputs) for p in made)
+        made = [p for p in compared | self._moved(compared) if p in self.graph.makers and not self.elements.only_moves(p)]
+        return any(all(i is None or i in others or i in self.elements.sources for i in self.graph.makers[p].inputs) for p in made)
 
     def _moved(self, places: set[Place]) -> set[Place]:
         """Tensors that these are only moved from."""
@@ -138,7 +140,7 @@ class Cutter:
         stack = list(places)
         while stack:
             place = stack.pop()
-            if place in self.graph.makers and self.alignment.only_moves(place):
+            if place in self.graph.makers and self.elements.only_moves(place):
                 fresh = [i for i in self.graph.makers[place].inputs if i is not None and i not in found]
                 found.update(fresh)
                 stack += fresh
@@ -149,15 +151,15 @@ class Cutter:
 
     # -- cutting -----------------------------------------------------------------------------------------------------
 
-    def _cut(self, goal: Goal, opened: set[Place], write_out: bool) -> Stage:
+    def _cut(self, goal: Goal, opened: set[Place], how: How) -> Stage:
         uses: set[Place] = set()
         plan = self._plan(goal, opened, uses)
         extra: dict[int, tuple[Place, Part]] = {}
-        self._write_out(plan, goal, opened, uses, extra, write_out)
+        self._write_out(plan, goal, opened, uses, extra, how.level > 0)
         leaves = [leaf for part in (plan, *(part for _, part in extra.values())) for leaf in part.leaves.values()]
         factors = {f.element for f in (goal.factor, *(f for _, f in leaves)) if f.element is not None}
         spoken = [np.array(sorted(factors), dtype=np.int64), *(ids for ids, _ in leaves)]
-        owners = set(self.alignment.owners(spoken))
+        owners = set(self.elements.owners(spoken))
         in_full = {p[2] for p in opened if p[0] == LOGICAL}
         mine: set[Place] = set()
         logical = self._logical(goal, owners, mine, in_full)
@@ -167,17 +169,17 @@ class Cutter:
             logical = self._logical(goal, owners | aside, mine, in_full)
         uses |= mine
         held: tuple[int, ...] = ()
-        if self.with_facts:
+        if how.with_facts:
             facts = {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
             facts |= {int(ids[0]) for p, (ids, _) in plan.leaves.items() if self.graph.shape(p) == () and self.graph.kind(p) == "real"}
-            held = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.dropped))
-        scalars = {i for ids in spoken for i in ids[ids >= self.alignment.count].tolist()}
+            held = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.claims.dropped))
+        scalars = {i for ids in spoken for i in ids[ids >= self.elements.count].tolist()}
         uses |= {has_value(i) for i in scalars if i not in extra}
-        made = Stage(goal, plan, logical, extra, frozenset(), self.with_facts, held)
-        every = {(LOGICAL, 0, o) for s in self.alignment.small.logical_steps for o in s.outputs} if held else set()
+        made = Stage(goal, plan, logical, extra, frozenset(), how.with_facts, held)
+        every = {(LOGICAL, 0, o) for s in self.elements.small.logical_steps for o in s.outputs} if held else set()
         for i in held:
-            if i < self.alignment.count and i not in extra:
-                written = self._back([self.alignment.where(i)[0]], every, set())
+            if i < self.elements.count and i not in extra:
+                written = self._back([self.elements.where(i)[0]], every, set())
                 if len(written.calls) <= MAX_WRITTEN:
                     made.written[i] = written
         made.defined = self._defined(made, uses)
@@ -187,27 +189,27 @@ class Cutter:
     def _aside(self, goal: Goal, owners: set[str], logical: Part) -> set[str]:
         """What makes tensors that the plan's side speaks of and the logical side does not, such as counts up to a token beside the sum over
         all, and is on the way of the logical side: there both meet."""
-        passed = {o[2] for c in logical.calls for o in c.outputs} - set(self.alignment.owners([goal.ids]))
+        passed = {o[2] for c in logical.calls for o in c.outputs} - set(self.elements.owners([goal.ids]))
         if not passed:
             return set()
-        foreign = owners - set(self.alignment.owners(ids for ids, _ in logical.leaves.values()))
+        foreign = owners - set(self.elements.owners(ids for ids, _ in logical.leaves.values()))
         calls = [self.graph.makers.get((LOGICAL, 0, name)) for name in sorted(foreign)]
         inputs = {i for c in calls if c is not None for i in c.inputs if i is not None and self.graph.kind(i) == "real"}
-        return passed & set(self.alignment.owners(self._equals(self.alignment.ids[i[2]].reshape(-1), set()) for i in inputs))
+        return passed & set(self.elements.owners(self._equals(self.elements.ids[i[2]].reshape(-1), set()) for i in inputs))
 
     def _defined(self, stage: Stage, uses: set[Place]) -> dict[str, Part]:
         """Logical tensors that the plan's side speaks of and the logical side does not, if one op makes them of what that speaks of.
 
         Such as the sums that a softmax divides by, kept for its gradient: they are what the logical program says they are."""
-        a, leaves = self.alignment, stage.logical.leaves
+        a, leaves = self.elements, stage.logical.leaves
         if not stage.logical.calls:
             return {}
-        known = set(self.alignment.owners(ids for ids, _ in leaves.values()))
-        spoken = known | set(self.alignment.owners([stage.goal.ids]))
+        known = set(self.elements.owners(ids for ids, _ in leaves.values()))
+        spoken = known | set(self.elements.owners([stage.goal.ids]))
         factors = [stage.goal.factor, *(f for part in stage.parts() for _, f in part.leaves.values())]
         spoken.update(a.owner[i] for i in (*stage.facts, *(f.element for f in factors)) if i is not None and i < a.count)
         found: dict[str, Part] = {}
-        for name in self.alignment.owners(ids for ids, _ in stage.plan.leaves.values()):
+        for name in self.elements.owners(ids for ids, _ in stage.plan.leaves.values()):
             place = (LOGICAL, 0, name)
             call = self.graph.makers.get(place)
             if name in spoken or call is None or self.graph.kind(place) != "real":
@@ -220,7 +222,7 @@ class Cutter:
                     part.leaves[i] = (a.ids[i[2]].reshape(-1), PLAIN)
                 elif self.graph.kind(i) == "real":
                     same = self._equals(a.ids[i[2]].reshape(-1), mine)
-                    if not known.issuperset(self.alignment.owners([same])):
+                    if not known.issuperset(self.elements.owners([same])):
                         break
                     part.leaves[i] = (same, PLAIN)
                 else:
@@ -233,14 +235,14 @@ class Cutter:
     def _plan(self, goal: Goal, opened: set[Place], uses: set[Place]) -> Part:
         """The plan's side. What has some elements of the wanted tensor, but not all that are wanted, is no leaf: the others have to be
         defined, and the definition is one of the whole tensor."""
-        a = self.alignment
+        a = self.elements
         numbers = np.append(a.numbers, -1)  # the last one is for what is no logical element
-        inside = (goal.ids >= 0) & (goal.ids < a.count)
+        inside = a.inside(goal.ids)
         wanted = set(numbers[goal.ids[inside]].tolist())
         while True:
             mine: set[Place] = set()
             part = self._back([t.place for t in goal.terms], opened, mine)
-            of = {p: numbers[np.where((ids >= 0) & (ids < a.count), ids, -1)] for p, (ids, _) in part.leaves.items() if p in mine}
+            of = {p: numbers[np.where(a.inside(ids), ids, -1)] for p, (ids, _) in part.leaves.items() if p in mine}
             near = {p for p, n in of.items() if not wanted.isdisjoint(n.tolist())}
             known = np.concatenate([part.leaves[p][0] for p in near]) if near else goal.ids
             if np.isin(goal.ids[inside], known).all():
@@ -248,26 +250,30 @@ class Cutter:
                 return part
             opened |= near
 
-    def condition(self, i: int) -> Stage:
-        """That a scalar is not 0: it has to follow from what the logical program needs, over the inputs themselves."""
-        a = self.alignment
-        place = a.extra[i] if i >= a.count else (LOGICAL, 0, a.owner[i])
+    def scalar(self, i: int) -> Place:
+        """The tensor that a scalar of either program is."""
+        return self.claims.scalars[i] if i >= self.elements.count else self.elements.where(i)[0]
+
+    def condition(self, i: int, divide: Sequence[Place]) -> Stage:
+        """That a scalar is not 0: it has to follow from what one of these logical ops needs, over the inputs themselves."""
+        a, place = self.elements, self.scalar(i)
         uses: set[Place] = set()
         plan = self._back([place], set(), uses) if i >= a.count else Part(leaves={place: (np.array([i]), PLAIN)})
         goal = Goal(f"{place[2]} ≠ 0", (Summand(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
         if uses:
             raise NoStage("a scalar that is not a function of the inputs alone")
-        divisions = [self._back([p], set(), uses) for p in a.divides_by(place)]  # that two logical elements are equal is to be shown
+        strict = [p for p in divide if p[2] in a.strict.tensors]  # the others need not have a value
+        divisions = [self._back([p], set(), uses) for p in strict]  # that two logical elements are equal is to be shown
         made = Stage(goal, plan, Part(), {}, frozenset(uses), divisions=divisions, nonzero=True)
         self._number(made)
         return made
 
     def defined_anyway(self, i: int) -> Stage:
         """That a scalar of the plan has a value for any inputs: a name says nothing of what it is divided by."""
-        place = self.alignment.extra[i]
+        place = self.claims.scalars[i]
         uses: set[Place] = set()
         plan = self._back([place], set(), uses)
-        known = {j for ids, f in plan.leaves.values() for j in (*ids.tolist(), f.element) if j is not None and j >= self.alignment.count}
+        known = {j for ids, f in plan.leaves.values() for j in (*ids.tolist(), f.element) if j is not None and j >= self.elements.count}
         goal = Goal(f"{place[2]} has a value", (Summand(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
         made = Stage(goal, plan, Part(), {}, frozenset(uses | {has_value(j) for j in known}), nonzero=True, value=True)
         self._number(made)
@@ -300,7 +306,7 @@ class Cutter:
         return part
 
     def _leaf(self, place: Place, is_goal: bool, opened: set[Place], uses: set[Place]) -> tuple[Array, Factor] | None:
-        a = self.alignment
+        a = self.elements
         if place in a.sources:
             return a.sources[place].reshape(-1), PLAIN
         if place[0] == LOGICAL:
@@ -309,13 +315,13 @@ class Cutter:
             if is_goal or place in opened or self.graph.kind(place) != "real":
                 return None
             return self._equals(a.ids[place[2]].reshape(-1), uses), PLAIN
-        if is_goal or place in opened or place in self.dropped:
+        if is_goal or place in opened or place in self.claims.dropped:
             return None
-        if place in self._extra_at:
-            i = self._extra_at[place]
-            return None if has_value(i) in self.dropped else (np.array([i]), PLAIN)
-        claim = a.claims.get(place)
-        if claim is None or (claim.factor.element is not None and has_value(claim.factor.element) in self.dropped):
+        if place in self.claims.scalar_at:
+            i = self.claims.scalar_at[place]
+            return None if has_value(i) in self.claims.dropped else (np.array([i]), PLAIN)
+        claim = self.claims.tensors.get(place)
+        if claim is None or (claim.factor.element is not None and has_value(claim.factor.element) in self.claims.dropped):
             return None
         uses.add(place)
         return claim.ids, claim.factor
@@ -323,11 +329,11 @@ class Cutter:
     def _equals(self, ids: Array, uses: set[Place]) -> Array:
         """Elements of the logical program by the first ones that equal them; that they do is a claim of its own, which says nothing where
         those have no value: so they must have one."""
-        a = self.alignment
-        same = a.same[ids]
+        a = self.elements
+        same = self.claims.same[ids]
         for n in np.flatnonzero(same != ids).tolist():
             owner = (LOGICAL, 0, a.owner[int(ids[n])])
-            if owner in self.dropped or (same[n] != NOTHING and a.owner[int(same[n])] in a.doubtful):
+            if owner in self.claims.dropped or (same[n] != NOTHING and a.owner[int(same[n])] in a.doubtful):
                 same[n] = ids[n]
             else:
                 uses.add(owner)
@@ -337,13 +343,13 @@ class Cutter:
         self, plan: Part, goal: Goal, opened: set[Place], uses: set[Place], extra: dict[int, tuple[Place, Part]], all_of_them: bool
     ) -> None:
         """Definitions of the plan's own scalars: those that the goal is about; the others where names are not enough."""
-        wanted: set[int | None] = {int(i) for i in goal.ids.tolist() if i >= self.alignment.count}
+        wanted: set[int | None] = {int(i) for i in goal.ids.tolist() if i >= self.elements.count}
         if all_of_them:
             wanted |= {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
             for ids, _ in plan.leaves.values():
-                wanted |= {int(i) for i in ids.tolist() if i >= self.alignment.count}
-        for i in sorted(w for w in wanted if w is not None and w >= self.alignment.count):
-            place = self.alignment.extra[i]
+                wanted |= {int(i) for i in ids.tolist() if i >= self.elements.count}
+        for i in sorted(w for w in wanted if w is not None and w >= self.elements.count):
+            place = self.claims.scalars[i]
             extra[i] = (place, self._without_scalars(place, opened, uses))
 
     def _without_scalars(self, place: Place, opened: set[Place], uses: set[Place]) -> Part:
@@ -366,7 +372,7 @@ class Cutter:
             mine, vanishing = set[Place](), set[Place]()
             part = self._defined_back(goal, owners, mine, whole, vanishing)
             needed = self._needed(goal, part) if vanishing else {}
-            there = {p[2] for p in vanishing if not owners.issuperset(self.alignment.owners([part.leaves[p][0][needed.get(p, [])]]))}
+            there = {p[2] for p in vanishing if not owners.issuperset(self.elements.owners([part.leaves[p][0][needed.get(p, [])]]))}
             if not there:
                 uses |= mine
                 return part
@@ -374,13 +380,13 @@ class Cutter:
 
     def _needed(self, goal: Goal, part: Part) -> dict[Place, Array]:
         """The positions that are needed of tensors of a piece of the logical program."""
-        a = self.alignment
-        wanted = {(LOGICAL, 0, n): [goal.ids[a.inside(goal.ids, n)] - a.start[n]] for n in a.owners([goal.ids])}
+        a = self.elements
+        wanted = {(LOGICAL, 0, n): [at[at >= 0]] for n in a.owners([goal.ids]) for at in (a.within(goal.ids, n),)}
         return a.needed.of(part, {p: at for p, at in wanted.items() if p in part}).numbers
 
     def _defined_back(self, goal: Goal, owners: set[str], uses: set[Place], whole: set[str], vanishing: set[Place]) -> Part:
         """The same; what has elements that are 0, besides others that the plan's side does not speak of, is defined if it is in `whole`."""
-        a = self.alignment
+        a = self.elements
         wanted = a.owners([goal.ids])
         part = Part()
         calls: dict[tuple[int, int], Call] = {}
@@ -425,7 +431,7 @@ class Cutter:
             raise NoStage(TOO_LONG)
         known = self._numbered.get(form)
         if known is None:
-            made = self._canonical.elements(stage)
+            made = self._canonical.by_elements(stage)
             if made is not None and (made, stage.with_facts, way) in self._too_long:
                 raise NoStage(TOO_LONG)
             known = None if made is None else self._by_elements.get((made, stage.with_facts, way))
@@ -447,7 +453,7 @@ class Cutter:
         classes = self._alike.classes(stage)
         every = np.arange(len(stage.goal.ids)) if classes is None else classes
         alike = Counter(every.tolist())
-        expressions = Expressions(stage, self.alignment, len(every) // max(len(alike), 1))
+        expressions = Expressions(stage, self.elements, len(every) // max(len(alike), 1))
         left: list[int] = []
         for n in sorted(alike):
             same = expressions.same(n)
@@ -509,32 +515,30 @@ class _Walk:
         for f in stage.facts:
             self.symbol(f)
             if f in stage.written:
-                self.place(stage.written[f], *self.cutter.alignment.where(f))
+                self.place(stage.written[f], *self.cutter.elements.where(f))
         for part in stage.divisions:
             last = part.calls[-1].outputs[0]
             for at in range(int(np.prod(self.cutter.graph.shape(last)))):
                 self.place(part, last, at)
         mine = self.numbers.keys() - stage.extra.keys()
-        for call, term, symbols in self.cutter.alignment.divisors.granted(stage):
+        for call, term, symbols in self.cutter.elements.divisors.granted(stage):
             if symbols <= mine:
                 made, leaves = self.cutter.graph.terms.canonical(term)
                 self.tokens += ["granted", made]
                 for info in leaves:
                     self.place(stage.logical, *self.cutter.graph.leaf(call, info))
-        kinds = tuple((self.cutter.alignment.symbol_kind(i), self.cutter.alignment.state(i)) for i in self.numbers)
-        kinds += self.cutter.alignment.vanishing(self.numbers)
+        kinds = tuple((self.cutter.elements.symbol_kind(i), self.cutter.elements.state(i)) for i in self.numbers)
+        kinds += self.cutter.elements.vanishing(self.numbers)
         facts = tuple(f in stage.written for f in stage.facts)
-        loose = self.cutter.alignment.loose(goal.ids)
+        loose = self.cutter.elements.loose(goal.ids)
         return (stage.nonzero, stage.value, stage.with_facts, loose, tuple(self.tokens), len(goal.terms), facts, kinds)
 
     def wanted(self, i: int) -> None:
-        a = self.cutter.alignment
-        if 0 <= i < a.count:
-            owner = (LOGICAL, 0, a.owner[i])
-            if owner in self.stage.logical:
-                self.place(self.stage.logical, owner, i - a.start[a.owner[i]])
-                return
-        self.symbol(i)
+        defined = self.cutter.elements.wanted(self.stage, i)
+        if defined is None:
+            self.symbol(i)
+        else:
+            self.place(*defined)
 
     def symbol(self, i: int) -> None:
         if i == NOTHING:
@@ -542,7 +546,7 @@ class _Walk:
         elif i in self.stage.extra:
             place, part = self.stage.extra[i]
             self.place(part, place, 0)
-        elif (defined := definition(self.stage, i, self.cutter.alignment)) is not None:
+        elif (defined := self.cutter.elements.definition(self.stage, i)) is not None:
             self.place(*defined)
         else:
             self.tokens.append(self.numbers.setdefault(i, len(self.numbers)))
@@ -555,7 +559,7 @@ class _Walk:
             self.symbol(f.element)
 
     def place(self, part: Part, place: Place, at: int) -> None:
-        where = (id(part), place, at)
+        where = (part, place, at)
         known = self.seen.get(where)
         if len(self.tokens) > MAX_TOKENS:
             raise NoStage(TOO_LONG)

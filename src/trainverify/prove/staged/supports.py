@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, moves_only
-from trainverify.prove.staged.structure import LARGE
+from trainverify.prove.staged.graphs import LARGE, LOGICAL, Call, Graph, moves_only
 from trainverify.prove.staged.terms import Term
 
 Support = frozenset[int] | None  # elements such that this is 0 where one of them is; None: it is 0 everywhere
@@ -64,12 +63,12 @@ def expression_support(op: str, info: Any, args: Sequence[Support]) -> Support:
 
 def term_support(term: Term, leaf: Callable[[Term], Support]) -> Support:
     """Of a term, given that of its leaves."""
-    known: dict[int, Support] = {}
+    known: dict[Term, Support] = {}
 
     def walk(t: Term) -> Support:
-        if id(t) not in known:
-            known[id(t)] = leaf(t) if t.op == "leaf" else expression_support(t.op, t.info, [walk(a) for a in t.args])
-        return known[id(t)]
+        if t not in known:
+            known[t] = leaf(t) if t.op == "leaf" else expression_support(t.op, t.info, [walk(a) for a in t.args])
+        return known[t]
 
     return walk(term)
 

@@ -93,10 +93,10 @@ class Terms(ArrayDomain):
         self._inner: dict[int, tuple[Array, Array]] = {}  # how a term is made → which inputs, and leaves as if positions began at 0
 
     def make(self, op: str, info: Any, args: Sequence[Term] = ()) -> Term:
-        key = (op, info, tuple(map(id, args)))
+        key = (op, info, tuple(args))
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Term(op, info, tuple(args))
+            found = self._known[key] = Term(*key)
         return found
 
     def term(self, x: Any) -> Term:
@@ -155,10 +155,10 @@ class Terms(ArrayDomain):
     def canonical(self, term: Term) -> Made:
         """Leaves numbered in the order in which they appear."""
         leaves: dict[Leaf, int] = {}
-        done: dict[int, Term] = {}
+        done: dict[Term, Term] = {}
 
         def walk(t: Term) -> Term:
-            found = done.get(id(t))
+            found = done.get(t)
             if found is None:
                 if t.op == "leaf":
                     found = self.make("leaf", leaves.setdefault(t.info, len(leaves)))
@@ -166,7 +166,7 @@ class Terms(ArrayDomain):
                     found = self.make(t.op, t.info, [walk(a) for a in t.args])
                 else:
                     found = t
-                done[id(t)] = found
+                done[t] = found
             return found
 
         return walk(term), tuple(leaves)
@@ -245,27 +245,27 @@ class Terms(ArrayDomain):
         """The same up to the order in which sums are added up, so that an element that is one of many summands may be any of them: leaves
         are numbered from the outside, and products are sorted by the leaves that are nearest."""
         numbers: dict[Leaf, int] = {}
-        level, seen = [term], {id(term)}
+        level, seen = [term], {term}
         while level:
             below: list[Term] = []
             for t in level:
                 if t.op == "leaf":
                     numbers.setdefault(t.info, len(numbers))
-                fresh = list({id(a): a for a in t.args if id(a) not in seen}.values())
-                seen.update(map(id, fresh))
+                fresh = [a for a in dict.fromkeys(t.args) if a not in seen]
+                seen.update(fresh)
                 below += fresh
             level = below
-        nearest: dict[int, tuple[tuple[int, int], ...]] = {}  # leaves by their depth and number
-        done: dict[int, Term] = {}
+        nearest: dict[Term, tuple[tuple[int, int], ...]] = {}  # leaves by their depth and number
+        done: dict[Term, Term] = {}
 
         def near(ts: Sequence[Term]) -> tuple[tuple[int, int], ...]:
-            return tuple(sorted({(d + 1, n) for t in ts for d, n in nearest[id(t)]})[:NEAREST])
+            return tuple(sorted({(d + 1, n) for t in ts for d, n in nearest[t]})[:NEAREST])
 
         def walk(t: Term) -> Term:
-            found = done.get(id(t))
+            found = done.get(t)
             if found is None:
                 args = [walk(a) for a in t.args]
-                nearest[id(t)] = ((0, numbers[t.info]),) if t.op == "leaf" else near(t.args)
+                nearest[t] = ((0, numbers[t.info]),) if t.op == "leaf" else near(t.args)
                 if t.op == "leaf":
                     found = self.make("leaf", numbers[t.info])
                 elif t.op == "dot":
@@ -276,7 +276,7 @@ class Terms(ArrayDomain):
                     )
                 else:
                     found = self.make(t.op, t.info, args) if args else t
-                done[id(t)] = found
+                done[t] = found
             return found
 
         return walk(term), tuple(numbers)
@@ -451,15 +451,15 @@ def sight(scalars: Scalars) -> Sight:
 def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
     """What a term is in the element domain, given its leaves."""
     s = domain.scalars
-    known: dict[tuple[int, Sight], Any] = {}
+    known: dict[tuple[Term, Sight], Any] = {}
 
     def walk(t: Term) -> Any:
-        if (id(t), SEEN) in known:
-            return known[id(t), SEEN]
+        if (t, SEEN) in known:
+            return known[t, SEEN]
         inside = sight(s)  # what is needed there is noted apart
-        if (id(t), inside) not in known:
-            known[id(t), inside] = make(t)
-        return known[id(t), inside]
+        if (t, inside) not in known:
+            known[t, inside] = make(t)
+        return known[t, inside]
 
     def make(t: Term) -> Any:
         match t.op:

@@ -15,7 +15,7 @@ from multiprocessing import connection
 from typing import Final
 
 from trainverify.limits import OutOfTime
-from trainverify.prove.staged.align import Alignment
+from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.execute import Limits, Result, check
 from trainverify.prove.staged.records import Stage
 
@@ -24,12 +24,12 @@ _MEMORY: Final = 4000  # MB of address space of a worker, beyond what it starts 
 Task = tuple[Stage, int]  # an element of the goal of a stage
 
 # what workers inherit when they are forked: metadata only, no symbols
-_work: tuple[Sequence[Sequence[Task]], Alignment, Limits] | None = None
+_work: tuple[Sequence[Sequence[Task]], Elements, Limits] | None = None
 
 
 def run_all(
     tasks: Sequence[Task],
-    alignment: Alignment,
+    elements: Elements,
     limits: Limits,
     workers: int,
     done: Callable[[int, Result], None],
@@ -37,9 +37,9 @@ def run_all(
 ) -> None:
     """Every task, in this process or in workers; `done` hears of each result at once. Elements of one stage go together,
     up to the first that is not shown."""
-    groups: dict[int, list[int]] = {}
+    groups: dict[Stage, list[int]] = {}
     for n, (stage, _) in enumerate(tasks):
-        groups.setdefault(id(stage), []).append(n)
+        groups.setdefault(stage, []).append(n)
     bundles = [[tasks[n] for n in numbers] for numbers in groups.values()]
     numbers = list(groups.values())
 
@@ -50,10 +50,10 @@ def run_all(
     if workers < 1 or not tasks:
         for n, bundle in enumerate(bundles):
             progress(f"stages {n + 1} of {len(bundles)}: {bundle[0][0].goal.name}")
-            finished(n, _guarded(bundle, alignment, limits))
+            finished(n, _guarded(bundle, elements, limits))
         return
     global _work
-    _work = (bundles, alignment, limits)
+    _work = (bundles, elements, limits)
     try:
         _in_pools(bundles, workers, finished, progress)
     finally:
@@ -132,18 +132,18 @@ def _follow() -> None:
 
 def _one(n: int) -> list[Result]:
     assert _work is not None
-    bundles, alignment, limits = _work
-    return _guarded(bundles[n], alignment, limits)
+    bundles, elements, limits = _work
+    return _guarded(bundles[n], elements, limits)
 
 
-def _guarded(bundle: Sequence[Task], alignment: Alignment, limits: Limits) -> list[Result]:
+def _guarded(bundle: Sequence[Task], elements: Elements, limits: Limits) -> list[Result]:
     """Results up to the first element that is not shown. Everything that was made on the way is gone afterwards."""
     results: list[Result] = []
     for stage, n in bundle:
         if results and not results[-1].proved:
             break
         try:
-            results.append(check(stage, n, alignment, limits))
+            results.append(check(stage, n, elements, limits))
         except MemoryError:
             gc.collect()
             results.append(Result(False, "out of memory"))

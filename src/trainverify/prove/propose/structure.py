@@ -1,23 +1,19 @@
 """Fingerprints of the elements of both programs: made by the same ops from elements with the same ones means the same one.
 
-Sums are compared by what is added up, in whatever order and however many steps: parts of a batch, shares of ranks. Only a guide for
-alignment: what is said with it is a claim like all others.
+Sums are compared by what is added up, in whatever order and however many steps: parts of a batch, shares of ranks. Only a
+guide for proposals: what is said with it is a claim like all others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.graphs import LOGICAL, Call, Graph, Place
-from trainverify.prove.staged.lookup import NOTHING
-from trainverify.prove.staged.prints import Prints, own, print_of, unknown
-
-LARGE: Final = 2_000_000  # expressions of an op that are looked through for it
+from trainverify.prove.propose.prints import Prints, own, print_of, unknown
+from trainverify.prove.staged.graphs import LARGE, LOGICAL, NOTHING, Call, Graph, Place
 
 
 class Structure:

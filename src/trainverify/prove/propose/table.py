@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
 
 from trainverify.domains.arrays import Array
+from trainverify.prove.staged.graphs import NOTHING
 
-NOTHING: Final = -1  # the id of the constant 0
 MISSING: Final = -2  # of what is not found
 CLOSE: Final = 1e-8  # relative to the element
 NOISE: Final = 1e-9  # relative to the largest element of the tensor
@@ -53,6 +53,7 @@ class Table:
         """Whether an element can be looked up: its values are finite and tell it from a constant."""
         return bool(self.listed[i])
 
+    @cached_property
     def rays(self) -> Array:
         """For every element a number that proportional ones share."""
         found = np.arange(self.values.shape[1])

@@ -15,7 +15,7 @@ from trainverify.evaluate.run import NotComputed, elements
 from trainverify.evaluate.small import Small, TooMuch
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
-from trainverify.prove.staged.points import clearly_different
+from trainverify.prove.propose.points import clearly_different
 from trainverify.prove.staged.reduce import reduced, unreduced, with_fewer
 
 MAX_ELEMENTS: Final = 6_000_000

@@ -1,9 +1,10 @@
-"""Both programs on random points: their values, which alignment pairs, and what is seen to differ there."""
+"""Both programs on random points: their values, which proposals pair, and what is seen to differ there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,8 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import Node, topological
-from trainverify.prove.staged.lookup import FAINT
+from trainverify.prove.propose.table import FAINT
+from trainverify.prove.staged.graphs import LOGICAL, Place
 
 QUIET: Final = 6  # points with small inputs, where float64 is exact enough to tell elements apart
 MOST: Final = 32  # more of them where token ids happen to be equal on all, or what is chosen now and then never was
@@ -33,7 +35,23 @@ CLEAR: Final = 1e-3  # off by so much is no rounding
 MAYBE: Final = 1e-7  # of the largest number of the logical program: less may be the rounding of something that is 0
 FADES: Final = 0.01  # what is left of rounding with more digits, at most
 
-Run = tuple[dict[str, Array], PlanValues]
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Both programs on one point."""
+
+    logical: dict[str, Array]
+    plan: PlanValues
+
+    def of(self, place: Place) -> Array | None:
+        c, row, name = place
+        return self.logical.get(name) if c == LOGICAL else self.plan.get(c, row, name)
+
+    @cached_property
+    def largest(self) -> float:
+        """Number of the logical program."""
+        real = [v for v in self.logical.values() if v.dtype.kind == "f"]
+        return max((float(np.abs(v).max(initial=0.0)) for v in real), default=0.0)
 
 
 class Everything(Numeric):
@@ -100,14 +118,15 @@ def runs(
             while left[n] and not defined(small, logical[n]):
                 inputs[n] = _scaled(small, point, left[n].pop(0))
                 logical[n] = run_logical(small, inputs[n], domain)
-        return list(zip(logical, run_plans(small, lineage, inputs, domain), strict=True))
+        return [Run(*both) for both in zip(logical, run_plans(small, lineage, inputs, domain), strict=True)]
 
 
 def moving(small: Small, lineage: tuple[Layout, ...], known: Sequence[Run], points: Sequence[int]) -> list[Run]:
     """Of these points with large inputs those on which a smaller or larger number is another than on all so far, such as the factor that
     gradients are clipped by: while nothing is clipped, what is clipped looks like what is not."""
-    chosen = [o for s in small.logical_steps if _bounded(s.nodes) for o in s.outputs if known[0][0][o].size == 1]
-    still = {o: known[0][0][o] for o in chosen if all(logical[o] == known[0][0][o] for logical, _ in known)}
+    first = known[0].logical
+    chosen = [o for s in small.logical_steps if _bounded(s.nodes) for o in s.outputs if first[o].size == 1]
+    still = {o: first[o] for o in chosen if all(run.logical[o] == first[o] for run in known)}
     made: list[Run] = []
     for point in points:
         if not still:
@@ -122,7 +141,7 @@ def moving(small: Small, lineage: tuple[Layout, ...], known: Sequence[Run], poin
             continue
         moved = {o for o, v in still.items() if logical[o] != v}
         if moved:
-            made.append((logical, run_plan(small, lineage, inputs, NUMERIC)))
+            made.append(Run(logical, run_plan(small, lineage, inputs, NUMERIC)))
             still = {o: v for o, v in still.items() if o not in moved}
     return made
 
@@ -149,23 +168,19 @@ class Digits:
     def __init__(self, small: Small, lineage: tuple[Layout, ...]):
         self._small = small
         self._lineage = lineage
-        self._largest: dict[int, tuple[Run, float]] = {}
-        self._made: dict[int, tuple[Run, Run]] = {}
+        self._made: dict[Run, Run] = {}
 
     def fade(self, at: Run, gap: Callable[[Run], float]) -> bool:
         """Whether a gap is small beside other numbers, and much smaller with more digits: a mistake stays as it is."""
-        here, key = gap(at), id(at[0])
-        if key not in self._largest:
-            real = [v for v in at[0].values() if v.dtype.kind == "f"]
-            self._largest[key] = at, max((float(np.abs(v).max(initial=0.0)) for v in real), default=0.0)
-        if not here <= MAYBE * self._largest[key][1]:
+        here = gap(at)
+        if not here <= MAYBE * at.largest:
             return False
-        if key not in self._made:
-            inputs = {n: at[0][n] for n in self._small.logical.sources}
+        if at not in self._made:
+            inputs = {n: at.logical[n] for n in self._small.logical.sources}
             with np.errstate(all="ignore"):
                 more = run_logical(self._small, inputs, EXTENDED), run_plan(self._small, self._lineage, inputs, EXTENDED)
-            self._made[key] = at, more
-        return gap(self._made[key][1]) <= FADES * here
+            self._made[at] = Run(*more)
+        return gap(self._made[at]) <= FADES * here
 
 
 def clearly_different(small: Small, wanted: Collection[Obligation], lineage: tuple[Layout, ...]) -> set[Obligation]:
@@ -174,7 +189,7 @@ def clearly_different(small: Small, wanted: Collection[Obligation], lineage: tup
     digits = Digits(small, lineage)
     for point in range(FEW):
         (at,) = runs(small, lineage, [point], QUIETLY)
-        off = [x for x in suspects(small, [o for o in wanted if o not in found], *at)[0] if x.distance > CLEAR]
+        off = [x for x in suspects(small, [o for o in wanted if o not in found], at.logical, at.plan)[0] if x.distance > CLEAR]
         found.update(x.obligation for x in off if not _rounding(small, x, at, digits))
         if len(found) == len(wanted):
             break
@@ -187,7 +202,7 @@ def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run], d
     seen: set[tuple[Obligation, int]] = set()
     for n, at in enumerate(runs):
         try:
-            apart = [((x.obligation, x.rank), x) for x in suspects(small, wanted, *at)[0] if x.distance > LENIENT]
+            apart = [((x.obligation, x.rank), x) for x in suspects(small, wanted, at.logical, at.plan)[0] if x.distance > LENIENT]
         except NotComputed:
             if n == 0:
                 raise
@@ -206,7 +221,7 @@ def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[L
         return []
     try:
         made = runs(small, lineage, points, QUIETLY, domain)
-        fine = all(defined(small, at[0]) and not different(small, wanted, [at]) for at in made)
+        fine = all(defined(small, at.logical) and not different(small, wanted, [at]) for at in made)
     except NotComputed:
         return []
     return made if fine else []
@@ -232,7 +247,7 @@ def chooses_by_order(small: Small) -> bool:
 
 def _nodes(small: Small) -> list[Node]:
     """All that the logical program is made of."""
-    return [n for made in {id(s.nodes): s.nodes for s in small.logical_steps}.values() for n in topological(made)]
+    return [n for made in dict.fromkeys(s.nodes for s in small.logical_steps) for n in topological(made)]
 
 
 def patience(small: Small) -> int:
@@ -280,13 +295,13 @@ def _rounding(small: Small, x: Suspect, at: Run, digits: Digits | None = None) -
     with more digits, as the whole tensor may be."""
 
     def gap(run: Run) -> float:
-        whole = run[0][x.obligation.output.tensor]
-        gaps = [np.abs(got - want).max(initial=0.0) for got, want, _ in held(small, x.obligation, x.layout, x.rank, whole, run[1])]
+        whole = run.logical[x.obligation.output.tensor]
+        gaps = [np.abs(got - want).max(initial=0.0) for got, want, _ in held(small, x.obligation, x.layout, x.rank, whole, run.plan)]
         return float(max(gaps, default=0.0))
 
     if not np.isfinite(x.distance):
         return False
-    if gap(at) <= FAINT * np.abs(at[0][x.obligation.output.tensor]).max(initial=0.0):
+    if gap(at) <= FAINT * np.abs(at.logical[x.obligation.output.tensor]).max(initial=0.0):
         return True
     return digits is not None and digits.fade(at, gap)
 
@@ -319,16 +334,16 @@ def drawn(
         everything += fresh
         if not fresh:
             fresh = runs(small, lineage, at, sizes)
-            quiet += [run for run in fresh if defined(small, run[0])]
+            quiet += [run for run in fresh if defined(small, run.logical)]
             first = first or fresh[:1]
         tried += FEW
-        for logical, _ in fresh:
-            asleep.add({n: v for n, v in logical.items() if n in own and v.dtype.kind == "f"})
+        for run in fresh:
+            asleep.add({n: v for n, v in run.logical.items() if n in own and v.dtype.kind == "f"})
     if not quiet:
         different(small, wanted, first)  # says what has no value
         quiet = first
     loud = runs(small, lineage, range(seed + MOST, seed + MOST + LOUD), LOUDLY)
-    loud = [run for run in loud if defined(small, run[0])]
+    loud = [run for run in loud if defined(small, run.logical)]
     if quiet and not wrong:
         known = [*quiet, *everything, *loud]
         loud += moving(small, lineage, known, range(seed + MOST + LOUD, seed + MOST + LOUD + LOUDER))
@@ -341,7 +356,7 @@ def _told_apart(small: Small, runs: Sequence[Run]) -> bool:
         return False
     for name in small.logical.sources:
         if small.logical.tensors[name].kind == "int":
-            columns = np.stack([logical[name].reshape(-1) for logical, _ in runs])
+            columns = np.stack([run.logical[name].reshape(-1) for run in runs])
             if len(np.unique(columns, axis=1).T) < columns.shape[1]:
                 return False
     return True
