@@ -4,6 +4,7 @@
   the norm of norms of tensors is the norm of all their elements
 - a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
 - integers that count on from 0, plus a literal, count on from there
+- a slice of a concatenation that begins and ends between pieces is the concatenation of these; a concatenation of others is one
 - an embedding that masks ids outside its rows is an embedding of the rows from there on; likewise labels of a cut vocabulary
 """
 
@@ -44,6 +45,10 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return e.op("sum", (e.op("square", (x,)),))  # ‖x‖² is Σ x²
     if name == "clamp" and set(attrs) == {"max"} and first is not None and e.shape(first) == () and e.kind(first) == "real":
         return e.op("minimum", (first, e.full((), attrs["max"], e.tensors[first].dtype)))
+    if name == "slice" and attrs.get("step", 1) == 1:
+        return _of_pieces(e, first, attrs)
+    if name == "concat":
+        return _flattened(e, inputs, attrs["dim"])
     if name in ("add", "sub") and len(inputs) == 1:
         return _counted(e, name, first, attrs)
     if name == "where" and len(inputs) == 3:
@@ -66,6 +71,35 @@ def _counted(e: Emitter, name: str, first: str | None, attrs: Mapping[str, Any])
         return None
     by = by if name == "add" else -by
     return e.op("arange", (), {**dict(op.attrs), "start": op.get("start", 0) + by, "stop": op.get("stop") + by})
+
+
+def _pieces(e: Emitter, name: str | None, dim: int) -> tuple[str, ...]:
+    """The tensors that a tensor is a concatenation of along a dimension; itself if it is none."""
+    op = e.made.get(name)
+    if op is None or op.name != "concat" or op.get("dim", 0) % len(e.shape(str(name))) != dim:
+        return (str(name),)
+    return tuple(str(i) for i in op.inputs)
+
+
+def _of_pieces(e: Emitter, x: str | None, attrs: Mapping[str, Any]) -> str | None:
+    size = len(e.shape(str(x)))
+    dim = attrs.get("dim", 0) % size
+    pieces, at, kept, found = _pieces(e, x, dim), 0, [], set()
+    for p in pieces if len(pieces) > 1 else ():
+        found.add(at)
+        if attrs["start"] <= at < attrs["stop"]:
+            kept.append(p)
+        at += e.shape(p)[dim]
+    found.add(at)
+    if not kept or attrs["start"] not in found or attrs["stop"] not in found:
+        return None
+    return kept[0] if len(kept) == 1 else e.op("concat", kept, {"dim": dim})
+
+
+def _flattened(e: Emitter, inputs: Sequence[str | None], along: int) -> str | None:
+    dim = along % len(e.shape(str(inputs[0])))
+    pieces = [p for i in inputs for p in _pieces(e, i, dim)]
+    return e.op("concat", pieces, {"dim": along}) if len(pieces) > len(inputs) else None
 
 
 def _normed(e: Emitter, name: str | None) -> str | None:
