@@ -16,7 +16,7 @@ from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.torch.agreement import Ledger, Said, lying
 from trainverify.torch.mappings.table import NoValue
-from trainverify.torch.rewrites import reduced_apart
+from trainverify.torch.rewrites import reduced_apart, uncut
 from trainverify.torch.translate import Translator, key_of, type_of, view_of
 from trainverify.torch.values import Unknown, Unmapped, Value
 from trainverify.torch.views import is_dense, memory_order
@@ -339,6 +339,8 @@ class Talk:
         """The sum over members, cut in memory order: the own block in this shape."""
         e, n = self.translator.emitter, len(group.members)
         whole = e.tensors[name]
+        if (cut := uncut(e, name, n)) is not None and shape == (whole.shape[0] // n, *whole.shape[1:]):
+            return self.emit("reduce_scatter", cut[0], group, TensorType(shape, whole.dtype), dim=cut[1], op=op)
         if not whole.shape or not shape or whole.shape != (n * shape[0], *shape[1:]):
             name = e.reshape(name, (n, math.prod(whole.shape) // n))
         local = (e.shape(name)[0] // n, *e.shape(name)[1:])

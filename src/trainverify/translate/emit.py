@@ -95,7 +95,9 @@ class Emitter:
         """Append communication; `kind` is the type of its result."""
         base = f"{self.place.module}/{name}" if self.place.module else name
         outputs = () if kind is None else (self.declare(self.fresh(base), kind),)
-        self.ops.append(Op(name, tuple(inputs), outputs, attributes(attrs), self.place.phase, None, self.place.source))
+        op = Op(name, tuple(inputs), outputs, attributes(attrs), self.place.phase, None, self.place.source)
+        self.ops.append(op)
+        self.made.update(dict.fromkeys(outputs, op))
         return outputs[0] if outputs else None
 
     def shape(self, name: str) -> tuple[int, ...]:
