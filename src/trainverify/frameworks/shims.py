@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from trainverify.report import Report
 
 
 @dataclass(frozen=True)
 class Shim:
-    """One replacement: where it is, what takes its place, and why. `apply` puts it there, for the rest of the process."""
+    """One replacement: where it is, what takes its place, and why. `apply` puts it there, for the rest of the process, given the
+    configuration of the job."""
 
     name: str
     replaces: str
     why: str
-    apply: Callable[[], None] = field(compare=False, repr=False)
+    apply: Callable[[Any], None] = field(compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"shim {self.name}: {self.replaces}: {self.why}"

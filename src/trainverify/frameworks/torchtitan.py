@@ -1,18 +1,21 @@
 """torchtitan: its Trainer with its own options, as a reference on one device and as the ranks of a mesh.
 
-`Job` reads the options once; `Alone` and `Ranks` are what is captured: each builds a Trainer and returns its `train_step`.
+`job` reads the options once; `Alone` and `Ranks` are what is captured: each builds a Trainer and returns its `train_step`.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainverify.frameworks.job import Job, in_process
 from trainverify.frameworks.shims import Shim
+from trainverify.graph.mesh import Mesh
 from trainverify.torch.discover import Found
 from trainverify.torch.inputs import Batch, Ids
 from trainverify.translate.targets import CaptureError
@@ -42,10 +45,28 @@ def _module(name: str) -> Any:
 # -- shims ----------------------------------------------------------------------------------------------------------------
 
 
-def _device() -> None:
+def _device(config: Any) -> None:
     import torch
 
     _module("tools.utils").get_local_device = lambda: torch.device("cpu")
+
+
+class _Stub:
+    """A component that is configured, and is not there."""
+
+    def build(self, **kwargs: Any) -> Any:
+        return self
+
+
+def _data(config: Any) -> None:
+    config.tokenizer = config.dataloader = _Stub()
+
+
+def _options(config: Any) -> None:
+    config.training.disable_cuda_graphs = True
+    config.validator.enable = False
+    config.debug.seed = 0
+    config.metrics.log_freq = 1 << 30
 
 
 class _NoMemory:
@@ -60,21 +81,21 @@ class _NoMemory:
         pass
 
 
-def _memory() -> None:
+def _memory(config: Any) -> None:
     _module("components.metrics").build_device_memory_monitor = _NoMemory
 
 
-def _logged() -> None:
+def _logged(config: Any) -> None:
     _trainer().int = lambda tensor: tensor
 
 
-def _initial_values() -> None:
+def _initial_values(config: Any) -> None:
     import torch
 
     torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *args, **kwargs: tensor
 
 
-def _empty() -> None:
+def _empty(config: Any) -> None:
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -87,7 +108,9 @@ def _empty() -> None:
         for module in self.modules():
             for name, p in module._parameters.items():
                 if p is not None:
-                    module._parameters[name] = made.setdefault(id(p), torch.nn.Parameter(torch.empty_like(p, device=device), p.requires_grad))
+                    module._parameters[name] = made.setdefault(
+                        id(p), torch.nn.Parameter(torch.empty_like(p, device=device), p.requires_grad)
+                    )
             for name, b in module._buffers.items():
                 if b is not None:
                     module._buffers[name] = made.setdefault(id(b), torch.empty_like(b, device=device))
@@ -96,8 +119,7 @@ def _empty() -> None:
     torch.nn.Module.to_empty = to_empty
 
 
-def _attention() -> None:
-    import torch
+def _attention(config: Any) -> None:
     import torch.nn.functional as F
 
     attention = _module("models.common.attention")
@@ -115,10 +137,58 @@ def _attention() -> None:
     attention.FlexAttention.compiled_flex_attn = staticmethod(causal)
     attention.create_attention_mask = masks
     _module("models.common.decoder").create_attention_mask = masks
-    torch.manual_seed(0)
+
+
+def _pipeline(config: Any) -> None:
+    if config.parallelism.pipeline_parallel_degree == 1:
+        return
+    if config.parallelism.tensor_parallel_degree > 1:
+        raise CaptureError("pipeline with tensor parallelism: stages that exchange DTensors are not captured")
+    _stages(config)
+    from torch.distributed.pipelining import schedules
+
+    def step(original: Any) -> Any:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if "kwarg_mbs" not in kwargs:
+                return original(self, *args, **kwargs)
+            for stage in getattr(self, "_stages", None) or [self._stage]:
+                stage.has_backward = self._has_backward
+                stage.clear_runtime_states()
+            return self._step_microbatches(*args, **kwargs)
+
+        return run
+
+    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        kind.step = step(kind.step)
+
+
+def _stages(config: Any) -> None:
+    """Stages that know the shapes of what they exchange: hidden states of a micro-batch."""
+    import torch
+
+    pipelines = _module("distributed.pipeline_parallel")
+    stage = pipelines.PipelineStage
+    rows, length = config.parallelism.pipeline_parallel_microbatch_size, config.training.seq_len
+    dtype = getattr(torch, config.training.mixed_precision_param)
+    chunked = isinstance(config.loss, _module("components.loss").ChunkedLossWrapper.Config)
+    model = config.model_spec.model
+
+    def hidden(width: int) -> Any:
+        return torch.empty(rows, length, width, dtype=dtype, requires_grad=True)
+
+    def made(part: Any, index: int, count: int, device: Any, **kwargs: Any) -> Any:
+        last = index == count - 1
+        given = torch.empty(rows, length, dtype=torch.int64) if index == 0 else hidden(model.dim)
+        result = hidden(model.vocab_size if last and not chunked else model.dim)
+        grads = {"input_grads": None if index == 0 else given.detach(), "output_grads": None if last else result.detach()}
+        return stage(part, index, count, device, input_args=given, output_args=result, **grads, **kwargs)
+
+    pipelines.PipelineStage = made
 
 
 SHIMS: Final = (
+    Shim("data", "tokenizer and data loader: micro-batches are rows of the batch, one after the other", "the batch is symbolic", _data),
+    Shim("options", "no CUDA graphs, no validation, seed 0, nothing logged", "they need an accelerator, or values", _options),
     Shim("device", "tools.utils.get_local_device gives the processor", "there is no accelerator", _device),
     Shim("memory", "components.metrics.build_device_memory_monitor measures nothing", "it asks the accelerator", _memory),
     Shim("logged", "trainer: int() of token counts that are only logged is left out", "fake tensors have no values", _logged),
@@ -129,6 +199,12 @@ SHIMS: Final = (
         "FlexAttention and its mask are scaled_dot_product_attention(is_causal=True)",
         "Flex compiles for an accelerator. Every row of the batch is one document: the mask is then the causal one",
         _attention,
+    ),
+    Shim(
+        "pipeline",
+        "a schedule's step with micro-batches calls _step_microbatches; stages get the shapes of hidden states",
+        "PyTorch 2.13 has no such step, and ranks that are captured one by one cannot ask each other for shapes",
+        _pipeline,
     ),
 )
 
@@ -165,8 +241,7 @@ class Facts:
     @property
     def loss(self) -> Any:
         """A rank's loss is its sum over the number of tokens of all: ranks with other rows add up."""
-        over = {a: "sum" for a in (*self.data, *(["cp"] if "cp" in self.mesh else []))}
-        return over or "whole"
+        return dict.fromkeys(self.data, "sum") or "whole"
 
 
 def configured(options: tuple[str, ...]) -> Any:
@@ -175,13 +250,28 @@ def configured(options: tuple[str, ...]) -> Any:
     manager = _module("config.manager").ConfigManager()
     try:
         return manager.parse_args(list(options))
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         raise CaptureError(str(error)) from error
     except SystemExit as error:
-        raise CaptureError("torchtitan does not take these options (see above)") from error
+        raise CaptureError("torchtitan refuses these options; it says why above") from error
 
 
-def facts(options: tuple[str, ...], world: int) -> Facts:
+def with_module(options: tuple[str, ...]) -> tuple[str, ...]:
+    """The options with `--module`, which the name of most configurations begins with."""
+    given = [o.split("=", 1) for o in options]
+    if any(o[0] == "--module" for o in given):
+        return options
+    _trainer()
+    name = next(
+        (o[1] if len(o) > 1 else (given[i + 1][0] if i + 1 < len(given) else "") for i, o in enumerate(given) if o[0] == "--config"), ""
+    )
+    found = [m for m in _module("models")._supported_models if name.startswith(f"{m}_")]
+    if not found:
+        raise CaptureError("say --module and --config as torchtitan has them: --module llama3 --config llama3_8b")
+    return ("--module", max(found, key=len), *options)
+
+
+def facts(options: tuple[str, ...], world: int | None) -> Facts:
     config = configured(options)
     p = config.parallelism
     given = {
@@ -191,24 +281,32 @@ def facts(options: tuple[str, ...], world: int) -> Facts:
         "cp": p.context_parallel_degree,
         "tp": p.tensor_parallel_degree,
     }
+    rest = math.prod(n for axis, n in given.items() if axis != "dp_shard")
     if given["dp_shard"] < 0:
-        rest = 1
-        for axis, n in given.items():
-            rest *= n if axis != "dp_shard" else 1
-        given["dp_shard"] = world // rest
-    mesh = {a: n for a, n in given.items() if n > 1} or {"dp_shard": 1}
-    ways = given["dp_replicate"] * given["dp_shard"]
+        given["dp_shard"] = (world or rest) // rest
+    ranks = rest * given["dp_shard"]
+    if world not in (None, ranks):
+        raise CaptureError(f"{world} ranks, but the degrees of parallelism are {', '.join(f'{a} {n}' for a, n in given.items())}")
+    if ranks == 1:
+        raise CaptureError("one rank only: say --world-size N, or degrees of parallelism")
+    if given["cp"] > 1:
+        raise CaptureError("context parallelism is not captured: its attention is FlexAttention over masks that ranks cut")
+    if p.expert_parallel_degree > 1:
+        raise CaptureError("expert parallelism is not captured")
     t = config.training
-    rows = t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * ways
+    rows = t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * given["dp_replicate"] * given["dp_shard"]
+    mesh = {a: n for a, n in given.items() if n > 1}
     version = importlib.metadata.version("torchtitan")
     return Facts(mesh, rows, t.seq_len, config.model_spec.model.vocab_size, version, p.spmd_backend)
 
 
-class _Stub:
-    """A component that is configured, and is not there."""
-
-    def build(self, **kwargs: Any) -> Any:
-        return self
+def job(options: tuple[str, ...], world: int | None = None) -> Job:
+    """What `trainverify torchtitan` verifies."""
+    options = with_module(options)
+    f = in_process(lambda: facts(options, world), "torchtitan")
+    shims = SHIMS if "pp" in f.mesh else tuple(s for s in SHIMS if s.name != "pipeline")
+    other = () if f.backend == BACKEND else (f"its SPMD backend {BACKEND}, not {f.backend}",)
+    return Job(f"torchtitan {f.version}", Mesh(f.mesh), f.batch, f.loss, Alone(options, f.rows), Ranks(options), shims, other)
 
 
 @dataclass
@@ -248,12 +346,7 @@ class Step:
 
 def _built(config: Any) -> Step:
     for shim in SHIMS:
-        shim.apply()
-    config.training.disable_cuda_graphs = True
-    config.validator.enable = False
-    config.debug.seed = 0
-    config.metrics.log_freq = 1 << 30
-    config.tokenizer = config.dataloader = _Stub()
+        shim.apply(config)
     trainer = _trainer().Trainer(config)
     trainer.step = 2  # as after some steps: none of them is logged
     modules = dict(zip([f"model{i}" if i else "model" for i in range(len(trainer.model_parts))], trainer.model_parts, strict=True))

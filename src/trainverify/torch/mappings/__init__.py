@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from trainverify.torch.mappings import arithmetic, complex, creation, indexing, linear, losses, neural, optimizers, reductions, shaping, sharded
+from trainverify.torch.mappings import (
+    arithmetic,
+    complex,
+    creation,
+    indexing,
+    linear,
+    losses,
+    neural,
+    optimizers,
+    reductions,
+    shaping,
+    sharded,
+)
 from trainverify.torch.mappings.table import Row, Table
 
 _MODULES = (arithmetic, creation, indexing, linear, losses, neural, optimizers, reductions, sharded, shaping)

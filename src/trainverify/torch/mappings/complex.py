@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from trainverify.torch.mappings.table import Arguments, rows
+from trainverify.torch.mappings import indexing
+from trainverify.torch.mappings.table import Arguments, Result, rows
 from trainverify.torch.values import Unmapped
 from trainverify.translate.emit import Emitter
 
@@ -92,3 +93,10 @@ def gather(a: Arguments) -> str:
     both = a.e.op("expand", (_column(a, ids),), {"shape": (*a.e.shape(ids), 2)})
     return a.e.op("take_along_dim", (x, both), {"dim": dim})
 
+
+@row("aten::index")
+def index(a: Arguments) -> Result:
+    """x[:, ids]: the parts come along."""
+    if sum(t is not None for t in a.raw("indices")) != 1:
+        raise Unmapped("several dimensions indexed at once")
+    return indexing.index(a)
