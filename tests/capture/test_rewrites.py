@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
 
-import itertools
+import itertools  # noqa: E402
 import math  # noqa: E402
 from dataclasses import replace  # noqa: E402
 from fractions import Fraction  # noqa: E402

@@ -25,6 +25,7 @@ from trainverify.torch.ways import Choices, ways
 from trainverify.translate.targets import CaptureError
 
 ALL_RANKS: Final = 16  # up to so many, every rank is captured
+AT_ONCE: Final = 4  # ranks after which captures are kept: what is interrupted goes on from there
 BY_CHANCE: Final = 3  # ranks besides the corners
 
 
@@ -70,11 +71,20 @@ def corners(mesh: Mesh, seed: int = 0) -> tuple[int, ...]:
 
 def captured(job: Job, table: OpTable, tell: Callable[[str], None], all_ranks: bool = False, cache: Cache | None = None) -> Subject:
     """The reference and the ranks; all of it again for every combination of branches on data."""
-    ranks = range(job.mesh.size) if all_ranks else corners(job.mesh)
+    ranks = tuple(range(job.mesh.size)) if all_ranks else corners(job.mesh)
+    few = len(ranks) if cache is None else AT_ONCE
 
     def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
-        given = (job.reference, job.distributed, job.mesh.size, job.batch, job.mesh, table, None, tell)
-        return captures(*given, ranks=ranks, choices=choices, cache=cache)
+        given = (job.reference, job.distributed, job.mesh.size, job.batch, job.mesh, table, None)
+        found: list[Captured] = []
+        for i in range(0, len(ranks), few):
+
+            def count(text: str, done: int = i) -> None:
+                tell(f"{text}; {done} of {len(ranks)} ranks are there")
+
+            reference, some = captures(*given, count, ranks=ranks[i : i + few], choices=choices, cache=cache)
+            found += some
+        return reference, found
 
     found = tuple(ways(run_way))
     return Subject(found[0].reference, found[0].ranks, job.mesh, job.batch, job.cuts, job.loss, None, found)
