@@ -29,7 +29,7 @@ class Edit:
     file: str
 
 
-LOCAL_NORM: Final = '''
+LOCAL_NORM: Final = """
     def forward(self, x):
         from torch.distributed.tensor import DTensor
 
@@ -38,7 +38,7 @@ LOCAL_NORM: Final = '''
         weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
         made = nn.functional.rms_norm(x.to_local(), self.normalized_shape, weight, self.eps)
         return DTensor.from_local(made, x.device_mesh, x.placements)
-'''
+"""
 
 EDITS: Final = (
     Edit(

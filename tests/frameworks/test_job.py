@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +14,11 @@ pytest.importorskip("torch", reason="PyTorch is absent: frameworks are not captu
 from trainverify.frameworks.job import ALL_RANKS, corners
 from trainverify.frameworks.shims import Shim, listed
 from trainverify.frameworks.torchtitan import SHIMS, Facts
+from trainverify.frameworks.versions import KNOWN, TORCH, remark
 from trainverify.graph.mesh import Mesh
 from trainverify.report import Report
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_few_ranks_are_all_captured() -> None:
@@ -61,3 +66,24 @@ def test_without_the_framework(missing: str) -> None:
     assert "pip install" in found.stderr
     assert missing in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
+
+
+def test_versions_known_to_work() -> None:
+    """The table of the page, what `make frameworks` installs, and the extra of PyTorch are those of the code."""
+    rows = dict(re.findall(r"^\| (\w+) \| ([\d., ]+) \|$", (ROOT / "docs" / "torchtitan.md").read_text("utf-8"), re.MULTILINE))
+    assert rows == {**{n: ", ".join(v) for n, v in KNOWN.items()}, "torch": TORCH}
+    make = (ROOT / "Makefile").read_text("utf-8")
+    assert all(f"{n}=={v[-1]}" in make for n, v in KNOWN.items())
+    assert f"torch=={TORCH}" in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def test_another_version_is_told() -> None:
+    assert remark("torchtitan", "0.3.0") == ()
+    assert "never tried" in remark("torchtitan", "9.9")[0]
+
+
+def test_the_page_lists_every_shim() -> None:
+    page = (ROOT / "docs" / "torchtitan.md").read_text("utf-8")
+    assert re.findall(r"^\| ([\w ]+) \| ([^|]+) \| ([^|]+) \|$", page.partition("## Shims")[2], re.MULTILINE)[1:] == [
+        (s.name, s.replaces, s.why) for s in SHIMS
+    ]

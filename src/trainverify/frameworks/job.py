@@ -105,7 +105,21 @@ def verdict(
     """The report, with the shims that it rests on."""
     try:
         subject = captured(job, table, tell, all_ranks, cache)
-        report = verdict_on(subject, table, points, seed, engine, False, folder, tell)
     except Reads as error:
-        report = Report("UNKNOWN", str(error), f"the ranks of {job.framework} on {job.mesh}")
+        return listed(Report("UNKNOWN", str(error), f"the ranks of {job.framework} on {job.mesh}"), job.shims, job.framework, job.remarks)
+    return judged(job, subject, table, tell, points, seed, engine, folder)
+
+
+def judged(
+    job: Job,
+    subject: Subject,
+    table: OpTable,
+    tell: Callable[[str], None],
+    points: int = 3,
+    seed: int = 0,
+    engine: Engine = "algebra",
+    folder: Path | None = None,
+) -> Report:
+    """The report on what was captured."""
+    report = verdict_on(subject, table, points, seed, engine, False, folder, tell)
     return listed(report, job.shims, job.framework, job.remarks)

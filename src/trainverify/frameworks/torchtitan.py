@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from trainverify.frameworks.job import Job, in_process
 from trainverify.frameworks.shims import Shim
+from trainverify.frameworks.versions import KNOWN, TORCH, remark
 from trainverify.graph.mesh import Mesh
 from trainverify.torch.discover import Found
 from trainverify.torch.inputs import Batch, Ids
@@ -34,8 +35,8 @@ def _trainer() -> Any:
         return importlib.import_module("torchtitan.trainer")
     except ImportError as error:
         missing = error.name or "torchtitan"
-        hint = "torchtitan==0.3.0 triton" if missing in ("torchtitan", "triton") else missing
-        raise CaptureError(f"torchtitan needs {missing}: pip install {hint}, next to torch==2.13.0") from error
+        hint = f"torchtitan=={KNOWN['torchtitan'][-1]} triton" if missing in ("torchtitan", "triton") else missing
+        raise CaptureError(f"torchtitan needs {missing}: pip install {hint}, next to torch=={TORCH}") from error
 
 
 def _module(name: str) -> Any:
@@ -305,7 +306,8 @@ def job(options: tuple[str, ...], world: int | None = None) -> Job:
     options = with_module(options)
     f = in_process(lambda: facts(options, world), "torchtitan")
     shims = SHIMS if "pp" in f.mesh else tuple(s for s in SHIMS if s.name != "pipeline")
-    other = () if f.backend == BACKEND else (f"its SPMD backend {BACKEND}, not {f.backend}",)
+    other: tuple[str, ...] = () if f.backend == BACKEND else (f"its SPMD backend {BACKEND}, not {f.backend}",)
+    other += remark("torchtitan", f.version)
     return Job(f"torchtitan {f.version}", Mesh(f.mesh), f.batch, f.loss, Alone(options, f.rows), Ranks(options), shims, other)
 
 
