@@ -66,10 +66,10 @@ EDITS: Final = (
         "torchtitan/",
     ),
     Edit(
-        "a rank looks up one id more than it has rows",
+        "ranks look up ids of each other's rows",
         "models/common/embedding.py",
-        "(input < offset + weight.shape[0])",
-        "(input <= offset + weight.shape[0])",
+        "offset = dist.get_rank(tp_pg) * chunk_size",
+        "offset = (dist.get_rank(tp_pg) + 1) % tp_size * chunk_size",
         TENSOR,
         "torchtitan/models/common/embedding.py",
     ),
