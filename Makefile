@@ -4,6 +4,7 @@
 # make check   a slice of it for daily work, under two minutes: lint, types, the core and one plan of each kind
 # make campaign  tests that take long, thousands of random plans and of random mistakes in them (about an hour and a half on 2 cores)
 # make capture  PyTorch and JAX code of all kinds, captured, proved and replayed, and with planted bugs (about 40 minutes)
+# make frameworks  torchtitan from pip, in an environment of its own (.venv-torchtitan): proved, and refuted with edits in a copy of it
 # make clean   remove the virtual environment and what was built
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -13,8 +14,9 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 TORCH := torch==2.13.0
 JAX := .venv-jax
+TITAN := .venv-torchtitan
 
-.PHONY: demo test test-jax check capture campaign clean
+.PHONY: demo test test-jax check capture frameworks campaign clean
 
 demo: $(VENV)/core.stamp
 	@mkdir -p $(DEMO)
@@ -64,8 +66,12 @@ capture: $(VENV)/dev.stamp $(JAX)/stamp
 	$(BIN)/pytest tests/capture -m "capture or not capture" -v
 	$(JAX)/bin/pytest tests/jax -m "capture or not capture" -v
 
+frameworks: $(TITAN)/stamp
+	$(TITAN)/bin/pytest tests/frameworks -v
+	$(TITAN)/bin/trainverify bench frameworks
+
 clean:
-	rm -rf $(VENV) $(JAX) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(JAX) $(TITAN) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
@@ -89,4 +95,12 @@ $(JAX)/stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv $(JAX)
 	$(JAX)/bin/pip install --quiet --editable ".[jax]" flax optax "pytest>=9,<10"
+	@touch $@
+
+# torchtitan in an environment of its own. PyTorch first: what else is installed must not choose its version.
+$(TITAN)/stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv $(TITAN)
+	$(TITAN)/bin/pip install --quiet "$(TORCH)"
+	$(TITAN)/bin/pip install --quiet "$(TORCH)" torchtitan==0.3.0 triton --editable . "pytest>=9,<10"
 	@touch $@

@@ -62,3 +62,28 @@ def test_a_kept_buffer_of_another_shape_needs_a_word() -> None:
     report = verdict((0, 5), persistent=True)
     assert report.verdict == "UNKNOWN"
     assert "table" in report.reason
+
+
+def broadcast_verdict(starts: tuple[int, int]):
+    """Ranks with the same rows of a table that rank 0 gives to all before the step."""
+
+    def ranks(rank: int, world: int):
+        model = Shifted(starts[rank], 5, False)
+        torch.distributed.broadcast(model.table, 0)
+        return trained(model)
+
+    batch = {"x": tvt.Reals((2, 5, 3), "(dp b) s k")}
+    return tvt.verify(lambda: trained(Shifted(0, 5, False)), ranks, 2, batch, {"dp": 2}, loss={"dp": "avg"}, points=1)
+
+
+def test_a_table_that_is_broadcast() -> None:
+    """PROVED: both ranks computed the same, so that the broadcast changes nothing."""
+    assert broadcast_verdict((0, 0)).verdict == "PROVED"
+
+
+def test_another_table_that_is_broadcast() -> None:
+    """UNKNOWN: rank 1 computed another table, and what it gets instead is not followed. REFUTED where both computed another one."""
+    report = broadcast_verdict((0, 1))
+    assert report.verdict == "UNKNOWN"
+    assert "before the step" in report.reason
+    assert broadcast_verdict((1, 1)).verdict == "REFUTED"

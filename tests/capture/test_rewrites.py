@@ -6,10 +6,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
 
+import itertools  # noqa: E402
 import math  # noqa: E402
+from dataclasses import replace  # noqa: E402
 from fractions import Fraction  # noqa: E402
 
-from capture.tracing import agree  # noqa: E402
+import numpy as np  # noqa: E402
+
+from capture.tracing import agree, computed  # noqa: E402
+from trainverify.graph.program import Output  # noqa: E402
+from trainverify.graph.types import TensorType  # noqa: E402
+from trainverify.torch.rewrites import rewritten, uncut  # noqa: E402
+from trainverify.translate.emit import Emitter  # noqa: E402
 from trainverify.translate.literals import Literals, recovered, root  # noqa: E402
 
 
@@ -221,3 +229,112 @@ def test_positions_in_steps_are_moved_too() -> None:
     found = agree(lambda x: x * (torch.arange(0, 10, 2) + 3) + (torch.arange(5).double() + 0.5) + (x + 1), real(5))
     assert [(op.get("start"), op.get("stop")) for op in found.emitter.ops if op.name == "arange"][:2] == [(0, 10), (3, 13)]
     assert ops(found).count("arange") == 3
+
+
+def clamped_embedding(ids, weight, start: int, stop: int, least: int = 0):
+    """As torchtitan looks up a part of the vocabulary."""
+    inside = (ids >= start) & (ids < stop)
+    rows = torch.nn.functional.embedding((ids - start).clamp(least, weight.shape[0] - 1), weight)
+    return rows * inside.unsqueeze(-1).to(rows.dtype)
+
+
+IDS = torch.tensor([[0, 3, 4, 8], [5, 4, 7, 9]])
+
+
+def test_clamped_vocabulary() -> None:
+    found = agree(lambda i, w: clamped_embedding(i, w, 4, 9), IDS, real(5, 3))
+    assert [op.get("start") for op in found.emitter.ops if op.name == "embedding"][-1] == 4
+
+
+def test_clamped_vocabulary_off_by_one() -> None:
+    """A mask that ends a row early or late, or ids clamped to another range: not rewritten, and still equal in numbers."""
+    for start, stop, least in ((4, 8, 0), (4, 10, 0), (4, 9, 1)):
+        found = agree(lambda i, w, at=(start, stop, least): clamped_embedding(i, w, *at), IDS, real(5, 3))
+        assert all(op.get("start", 0) == 0 for op in found.emitter.ops if op.name == "embedding")
+
+
+def test_clamped_vocabulary_of_rows_that_may_be_infinite() -> None:
+    """0 · ∞ is no 0: rows that are computed are not taken to be finite."""
+    found = agree(lambda i, w: clamped_embedding(i, 1 / w, 4, 9), IDS, real(5, 3) + 1)
+    assert all(op.get("start", 0) == 0 for op in found.emitter.ops if op.name == "embedding")
+
+
+def gradient_of_rows(ids, weight, start: int, stop: int):
+    weight = weight.detach().requires_grad_()
+    (clamped_embedding(ids, weight, start, stop) * torch.arange(1, 4)).sum().backward()
+    return weight.grad
+
+
+def test_clamped_vocabulary_backwards() -> None:
+    found = agree(lambda i, w: gradient_of_rows(i, w, 4, 9), IDS, real(5, 3))
+    assert 4 in starts(found)
+    found = agree(lambda i, w: gradient_of_rows(i, w, 4, 8), IDS, real(5, 3))
+    assert 4 not in starts(found)
+
+
+def test_masks_of_scores_with_a_dimension_more() -> None:
+    """As torchtitan's cross entropy masks what it looked up."""
+
+    def scores(x, labels, start: int, stop: int):
+        safe = torch.where(labels != -100, labels, 0)
+        outside = (safe < start) | (safe >= stop)
+        shifted = safe - start
+        shifted[outside] = 0
+        found = torch.gather(x, -1, shifted.unsqueeze(-1))
+        found[outside.unsqueeze(-1)] = 0
+        return found
+
+    assert starts(agree(lambda x, t: scores(x, t, 4, 9), real(6, 5), LABELS)) == [4]
+    assert starts(agree(lambda x, t: scores(x, t, 4, 8), real(6, 5), LABELS)) == []
+
+
+def test_pieces_written_one_after_the_other() -> None:
+    """As a loss in chunks collects gradients: one concatenation, without slices of what was there."""
+
+    def collected(x, at: tuple[int, ...]):
+        made = torch.zeros_like(x)
+        for a, b in itertools.pairwise(at):
+            made[:, a:b] = x[:, a:b] * (a + 2)
+        return made
+
+    found = agree(lambda x: collected(x, (0, 2, 4, 6)), real(3, 6, 2))
+    last = [op for op in found.emitter.ops if op.name == "concat"][-1]
+    assert len(last.inputs) == 3
+    agree(lambda x: collected(x, (0, 4, 2, 6)), real(3, 6, 2))  # they overlap
+    agree(lambda x: collected(x, (1, 2, 5)), real(3, 6, 2))  # they leave gaps
+
+
+def emitter(*shape: int) -> Emitter:
+    made = Emitter()
+    made.declare("x", TensorType(shape, "f32"))
+    return made
+
+
+def blocks(e: Emitter, at: list[int], dim: int, size: int) -> list[str]:
+    return [e.op("slice", ("x",), {"dim": dim, "start": i * size, "stop": (i + 1) * size}) for i in at]
+
+
+def test_blocks_for_a_reduce_scatter() -> None:
+    """Blocks of one dimension, in the order of the ranks, along the first; in another order, or not all of them, they are left alone."""
+    e = emitter(3, 6, 5)
+    assert uncut(e, e.op("concat", blocks(e, [0, 1, 2], 1, 2), {"dim": 0}), 3) == ("x", 1)
+    for at, size in (([1, 0, 2], 2), ([0, 1, 1], 2), ([0, 1], 2), ([0, 1, 2], 1)):
+        assert uncut(e, e.op("concat", blocks(e, at, 1, size), {"dim": 0}), 3) is None
+    assert uncut(e, e.op("concat", blocks(e, [0, 1, 2], 1, 2), {"dim": 2}), 3) is None
+
+
+def test_gathered_blocks_side_by_side() -> None:
+    """What ranks gathered along the first dimension, joined along another: a permutation. In another order it stays a concatenation."""
+    for at, names in (([0, 1, 2], ["reshape", "permute", "reshape"]), ([1, 0, 2], ["concat"])):
+        e = Emitter(rewritten=rewritten)
+        e.declare("mine", TensorType((2, 4, 5), "f32"))
+        whole = e.communicate("all_gather", ("mine",), {"group": "g", "dim": 0}, TensorType((6, 4, 5), "f32"))
+        cut = [e.op("slice", (whole,), {"dim": 0, "start": 2 * i, "stop": 2 * i + 2}) for i in at]
+        done = len(e.ops)
+        joined = e.op("concat", cut, {"dim": 1})
+        assert e.shape(joined) == (2, 12, 5)
+        assert [op.name for op in e.ops[done:]] == names
+        program = e.program("p", ("mine",), (), (), [Output(joined, "metric", "m")], {})
+        gathered = np.arange(120.0).reshape(6, 4, 5)
+        values = computed(replace(program, ops=program.ops[1:]), {str(whole): gathered})
+        np.testing.assert_array_equal(values[joined], np.concatenate([gathered[2 * i : 2 * i + 2] for i in at], axis=1))

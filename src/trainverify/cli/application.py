@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "verify": "Is the training step in PLAN equal to the one in LOGICAL?",
     "nnscaler": "Is the training step of an nnScaler plan equal to that of the plan for one device?",
     "torch": "Is the training step of PyTorch code on N ranks equal to the one on a single device?",
+    "torchtitan": "Is the training step of torchtitan, with its own options, equal to the same without parallelism?",
     "jax": "Is the training step that JAX runs on a mesh equal to the one on a single device?",
     "lineage": "Which logical tensor every tensor of PLAN is, and how it lies on the mesh: discovered, not declared.",
     "reduce": "The shapes of FILE (a program or a plan) at the reduced sizes of staged proofs.",
@@ -53,11 +54,12 @@ class Commands(TyperGroup):
 
 def loaded(name: str) -> Any:
     """The command with its options."""
-    command = importlib.import_module(f"trainverify.cli.{name}").command
+    module = importlib.import_module(f"trainverify.cli.{name}")
+    command = module.command
     if isinstance(command, typer.Typer):
         return typer.main.get_group(command)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name)(command)
+    single.command(name, context_settings=getattr(module, "SETTINGS", None))(command)
     return typer.main.get_command(single)
 
 

@@ -165,3 +165,26 @@ def bench_torch_command(
         if r.verdict != "PROVED":
             out.print(f"{r.name}: {r.reason}", markup=False)
     return code
+
+
+@command.command("frameworks")
+@guarded
+def bench_frameworks_command(
+    as_json: AsJson = False,
+    long: Annotated[bool, typer.Option("--long", help="Also Llama-3-8B on 64 ranks: many minutes.")] = False,
+) -> int:
+    """Trainers of frameworks that are installed, under every parallelism that is captured: verdict, ops, seconds, shims."""
+    try:
+        from trainverify.bench import frameworks
+    except ImportError as error:
+        raise Refused(str(error)) from error
+    with progress(as_json) as tell:
+        rows = list(frameworks.bench(long, tell))
+    code = 0 if all(r.verdict in ("PROVED", "PROVED(sampled)") for r in rows) else 3
+    if as_json:
+        return emit("bench frameworks", code, cases=[vars(r) for r in rows])
+    Console(width=None if out.is_terminal else 240, highlight=False, file=sys.stdout).print(frameworks.table(rows))
+    for r in rows:
+        if r.verdict != "PROVED":
+            out.print(f"{r.framework}, {r.parallelism}: {r.reason}", markup=False)
+    return code

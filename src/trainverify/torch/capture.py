@@ -152,8 +152,10 @@ class Session:
             if n.buffer is not None and not here.is_floating_point() and (value := t.known(here)) is not None:
                 self._number(n.name, here, value)  # a count, say
                 continue
-            if n.buffer == "made" and isinstance(t.read(here), str):
+            if n.buffer == "made" and isinstance(t.read_parts(here), str):
                 continue  # computed from constants when the model is built: ranks may compute it differently, so nothing is assumed of it
+            if here.is_complex():
+                raise NotSupported(f"{n.name} is complex, and not computed from constants when the model is built: {t.read_parts(here)}")
             if n.buffer is not None:
                 self.assumed.append(f"buffer {n.name} holds before the step what the reference's does")
             seen[key] = n.name
@@ -366,7 +368,8 @@ def capture(
     fake = FakeTensorMode(allow_non_fake_inputs=True) if store is None else contextlib.nullcontext()
     with fake, session.recorder:
         step = build() if rank is None else build(rank, world)
-        session.begin(search(step))
+        found = getattr(step, "found", None)  # an adapter says where the parameters are
+        session.begin(found if isinstance(found, Found) else search(step))
         with optimizer_hooks(session):
             returned = step(dict(session.inputs))
         result = session.finish(returned, name)

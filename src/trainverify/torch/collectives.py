@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
-from trainverify.torch.agreement import Ledger, lying
+from trainverify.torch.agreement import Ledger, Said, lying
 from trainverify.torch.mappings.table import NoValue
-from trainverify.torch.rewrites import reduced_apart
+from trainverify.torch.rewrites import reduced_apart, uncut
 from trainverify.torch.translate import Translator, key_of, type_of, view_of
 from trainverify.torch.values import Unknown, Unmapped, Value
 from trainverify.torch.views import is_dense, memory_order
@@ -261,6 +261,11 @@ class Talk:
 
     def broadcast(self, group: Group, tensor: torch.Tensor, root: int) -> Flight:
         (tensor,) = self.in_memory([tensor])
+        if not self._begin() and isinstance(value := self.translator.read(tensor), str):
+            source = self.translator.emitter.place.source
+            formula = self.translator.emitter.fingerprint(value)
+            self.ledger.settled.setdefault(group.name, []).append(Said(f"broadcast of {lying(tensor)}, {formula}", source))
+            return Flight(-1, [], [], None, True)
 
         def make() -> list[Value]:
             self.contiguous(tensor)
@@ -334,6 +339,8 @@ class Talk:
         """The sum over members, cut in memory order: the own block in this shape."""
         e, n = self.translator.emitter, len(group.members)
         whole = e.tensors[name]
+        if (cut := uncut(e, name, n)) is not None and shape == (whole.shape[0] // n, *whole.shape[1:]):
+            return self.emit("reduce_scatter", cut[0], group, TensorType(shape, whole.dtype), dim=cut[1], op=op)
         if not whole.shape or not shape or whole.shape != (n * shape[0], *shape[1:]):
             name = e.reshape(name, (n, math.prod(whole.shape) // n))
         local = (e.shape(name)[0] // n, *e.shape(name)[1:])

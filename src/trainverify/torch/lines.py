@@ -42,7 +42,10 @@ def is_users(file: str) -> bool:
 @cache
 def shown(file: str, folder: str) -> str:
     path = Path(file).resolve()
-    return (path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)).as_posix()
+    if path.is_relative_to(folder):
+        return path.relative_to(folder).as_posix()
+    installed = path.parts.index("site-packages") + 1 if "site-packages" in path.parts else -1
+    return Path(*path.parts[installed:]).as_posix()
 
 
 @cache

@@ -4,6 +4,8 @@
   the norm of norms of tensors is the norm of all their elements
 - a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
 - integers that count on from 0, plus a literal, count on from there
+- a slice of a concatenation that begins and ends between pieces is the concatenation of these; a concatenation of others is one
+- blocks of what ranks gathered, side by side along another dimension, are a dimension that moves there
 - an embedding that masks ids outside its rows is an embedding of the rows from there on; likewise labels of a cut vocabulary
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trainverify.torch.vocabulary import looked_up_backward, masked_lookup, written
+from trainverify.torch.vocabulary import clamped_lookup, looked_up_backward, masked_lookup, written
 from trainverify.translate.emit import Emitter
 
 _UNARY: Final = frozenset(("pow", "square", "sqrt", "abs", "neg", "reciprocal", "to", "identity"))
@@ -44,10 +46,16 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return e.op("sum", (e.op("square", (x,)),))  # ‖x‖² is Σ x²
     if name == "clamp" and set(attrs) == {"max"} and first is not None and e.shape(first) == () and e.kind(first) == "real":
         return e.op("minimum", (first, e.full((), attrs["max"], e.tensors[first].dtype)))
+    if name == "slice" and attrs.get("step", 1) == 1:
+        return _of_pieces(e, first, attrs)
+    if name == "concat":
+        return _side_by_side(e, inputs, attrs["dim"]) or _flattened(e, inputs, attrs["dim"])
     if name in ("add", "sub") and len(inputs) == 1:
         return _counted(e, name, first, attrs)
     if name == "where" and len(inputs) == 3:
         return masked_lookup(e, inputs)
+    if name == "mul" and len(inputs) == 2:
+        return clamped_lookup(e, inputs) or clamped_lookup(e, inputs[::-1])
     if name == "put_along_dim":
         return written(e, inputs, attrs["dim"])
     if name == "einsum" and len(inputs) == 2:
@@ -66,6 +74,35 @@ def _counted(e: Emitter, name: str, first: str | None, attrs: Mapping[str, Any])
         return None
     by = by if name == "add" else -by
     return e.op("arange", (), {**dict(op.attrs), "start": op.get("start", 0) + by, "stop": op.get("stop") + by})
+
+
+def _pieces(e: Emitter, name: str | None, dim: int) -> tuple[str, ...]:
+    """The tensors that a tensor is a concatenation of along a dimension; itself if it is none."""
+    op = e.made.get(name)
+    if op is None or op.name != "concat" or op.get("dim", 0) % len(e.shape(str(name))) != dim:
+        return (str(name),)
+    return tuple(str(i) for i in op.inputs)
+
+
+def _of_pieces(e: Emitter, x: str | None, attrs: Mapping[str, Any]) -> str | None:
+    size = len(e.shape(str(x)))
+    dim = attrs.get("dim", 0) % size
+    pieces, at, kept, found = _pieces(e, x, dim), 0, [], set()
+    for p in pieces if len(pieces) > 1 else ():
+        found.add(at)
+        if attrs["start"] <= at < attrs["stop"]:
+            kept.append(p)
+        at += e.shape(p)[dim]
+    found.add(at)
+    if not kept or attrs["start"] not in found or attrs["stop"] not in found:
+        return None
+    return kept[0] if len(kept) == 1 else e.op("concat", kept, {"dim": dim})
+
+
+def _flattened(e: Emitter, inputs: Sequence[str | None], along: int) -> str | None:
+    dim = along % len(e.shape(str(inputs[0])))
+    pieces = [p for i in inputs for p in _pieces(e, i, dim)]
+    return e.op("concat", pieces, {"dim": along}) if len(pieces) > len(inputs) else None
 
 
 def _normed(e: Emitter, name: str | None) -> str | None:
@@ -92,6 +129,45 @@ def _of_stack(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
             total = e.op("add", (total, i))
         return total
     return None
+
+
+def uncut(e: Emitter, name: str, n: int) -> tuple[str, int] | None:
+    """The tensor of which another is the n equal blocks along a dimension, one after the other along the first; and that dimension."""
+    op = e.made.get(name)
+    if op is None or op.name != "concat" or op.get("dim", 0) != 0 or len(op.inputs) != n:
+        return None
+    found = _blocks(e, op.inputs)
+    return None if found is None or found[1] == 0 else found
+
+
+def _side_by_side(e: Emitter, inputs: Sequence[str | None], along: int) -> str | None:
+    """Blocks of an all_gather along dimension 0, joined along another: the blocks' number becomes a dimension and moves there."""
+    found = _blocks(e, inputs)
+    if found is None or found[1] != 0 or (op := e.made.get(found[0])) is None or op.name != "all_gather":
+        return None
+    shape, n = e.shape(found[0]), len(inputs)
+    dim = along % len(shape)
+    if dim == 0:
+        return found[0]
+    apart = e.reshape(found[0], (n, shape[0] // n, *shape[1:]))
+    moved = e.op("permute", (apart,), {"dims": (*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1))})
+    return e.reshape(moved, (shape[0] // n, *shape[1:dim], n * shape[dim], *shape[dim + 1 :]))
+
+
+def _blocks(e: Emitter, names: Sequence[str | None]) -> tuple[str, int] | None:
+    """The tensor that some tensors are all the equal blocks of, in order, and the dimension."""
+    n, blocks = len(names), [e.made.get(i) for i in names]
+    first = blocks[0]
+    if n < 2 or first is None or first.name != "slice":
+        return None
+    whole, dim = str(first.inputs[0]), int(first.get("dim", 0))
+    size, rest = divmod(e.shape(whole)[dim], n)
+    for i, b in enumerate(blocks):
+        if b is None or b.name != "slice" or b.inputs != (whole,) or b.get("dim", 0) != dim or b.get("step", 1) != 1:
+            return None
+        if rest or (b.get("start"), b.get("stop")) != (i * size, (i + 1) * size):
+            return None
+    return whole, dim
 
 
 def reduced_apart(e: Emitter, x: str) -> tuple[str, ...] | None:

@@ -17,14 +17,15 @@ from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
-from trainverify.torch.mappings import MAPPINGS, Row
+from trainverify.torch.mappings import COMPLEX, MAPPINGS, Row
+from trainverify.torch.mappings.complex import conjugate
 from trainverify.torch.mappings.creation import RANDOM
 from trainverify.torch.mappings.foreach import each, single
 from trainverify.torch.mappings.table import Arguments, NoValue
 from trainverify.torch.meanings import MEANINGS, Meanings
 from trainverify.torch.rewrites import rewritten
 from trainverify.torch.storage import Memory, checked
-from trainverify.torch.values import DTYPES, ReadsData, Unknown, Unmapped, Value
+from trainverify.torch.values import COMPLEX_PARTS, DTYPES, ReadsData, Unknown, Unmapped, Value
 from trainverify.torch.views import View
 from trainverify.translate.emit import Emitter, Place
 from trainverify.translate.literals import Literals
@@ -84,8 +85,21 @@ def view_of(t: torch.Tensor) -> View:
     return View(int(t.storage_offset()), tuple(int(s) for s in t.shape), tuple(int(s) for s in t.stride()))
 
 
+def memory_of(t: torch.Tensor) -> tuple[View, str]:
+    """Where the numbers of a tensor lie, and their dtype; a complex one is two of them."""
+    view, name = view_of(t), str(t.dtype)
+    if name in COMPLEX_PARTS:
+        return View(2 * view.offset, (*view.shape, 2), (*(2 * s for s in view.stride), 1)), COMPLEX_PARTS[name]
+    return view, DTYPES.get(name, name)
+
+
 def key_of(t: torch.Tensor) -> int:
     return int(t.untyped_storage()._cdata)
+
+
+def parts_type(t: torch.Tensor) -> TensorType:
+    """The type of a tensor, where a complex one has a last dimension of its parts."""
+    return TensorType((*(int(s) for s in t.shape), 2), COMPLEX_PARTS[str(t.dtype)]) if t.is_complex() else type_of(t)
 
 
 def type_of(t: torch.Tensor) -> TensorType:
@@ -138,12 +152,23 @@ class Translator:
         key = self.keep(t)
         if str(t.dtype) not in DTYPES:
             return Unknown(f"a tensor of dtype {t.dtype}")
+        if t.is_neg():
+            return Unknown("a view that is negated when it is read")
         if (found := self.known(t)) is not None:
             if self.step is not None and self._is_old(key) and not self.step.written.get(key):
                 view = view_of(t)
                 self.memory.old_reads.setdefault(key, []).append((view.offset, view.stop))
             return self._literal(found, type_of(t), self._shadowed.get(key))
         return self.memory.read(key, view_of(t), DTYPES[str(t.dtype)])
+
+    def read_parts(self, t: torch.Tensor) -> Value:
+        """A tensor that may be complex: then its parts, along a last dimension."""
+        if not t.is_complex():
+            return self.read(t)
+        if t.is_neg():
+            return Unknown("a view that is negated when it is read")
+        found = self.memory.read(self.keep(t), *memory_of(t))
+        return conjugate(self.emitter, found) if t.is_conj() and isinstance(found, str) else found
 
     def known(self, t: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor that follow from constants alone; data that is there from the start counts."""
@@ -182,14 +207,16 @@ class Translator:
                 self.memory.write(key, View(0, shape, (1,)), dtype, made)
         if self.step is not None and key in self.step.before and key not in self.step.sources:
             self._stray(t)
-        self.memory.write(key, view_of(t), DTYPES.get(str(t.dtype), str(t.dtype)), value)
+        if t.is_conj() or t.is_neg():
+            value = Unknown("a write to a view that is conjugated or negated when it is read", self.emitter.place.source)
+        self.memory.write(key, *memory_of(t), value)
 
     def _stray(self, t: torch.Tensor) -> None:
         """The step writes memory that is older than it and is no source."""
         assert self.step is not None
         if t.dtype == torch.int32 and _from_backward():
             return  # DDP's reducer notes which parameters were used, and starts anew in every step
-        key, view = key_of(t), view_of(t)
+        key, (view, _) = key_of(t), memory_of(t)
         self.step.strays.setdefault(key, self._place().source)
         self.step.written.setdefault(key, []).append((view.offset, view.stop))
 
@@ -261,7 +288,8 @@ class Translator:
         if self.real and name in CHOOSING and self.step is not None:
             self._chosen(name, targets)
             return
-        if self._shadow(func, name, args, kwargs, targets, out):
+        complex_ones = any(isinstance(t, torch.Tensor) and t.is_complex() for v in (*given.values(), out) for t in flat(v))
+        if not complex_ones and self._shadow(func, name, args, kwargs, targets, out):
             return
         self._count(func, name, args, kwargs, targets, out)
         if name in MEANINGS:
@@ -276,7 +304,8 @@ class Translator:
             for t in targets:
                 self.write(t, self._unmapped(name, "tensors of a list that overlap in memory", 1)[0] or Unknown(name))
             return
-        for t, value in zip(targets, self._results(name, bool(written), plain, defaults, targets), strict=True):
+        results = self._complex if complex_ones else self._results
+        for t, value in zip(targets, results(name, bool(written), plain, defaults, targets), strict=True):
             if t is not None and value is not None:
                 self.write(t, value)
 
@@ -346,12 +375,21 @@ class Translator:
                 return self._applied(name, self.mappings[f"{space}::{n}"], given, defaults, targets)
         return self._unmapped(name, "no mapping", len(targets))
 
+    def _complex(
+        self, name: str, in_place: bool, given: Mapping[str, Any], defaults: Mapping[str, Any], targets: Sequence[Any]
+    ) -> Sequence[Value | None]:
+        """The same where a tensor is complex."""
+        row = COMPLEX.get(name) or (COMPLEX.get(name.removesuffix("_")) if in_place else None)
+        if row is None:
+            return self._unmapped(name, "no mapping for complex tensors", len(targets))
+        return self._applied(name, row, given, defaults, targets)
+
     def _applied(
         self, name: str, row: Row, given: Mapping[str, Any], defaults: Mapping[str, Any], targets: Sequence[Any]
     ) -> Sequence[Value | None]:
         try:
-            kinds = [type_of(t) if isinstance(t, torch.Tensor) else None for t in targets]
-            a = Arguments(self.emitter, given, defaults, self.read, self.known, self.literals, kinds)
+            kinds = [parts_type(t) if isinstance(t, torch.Tensor) else None for t in targets]
+            a = Arguments(self.emitter, given, defaults, self.read_parts, self.known, self.literals, kinds)
             made = row(a)
             results: list[Value | None] = [made] if made is None or isinstance(made, str | Unknown) else list(made)
             left = a.left()

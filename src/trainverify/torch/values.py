@@ -23,6 +23,7 @@ DTYPES: Final[Mapping[str, str]] = {
     "torch.uint8": "u8",
     "torch.bool": "bool",
 }
+COMPLEX_PARTS: Final[Mapping[str, str]] = {"torch.complex64": "f32", "torch.complex128": "f64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +48,4 @@ class ReadsData(Exception):
     """The step reads a computed value in Python: what it does next may depend on data."""
 
 
-__all__ = ["DTYPES", "ReadsData", "Unknown", "Unmapped", "Value"]
+__all__ = ["COMPLEX_PARTS", "DTYPES", "ReadsData", "Unknown", "Unmapped", "Value"]

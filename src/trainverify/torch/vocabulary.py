@@ -1,13 +1,18 @@
 """Ids of a vocabulary that ranks cut, as DTensor looks them up: exact rewrites into lookups of the rows from `start` on.
 
-A rank masks ids outside of its rows (`outside` = ids < start or ids ≥ start + rows), shifts the others, and masks the result again.
+A rank masks ids outside of its rows (`outside` = ids < start or ids ≥ start + rows), shifts the others, and masks the result again;
+or it clamps shifted ids to its rows and multiplies by `inside` = ids ≥ start and ids < start + rows, as torchtitan does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from trainverify.graph.program import Op
 from trainverify.translate.emit import Emitter
+
+_COPIES: Final = frozenset(("to", "identity", "reshape", "permute", "slice", "concat", "split", "stack", "expand", "all_gather", "full"))
 
 
 def masked_lookup(e: Emitter, inputs: Sequence[str | None]) -> str | None:
@@ -31,11 +36,51 @@ def masked_lookup(e: Emitter, inputs: Sequence[str | None]) -> str | None:
     if op.get("dim") not in (-1, len(shape) - 1) or e.shape(str(column)) != (*shape[:-1], 1):
         return None
     cut = shifted(e, column, shape[-1]) or shifted(e, unfolded(e, column), shape[-1])
-    if cut is None or mask != cut.outside:
+    if cut is None or e.shape(str(mask)) != e.shape(str(found)) or cut.outside not in (mask, unfolded(e, mask)):
         return None
     hot = e.reshape(one_hot(e, cut.ids, cut.start, shape[-1], e.tensors[str(scores)].dtype), shape)
     letters = "abcdefgh"[: len(shape) - 1]
     return e.reshape(e.op("einsum", (scores, hot), {"spec": f"{letters}v,{letters}v->{letters}"}), e.shape(str(found)))
+
+
+def clamped_lookup(e: Emitter, inputs: Sequence[str | None]) -> str | None:
+    """embedding(clamp(ids − start, 0, rows − 1))·inside: the rows of a rank, and 0 for other ids. Rows must be finite: 0·∞ is no 0."""
+    found, mask = inputs
+    op = e.made.get(found)
+    if op is None or op.name != "embedding" or op.get("start", 0) != 0 or not is_copied(e, op.inputs[1]):
+        return None
+    ids, weight = op.inputs
+    cut = clamped(e, ids, e.shape(str(weight))[0], mask)
+    return None if cut is None else e.op("embedding", (cut[0], weight), {"start": cut[1]})
+
+
+def clamped(e: Emitter, name: str | None, rows: int, mask: str | None) -> tuple[str, int] | None:
+    """The ids and the start of clamp(ids − start, 0, rows − 1), if a column of factors is 1 where start ≤ ids < start + rows, else 0."""
+    op = e.made.get(name)
+    if op is None or op.name != "clamp" or (op.get("min"), op.get("max")) != (0, rows - 1):
+        return None
+    moved = e.made.get(op.inputs[0])
+    ids, start = op.inputs[0], 0
+    if moved is not None and moved.name == "sub" and len(moved.inputs) == 1:
+        ids, start = moved.inputs[0], moved.get("value")
+    if ids is None or isinstance(start, bool) or not isinstance(start, int):
+        return None
+    factor = e.made.get(mask)
+    if factor is not None and factor.name == "to":
+        factor = e.made.get(factor.inputs[0])
+    if factor is None or factor.name != "reshape" or e.shape(str(mask)) != (*e.shape(ids), 1):
+        return None
+    both = e.made.get(factor.inputs[0])
+    if both is None or both.name != "logical_and" or e.shape(str(factor.inputs[0])) != e.shape(ids):
+        return None
+    sides = {(s.name, s.get("value")) for i in both.inputs if (s := e.made.get(i)) is not None and s.inputs == (ids,)}
+    return (ids, start) if sides == {("ge", start), ("lt", start + rows)} else None
+
+
+def is_copied(e: Emitter, name: str | None) -> bool:
+    """Whether all elements of a tensor are elements of sources: then they are finite."""
+    op = e.made.get(name)
+    return op is None or (op.name in _COPIES and all(is_copied(e, i) for i in op.inputs if i is not None))
 
 
 def written(e: Emitter, inputs: Sequence[str | None], dim: object) -> str | None:
@@ -83,17 +128,30 @@ def looked_up_backward(e: Emitter, inputs: Sequence[str | None], spec: object) -
     hot, masked = (e.made.get(i) for i in inputs)
     if hot is not None and hot.name == "to":
         hot = e.made.get(hot.inputs[0])
-    if hot is None or hot.name != "one_hot" or hot.get("start", 0) != 0 or masked is None or masked.name != "where":
+    if hot is None or hot.name != "one_hot" or hot.get("start", 0) != 0 or masked is None:
         return None
     count = e.shape(hot.outputs[0])[-1]
-    cut = shifted(e, hot.inputs[0], count)
     letters = "abcdefgh"[: len(e.shape(str(hot.inputs[0])))]
+    if masked.name == "mul" and len(masked.inputs) == 2 and spec == f"{letters}v,{letters}x->vx":
+        return _clamped_backward(e, str(hot.inputs[0]), masked, count, str(spec))
+    if masked.name != "where":
+        return None
+    cut = shifted(e, hot.inputs[0], count)
     if cut is None or spec != f"{letters}v,{letters}x->vx" or not is_zero(e, masked.inputs[1]) or not cut.masks(e, masked.inputs[0]):
         return None
     grad = str(masked.inputs[2])
     if e.shape(grad) != e.shape(str(inputs[1])):
         return None
     return e.op("einsum", (one_hot(e, cut.ids, cut.start, count, e.tensors[grad].dtype), grad), {"spec": spec})
+
+
+def _clamped_backward(e: Emitter, ids: str, masked: Op, count: int, spec: str) -> str | None:
+    """Σ one_hot(clamp(ids − start))·(grad·inside) = Σ one_hot(ids, start)·grad."""
+    for grad, mask in (masked.inputs, masked.inputs[::-1]):
+        cut = clamped(e, ids, count, mask)
+        if cut is not None and e.shape(str(grad)) == e.shape(masked.outputs[0]):
+            return e.op("einsum", (one_hot(e, cut[0], cut[1], count, e.tensors[str(grad)].dtype), grad), {"spec": spec})
+    return None
 
 
 def _casts(e: Emitter, name: str | None, mask: str) -> bool:
@@ -163,4 +221,4 @@ def is_outside(e: Emitter, name: str | None, ids: str | None, start: int, stop: 
     return sides == {("lt", start), ("ge", stop)}
 
 
-__all__ = ["looked_up_backward", "masked_lookup", "written"]
+__all__ = ["clamped_lookup", "looked_up_backward", "masked_lookup", "written"]

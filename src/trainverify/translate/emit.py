@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,7 @@ class Emitter:
         self.nonnegative: set[str] = set()  # sources of integers that are never negative
         self._numbers: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], str] = {}
+        self._fingerprints: dict[str, str] = {}
 
     def fresh(self, base: str) -> str:
         base = self.prefix + base
@@ -93,7 +95,9 @@ class Emitter:
         """Append communication; `kind` is the type of its result."""
         base = f"{self.place.module}/{name}" if self.place.module else name
         outputs = () if kind is None else (self.declare(self.fresh(base), kind),)
-        self.ops.append(Op(name, tuple(inputs), outputs, attributes(attrs), self.place.phase, None, self.place.source))
+        op = Op(name, tuple(inputs), outputs, attributes(attrs), self.place.phase, None, self.place.source)
+        self.ops.append(op)
+        self.made.update(dict.fromkeys(outputs, op))
         return outputs[0] if outputs else None
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -115,6 +119,22 @@ class Emitter:
             self._constants[key] = self.op("full", (), {"shape": shape, "value": value, "dtype": dtype}, "constant")
             self.place = place
         return self._constants[key]
+
+    def fingerprint(self, name: str) -> str:
+        """Equal of two tensors only if they are the same function of the same sources."""
+        left = [name]
+        while left:
+            at = left[-1]
+            op = self.made.get(at)
+            more = [] if op is None else [str(i) for i in op.inputs if i is not None and i not in self._fingerprints]
+            if more and at not in self._fingerprints:
+                left += more
+                continue
+            left.pop()
+            inputs = () if op is None else tuple(i if i is None else self._fingerprints[i] for i in op.inputs)
+            parts = (at,) if op is None else (op.name, op.attrs, op.outputs.index(at), inputs, self.tensors[at])
+            self._fingerprints[at] = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        return self._fingerprints[name]
 
     def mask(self, kind: TensorType, keep: float) -> str | None:
         """A random mask as a source: by the module that draws it, and how many it has drawn. None outside of the step's forward pass."""

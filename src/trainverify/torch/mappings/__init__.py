@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from trainverify.torch.mappings import arithmetic, creation, indexing, linear, losses, neural, optimizers, reductions, shaping, sharded
+from trainverify.torch.mappings import (
+    arithmetic,
+    complex,
+    creation,
+    indexing,
+    linear,
+    losses,
+    neural,
+    optimizers,
+    reductions,
+    shaping,
+    sharded,
+)
 from trainverify.torch.mappings.table import Row, Table
 
 _MODULES = (arithmetic, creation, indexing, linear, losses, neural, optimizers, reductions, sharded, shaping)
 MAPPINGS: Table = {name: row for m in _MODULES for name, row in m.ROWS.items()}
+COMPLEX: Table = complex.ROWS  # of calls with complex tensors
 
-__all__ = ["MAPPINGS", "Row", "Table"]
+__all__ = ["COMPLEX", "MAPPINGS", "Row", "Table"]

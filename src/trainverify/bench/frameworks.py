@@ -1,0 +1,88 @@
+"""`trainverify bench frameworks`: every parallelism of a framework that is captured, with its verdict and what it costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.table import Table
+
+from trainverify.frameworks import torchtitan
+from trainverify.frameworks.job import Job, captured, judged
+from trainverify.ops import OPS
+from trainverify.translate.targets import CaptureError
+
+_P: Final = "--parallelism"
+_DEBUG: Final = ("--config", "llama3_debugmodel")
+_1F1B: Final = (f"{_P}.pipeline_parallel_degree", "2", f"{_P}.pipeline_parallel_schedule", "1F1B", "--training.disable_cuda_graphs")
+
+
+@dataclass(frozen=True)
+class Case:
+    framework: str
+    text: str
+    options: tuple[str, ...]
+    world: int
+    long: bool = False
+
+
+CASES: Final = (
+    Case("torchtitan", "FSDP2 2", _DEBUG, 2),
+    Case("torchtitan", "TP 2 + SP", (*_DEBUG, f"{_P}.tensor_parallel_degree", "2"), 2),
+    Case("torchtitan", "FSDP2 2 × TP 2 + SP", (*_DEBUG, f"{_P}.tensor_parallel_degree", "2"), 4),
+    Case("torchtitan", "HSDP 2 × 2", (*_DEBUG, f"{_P}.data_parallel_replicate_degree", "2"), 4),
+    Case("torchtitan", "PP 2, 1F1B", (*_DEBUG, *_1F1B), 2),
+    Case("torchtitan", "Llama-3-8B, FSDP2 8 × TP 8 + SP", ("--config", "llama3_8b", f"{_P}.tensor_parallel_degree", "8"), 64, True),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: its verdict, and what it took. Seconds are those of the clock."""
+
+    framework: str
+    parallelism: str
+    verdict: str
+    reason: str
+    ops: int  # of the longest rank
+    captured: int
+    ranks: int
+    capture_seconds: float
+    proof_seconds: float
+    shims: int
+
+
+def measured(case: Case, job: Job, tell: Callable[[str], None]) -> Row:
+    began = time.perf_counter()
+    subject = captured(job, OPS, tell)
+    there = time.perf_counter()
+    report = judged(job, subject, OPS, tell)
+    done = time.perf_counter()
+    ops = max(len(c.program.ops) for c in subject.ranks)
+    seconds = round(there - began, 1), round(done - there, 1)
+    counts = len(subject.ranks), job.mesh.size
+    return Row(job.framework, case.text, report.verdict, report.reason, ops, *counts, *seconds, len(job.shims))
+
+
+def bench(long: bool, tell: Callable[[str], None]) -> Iterator[Row]:
+    """Cases of frameworks that are installed; those of others are refused, with what to install."""
+    for case in CASES:
+        if case.long and not long:
+            continue
+        tell(f"{case.framework}, {case.text}")
+        try:
+            job = torchtitan.job(case.options, case.world)
+        except CaptureError as error:
+            yield Row(case.framework, case.text, "UNKNOWN", str(error), 0, 0, case.world, 0.0, 0.0, 0)
+            continue
+        yield measured(case, job, tell)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    made = Table("framework", "parallelism", "verdict", "ops a rank", "ranks captured", "capture s", "proof s", "shims", box=None)
+    for r in rows:
+        counts = str(r.ops), f"{r.captured} of {r.ranks}", f"{r.capture_seconds:g}", f"{r.proof_seconds:g}", str(r.shims)
+        made.add_row(r.framework, r.parallelism, r.verdict, *counts)
+    return made

@@ -1,0 +1,1 @@
+"""Training frameworks as they are: their own trainers make the step that `trainverify.torch` captures."""

@@ -1,0 +1,13 @@
+"""Versions of frameworks that are known to work: those that `make frameworks` installs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KNOWN: Final = {"torchtitan": ("0.3.0",)}
+TORCH: Final = "2.13.0"
+
+
+def remark(framework: str, version: str) -> tuple[str, ...]:
+    """For the verdict line: nothing if the version is a known one."""
+    return () if version in KNOWN[framework] else (f"a version that was never tried ({framework} {', '.join(KNOWN[framework])} was)",)

@@ -1,0 +1,89 @@
+"""What adapters share: which ranks are captured, what a verdict says about shims, and a framework that is absent."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is absent: frameworks are not captured")
+
+from trainverify.frameworks.job import ALL_RANKS, corners
+from trainverify.frameworks.shims import Shim, listed
+from trainverify.frameworks.torchtitan import SHIMS, Facts
+from trainverify.frameworks.versions import KNOWN, TORCH, remark
+from trainverify.graph.mesh import Mesh
+from trainverify.report import Report
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_few_ranks_are_all_captured() -> None:
+    assert corners(Mesh({"dp": 2, "tp": 5})) == tuple(range(10))
+
+
+def test_many_ranks_are_told_apart_by_their_coordinates() -> None:
+    """Every coordinate that differs by its neighbours: the first three, the last; and some ranks by chance."""
+    mesh = Mesh({"dp_shard": 8, "tp": 7})
+    found = corners(mesh)
+    assert ALL_RANKS <= len(found) < mesh.size
+    for axis in mesh.names:
+        assert {0, 1, 2, mesh.length(axis) - 1} <= {mesh.coordinates(r)[axis] for r in found}
+    assert found == corners(mesh)
+    assert found != corners(mesh, seed=1)
+
+
+def test_shims_are_counted_and_listed() -> None:
+    shims = (Shim("clock", "time stands still", "there is none", lambda config: None),) * 2
+    report = listed(Report("PROVED", "1 obligation", "the ranks"), shims, "frame 1.0", ("one remark",))
+    assert report.reason == "1 obligation; frame 1.0, 2 shims; one remark"
+    assert "shim clock: time stands still: there is none" in report.assumptions
+
+
+def test_every_shim_says_what_and_why() -> None:
+    assert len({s.name for s in SHIMS}) == len(SHIMS)
+    assert all(s.replaces and s.why for s in SHIMS)
+
+
+def test_batch_and_loss_of_ranks() -> None:
+    """Rows are cut over the data-parallel axes only, and their losses add up."""
+    facts = Facts({"dp_replicate": 2, "dp_shard": 3, "tp": 5}, 12, 7, 11, "0.3.0", "spmd_types")
+    assert facts.batch["labels"].cut == "(dp_replicate dp_shard b) s"
+    assert facts.loss == {"dp_replicate": "sum", "dp_shard": "sum"}
+    assert Facts({"tp": 2}, 12, 7, 11, "0.3.0", "spmd_types").loss == "whole"
+
+
+@pytest.mark.parametrize("missing", ["torchtitan", "torch"])
+def test_without_the_framework(missing: str) -> None:
+    """Exit code 2, and one line with what to install."""
+    command = "['torchtitan', '--config', 'llama3_debugmodel', '--world-size', '2']"
+    code = f"import sys; sys.modules['{missing}'] = None; from trainverify.cli import run; sys.exit(run({command}))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert found.returncode == 2
+    assert "pip install" in found.stderr
+    assert missing in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
+
+
+def test_versions_known_to_work() -> None:
+    """The table of the page, what `make frameworks` installs, and the extra of PyTorch are those of the code."""
+    rows = dict(re.findall(r"^\| (\w+) \| ([\d., ]+) \|$", (ROOT / "docs" / "torchtitan.md").read_text("utf-8"), re.MULTILINE))
+    assert rows == {**{n: ", ".join(v) for n, v in KNOWN.items()}, "torch": TORCH}
+    make = (ROOT / "Makefile").read_text("utf-8")
+    assert all(f"{n}=={v[-1]}" in make for n, v in KNOWN.items())
+    assert f"torch=={TORCH}" in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def test_another_version_is_told() -> None:
+    assert remark("torchtitan", "0.3.0") == ()
+    assert "never tried" in remark("torchtitan", "9.9")[0]
+
+
+def test_the_page_lists_every_shim() -> None:
+    page = (ROOT / "docs" / "torchtitan.md").read_text("utf-8")
+    assert re.findall(r"^\| ([\w ]+) \| ([^|]+) \| ([^|]+) \|$", page.partition("## Shims")[2], re.MULTILINE)[1:] == [
+        (s.name, s.replaces, s.why) for s in SHIMS
+    ]
