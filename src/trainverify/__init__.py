@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # each is imported when it is first used
     from trainverify.build.plan import plan
     from trainverify.build.program import program
     from trainverify.completion.step import SGD, AdamW, complete
+    from trainverify.completion.steps import several_steps
     from trainverify.graph.lineage import Layout, Part, Partial, Parts, Pattern, Placements, Replicate, Run, Shard, layout
     from trainverify.graph.mesh import Mesh
     from trainverify.graph.plan import Plan, expand, fold
@@ -40,6 +41,7 @@ __all__ = [
     "layout",
     "plan",
     "program",
+    "several_steps",
     "verify",
 ]
 
@@ -67,6 +69,7 @@ _HOMES: Final = {
     "layout": "trainverify.graph.lineage",
     "plan": "trainverify.build.plan",
     "program": "trainverify.build.program",
+    "several_steps": "trainverify.completion.steps",
     "verify": "trainverify.verdicts",
 }
 

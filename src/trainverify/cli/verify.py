@@ -13,6 +13,7 @@ from trainverify.cli.judged import EngineName, Memory, judged
 from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
 from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.cli.zoo_options import built, with_zoo
+from trainverify.completion.steps import several_steps
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.refusal import Refused
@@ -43,6 +44,7 @@ def command(
     workers: Workers = 1,
     accept_reduced: AcceptReduced = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first difference, without the search for its cause.")] = False,
+    steps: Annotated[int, typer.Option(min=1, max=16, metavar="N", help="Compare N training steps, one after the other.")] = 1,
     outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Is the training step in PLAN equal to the one in LOGICAL?"""
@@ -63,7 +65,10 @@ def command(
 
     def work(tell: Callable[[str], None]) -> Report:
         table = table_with(ops)
-        return verify(*inputs(tell), table, points, seed, tell, engine, workers, accept_reduced, fail_fast)
+        one, many = inputs(tell)
+        if steps > 1:
+            one, many = several_steps(one, steps), several_steps(many, steps)
+        return verify(one, many, table, points, seed, tell, engine, workers, accept_reduced, fail_fast)
 
     return judged(
         "verify",

@@ -13,6 +13,7 @@ from typing import Literal
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import BuildError, Tensor
 from trainverify.completion.optimizers import SGD, AdamW, Optimizer
+from trainverify.completion.steps import several_steps
 from trainverify.graph.program import CALL, Op, Program, inline
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -36,6 +37,7 @@ def complete(
     auxiliary: Mapping[str, float] | None = None,
     clip: float | None = None,
     master: bool = False,
+    steps: int = 1,
     ops: OpTable = OPS,
 ) -> Program:
     """The training step of a forward program that reports one loss.
@@ -45,7 +47,7 @@ def complete(
     forward program (averaged over micro-batches, or added for `sum`): what is differentiated is the loss plus these,
     what is reported is the loss itself and every metric without its weight. Buffers that the forward program updates
     pass from one micro-batch to the next. `clip` limits the norm of all gradients together. `master` keeps
-    parameters in f32 beside their working copies.
+    parameters in f32 beside their working copies. `steps` runs it several times, each on a batch of its own.
     """
     flat = inline(forward)
     metrics = {str(o.of): o.tensor for o in flat.outputs if o.role == "metric"}
@@ -78,7 +80,7 @@ def complete(
             b.output(passes[-1][o.tensor], "state", o.of)
     b.backward(objective)
     finish(b, [known[n] for n in flat.parameters], optimizer, clip, master)
-    return b.build()
+    return several_steps(b.build(), steps)
 
 
 def _passes(b: ProgramBuilder, flat: Program, known: dict[str, Tensor], microbatches: int, skipped: Op | None) -> list[dict[str, Tensor]]:
