@@ -28,10 +28,16 @@ def several_steps(step: Program, steps: int = 2) -> Program: ...
 def several_steps(step: Plan, steps: int = 2) -> Plan: ...
 
 
+@overload
+def several_steps(step: Program | Plan, steps: int = 2) -> Program | Plan: ...
+
+
 def several_steps(step: Program | Plan, steps: int = 2) -> Program | Plan:
     """A training step, or a plan of one, several times: optimizers count on, and layouts hold in every step."""
     if steps < 1:
         raise BuildError(f"{steps} steps: there must be one or more")
+    if steps == 1:
+        return step
     return _plan(step, steps) if isinstance(step, Plan) else _program(step, steps)
 
 
