@@ -11,7 +11,7 @@ from rich.console import Console
 from cli.models import model, plan
 from trainverify.check.findings import Finding
 from trainverify.report import Report
-from trainverify.report.next_steps import FORMS, SMALLER, STAGES, what_to_try
+from trainverify.report.next_steps import FORMS, POINTS, SMALLER, STAGES, what_to_try
 from trainverify.verdicts import verify
 
 
@@ -38,7 +38,7 @@ def test_by_reason(reason: str, first: str) -> None:
 
 def test_stages_that_were_tried_are_not_proposed() -> None:
     reason = "1 of 3 obligations not proved; agreed on 3 random points"
-    assert what_to_try("UNKNOWN", reason, (), ("not proved: loss: algebra: no; smt: no",)) == [FORMS, SMALLER]
+    assert what_to_try("UNKNOWN", reason, (), ("not proved: loss: algebra: no; smt: no",)) == [FORMS, POINTS, SMALLER]
 
 
 def test_unsupported_operator() -> None:

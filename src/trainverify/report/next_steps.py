@@ -10,6 +10,7 @@ from trainverify.check.findings import Finding
 
 STAGES: Final = "--engine auto: stages at reduced sizes for what the algebra leaves open; --accept-reduced accepts such a proof"
 FORMS: Final = "--verbose: both sides of what is open in normal form; write the op in which they part as the logical program does"
+POINTS: Final = "--points 20, if the plan may be wrong: a difference that shows at few points only is met at more of them"
 SMALLER: Final = "the same plan with fewer layers or smaller sizes: what is open is then found and changed sooner"
 
 # A pattern of the reason, and what helps then. The first that fits counts.
@@ -35,7 +36,7 @@ _BY_REASON: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (r"too large to evaluate|no small sizes", (SMALLER, "sizes that divide evenly: then small ones keep the structure")),
     (r"ranks captured|not captured|captured", ("--all-ranks", "--no-cache, if the code changed in a way that its files do not show")),
     (r"reads|depends on data|choice", ("--real, for code that reads data", "--accept-choices, if the other ways need not hold")),
-    (r"agreed on|not proved", (STAGES, FORMS, SMALLER)),
+    (r"agreed on|not proved", (STAGES, FORMS, POINTS, SMALLER)),
 )
 
 
