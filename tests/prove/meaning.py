@@ -25,6 +25,7 @@ from trainverify.primitives.scalars import Undecided
 from trainverify.prove.algebra.engine import Prover
 from trainverify.prove.algebra.grids import mixed_radix
 from trainverify.prove.listed.engine import ListedProver
+from trainverify.prove.propose.pieces import pieces
 from trainverify.verdicts import declared, single
 
 TOLERANCE = 1e-8
@@ -147,7 +148,7 @@ def check_program(
         system = system.listed()
         system.inference.axes.sealed = False  # type: ignore[attr-defined]
         list_some(system)
-    prover = Prover(system) if list_some is None else ListedProver(system)
+    prover = Prover(system) if list_some is None else ListedProver(system, pieces)
     prover._run_logical()
     inputs = inputs_of(program, seed) if inputs is None else inputs
     numbers = numbers_of(program, inputs)
@@ -172,7 +173,7 @@ def check_program(
 def check_plan(logical: Program, plan: Plan, seed: int, listed: bool = False) -> Compared:
     """The forms of all rank-local tensors mean what each rank computes."""
     system, wanted = system_of(logical, plan)
-    prover = ListedProver(system.listed()) if listed else Prover(system)
+    prover = ListedProver(system.listed(), pieces) if listed else Prover(system)
     prover.prove(wanted)
     system = prover.system
     inputs = inputs_of(logical, seed)

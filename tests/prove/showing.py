@@ -6,6 +6,7 @@ from prove.meaning import system_of
 from trainverify.graph.program import Program
 from trainverify.prove.algebra.engine import prove, prove_again
 from trainverify.prove.listed import engine as listed
+from trainverify.prove.propose.pieces import pieces
 from trainverify.verdicts import single
 
 
@@ -13,4 +14,4 @@ def shown(logical: Program, plan: Program) -> set[str]:
     """What the algebra shows in any of its ways, without evaluation."""
     system, wanted = system_of(logical, single(plan))
     found = prove_again(system, wanted, prove(system, wanted)).proved
-    return {str(o) for o in (*found, *listed.prove(system_of(logical, single(plan))[0], wanted).proved)}
+    return {str(o) for o in (*found, *listed.prove(system_of(logical, single(plan))[0], wanted, pieces).proved)}

@@ -12,6 +12,7 @@ from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.prove.algebra.engine import Proof, Prover, prove_again
 from trainverify.prove.listed import engine as listed
+from trainverify.prove.propose.pieces import pieces
 from trainverify.prove.propose.search import DIFFERS
 from trainverify.prove.staged.ledger import StagedProof
 from trainverify.prove.staged_proof import prove as prove_by_stages
@@ -97,7 +98,7 @@ def by_stages(proof: StagedProof) -> Attempt:
 
 def listed_too(first: Attempt, system: System, wanted: Sequence[Obligation]) -> Attempt:
     """Obligations of a small plan that were not shown, tried again with everything that is cut listed."""
-    proof = listed.prove(system, [o for o in wanted if o in first.failed])
+    proof = listed.prove(system, [o for o in wanted if o in first.failed], pieces)
     if not proof.proved:
         return first
     proved = {**first.proved, **dict.fromkeys(proof.proved, ("algebra, listed", FULL_SIZE))}

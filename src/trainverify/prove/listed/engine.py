@@ -18,11 +18,11 @@ from trainverify.primitives.node import Node
 from trainverify.prove.algebra.engine import Proof, Prover
 from trainverify.prove.algebra.grids import Offset
 from trainverify.prove.algebra.places import Dims, Value
-from trainverify.prove.algebra.terms import Poly, TooLarge, Unsupported, scale
+from trainverify.prove.algebra.terms import Index, Poly, TooLarge, Unsupported, scale
 from trainverify.prove.algebra.values import Missing, Values, get
+from trainverify.prove.listed.claims import BlockClaim, Propose, Proposer
 from trainverify.prove.listed.collectives import ListedCollectives
 from trainverify.prove.listed.forms import ListedForms
-from trainverify.prove.listed.guesses import Guesses
 from trainverify.prove.listed.held import ListedHeld
 from trainverify.prove.listed.opened import Opened
 
@@ -32,13 +32,13 @@ BLOCKS: Final = 50_000  # of all tensors of all ranks
 LOST: Final = 30_000  # terms written out for equations that seem to hold and are not shown, before the rest is not tried
 
 
-def prove(system: System, wanted: Sequence[Obligation]) -> Proof:
+def prove(system: System, wanted: Sequence[Obligation], propose: Propose) -> Proof:
     """Try to prove every obligation at full size, with listed digits."""
     if system.plan.size > RANKS:
         return Proof(failed=dict.fromkeys(wanted, f"{system.plan.size} ranks are too many to list"))
     if sum(len(system.unit_programs[k.unit].ops) * len(k.ranks) for k in system.schedule.classes) > OPS:
         return Proof(failed=dict.fromkeys(wanted, "too many ops to take ranks one by one"))
-    prover = ListedProver(system.listed())
+    prover = ListedProver(system.listed(), propose)
     count = prover.blocks()
     if count > BLOCKS:
         return Proof(failed=dict.fromkeys(wanted, f"{count:,} blocks are too many to list"))
@@ -55,12 +55,14 @@ class Lost(Exception):
 class ListedProver(Prover):
     forms: ListedForms
 
-    def __init__(self, system: System):
+    def __init__(self, system: System, propose: Propose):
         super().__init__(system, enumerate_all=True, blocks=False)
         self.forms = ListedForms(self.kernel, system.inference.axes, dict(system.logical.domains))
         self.held = ListedHeld(self.ranks, self.forms, self.logical, self.local)
         self.collectives = ListedCollectives(self.ranks, self.forms)
-        self.guesses: Guesses | None = None
+        self._propose = propose
+        self.proposer: Proposer | None = None
+        self._spoken: dict[int, tuple[str, Value, Dims]] = {}  # what is proposed, by number
         self.opened = Opened(self.kernel)
         self._shown: dict[object, Poly] = {}  # form of a plan → the logical one that it equals
         self._once: dict[object, Poly] = {}
@@ -84,17 +86,30 @@ class ListedProver(Prover):
 
     def _run_plan(self) -> None:
         self.kernel.keep_constants = True  # every rank and micro-batch is written out: constants are what they are
-        self.guesses = Guesses(self.system, self.forms)
-        if self.guesses.small is None:
+        self.proposer = proposer = self._propose(self.system, self.forms.grid)
+        if proposer is None:
             raise Lost("the plan is too large to be run at full size")
         for name, value in self.logical.all_items():
             if not isinstance(value, Exception):
-                self.guesses.add(name, value, self.system.scope.dims[name])
+                dims: Dims = self.system.scope.dims[name]
+                self._name(proposer.add(name, dims), name, value, dims)
         for op, steps in self._steps:
-            arrays = self.guesses.steps(op, [node for node, _, _ in steps])
-            for (_, value, dims), found in zip(steps, arrays, strict=False):
-                self.guesses.add(f"a step of {op.outputs[0]}", value, dims, found)
+            values = proposer.steps(op, [node for node, _, _ in steps])
+            for (_, value, its), found in zip(steps, values, strict=False):
+                name = f"a step of {op.outputs[0]}"
+                self._name(proposer.add(name, its, found), name, value, its)
         super()._run_plan()
+
+    def _name(self, number: int | None, name: str, value: Value, dims: Dims) -> None:
+        if number is not None:
+            self._spoken[number] = (name, value, dims)
+
+    def _claimed(self, claim: BlockClaim, dims: Dims) -> Poly:
+        """The form that a block of a tensor is claimed to have."""
+        _, forms, other = self._spoken[claim.tensor]
+        here, there = self.forms.grid(dims).active(claim.block), self.forms.grid(other).active(claim.other)
+        names: dict[Index, Index] = {-1 - there[o]: -1 - here[i] for i, o in enumerate(claim.order)}
+        return scale(self.kernel.substitute(forms[claim.other], names), claim.factor)
 
     def _run_op(self, i: int, n: int, env: Values) -> None:
         self._here = i
@@ -142,17 +157,19 @@ class ListedProver(Prover):
 
     def _known(self, value: Value, name: str, scope: Scope) -> Value:
         """Blocks of a plan's tensor under the names that the logical program has for them, where that can be shown."""
-        if self._here is None or self.guesses is None:
+        if self._here is None or self.proposer is None:
             return value
         k = self.kernel
         strange = {key: frozenset(p.items()) for key, p in value.items() if any(u >= k.named for m in p for u, _, _ in m)}
         rank = self.instances[self._here].rank
         fresh = [key for key, p in strange.items() if p not in self._shown]
-        for key, other, same in self.guesses.of(rank, name, scope.dims[name], fresh) if fresh else ():
+        dims = scope.dims[name]
+        for claim in self.proposer.of(rank, name, dims, fresh) if fresh else ():
+            key, same = claim.block, self._claimed(claim, dims)
             if strange[key] not in self._shown and self.opened.vanishes(k.add(value[key], scale(same, -1))):
                 self._shown[strange[key]] = same
             elif self.opened.lost > LOST:
-                raise Lost(f"{name} on rank {rank} seems to be {other}, but their forms differ")
+                raise Lost(f"{name} on rank {rank} seems to be {self._spoken[claim.tensor][0]}, but their forms differ")
         return {key: self._shown.get(strange[key], p) if key in strange else p for key, p in value.items()}
 
     def _send(self, meeting: MeetingAxes) -> list[int]:
