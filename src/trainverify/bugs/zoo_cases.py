@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from trainverify.bugs import plant as p
@@ -112,21 +112,22 @@ def _several(id: str, model: Wish, cause: Cause, at: str, change: p.Change) -> t
     return tuple(ZooCase(id, model, (Plant(at, change, n),), cause, systematic=True) for n in (2, 5, None))
 
 
-DEEP = Wish("llama3-8b", Degrees(dp=2, tp=2, sp=True), layers=4)
+DEEP = Wish("llama3-8b", Degrees(dp=2, tp=2, sp=True), layers=3)
+BROAD = replace(DEEP, layers=2)
 NORMS = r"layers\.\d+\.(attention|ffn)_norm\.grad\.tp"
 GRADS = r"layers\.\d+\.(attention|feed_forward)\.w\w\.grad\.dp"
 FINAL = r"layers\.\d+\.(attention|feed_forward)\.w\w\.grad\.final"
 SYSTEMATIC: tuple[ZooCase, ...] = (
     *_several("B06", DEEP, C.MISSING_REDUCTION, NORMS, p.left_out),
-    *_several("B22", DEEP, C.MISSING_REDUCTION, GRADS, p.left_out),
+    *_several("B22", BROAD, C.MISSING_REDUCTION, GRADS, p.left_out),
     *_several(
         "B08", Wish("llama3-8b", Degrees(dp=2, tp=2), layers=3), C.MISSING_REDUCTION, r"mb0/layers\.\d+\.\w+\.normed\.grad", p.left_out
     ),
-    *_several("B14", DEEP, C.EXTRA_REDUCTION, GRADS, p.also_over("tp")),
-    *_several("B85", DEEP, C.WRONG_REDUCTION, GRADS, p.with_attrs(op="avg")),
-    *_several("B69", DEEP, C.WRONG_FACTOR, FINAL, p.scaled(HALF)),
-    *_several("B30", DEEP, C.WRONG_GROUP, GRADS, p.over("tp")),
-    *_several("B16", DEEP, C.STALE_INPUT, FINAL, p.reading(0, "", r"\.dp$")),
-    *_several("B122", DEEP, C.MISSING_UPDATE, r"layers\.\d+\.(attention|feed_forward)\.w\w\.new", p.stays),
-    *_several("B125", DEEP, C.OPTIMIZER_SETTING, r"layers\.\d+\.(attention|feed_forward)\.w\w\.new", p.with_attrs(weight_decay=0.0)),
+    *_several("B14", BROAD, C.EXTRA_REDUCTION, GRADS, p.also_over("tp")),
+    *_several("B85", BROAD, C.WRONG_REDUCTION, GRADS, p.with_attrs(op="avg")),
+    *_several("B69", BROAD, C.WRONG_FACTOR, FINAL, p.scaled(HALF)),
+    *_several("B30", BROAD, C.WRONG_GROUP, GRADS, p.over("tp")),
+    *_several("B16", BROAD, C.STALE_INPUT, FINAL, p.reading(0, "", r"\.dp$")),
+    *_several("B122", BROAD, C.MISSING_UPDATE, r"layers\.\d+\.(attention|feed_forward)\.w\w\.new", p.stays),
+    *_several("B125", BROAD, C.OPTIMIZER_SETTING, r"layers\.\d+\.(attention|feed_forward)\.w\w\.new", p.with_attrs(weight_decay=0.0)),
 )

@@ -141,7 +141,8 @@ class Likes:
             if now is not None and same:
                 was, right = next((self._given(a), self._given(b)) for a, b in zip(now, new, strict=True) if not a.same(b))
                 text = f"{op.name} brings {was} where {other[1]} shows that {right} is meant"
-                cause = self._repeated(c, op, inputs) or cause
+            if now is not None and (why := self._one_more(c, op, theirs, inputs)) is not None:
+                text, cause = f"{short(op)} is one too many: {op.inputs[0]} is what is needed", why
             elif now is not None and op.name == theirs.name and all(_turned(a, b) for a, b in zip(now, new, strict=True)):
                 ranks = [self.classes[d].ranks[row] for d, row, _ in now[0].senders]
                 text, cause = f"{op.name} has its ranks in another order than {other[1]}: {ranks}", Cause.WRONG_ORDER
@@ -152,10 +153,10 @@ class Likes:
         made = self.graph.ops.get(right)
         return made is not None and mine[1] in made.inputs and not self.graph.users.get(right)
 
-    def _repeated(self, c: int, op: Op, inputs: Inputs) -> Cause | None:
-        """What is wrong with a collective of its own result."""
+    def _one_more(self, c: int, op: Op, theirs: Op, inputs: Inputs) -> Cause | None:
+        """What is wrong with a collective of what is made as a sibling is already."""
         given = self.graph.ops.get((c, str(op.inputs[0])))
-        return of_dropped(op) if given is not None and same_text(given, op) and given.inputs == tuple(inputs) else None
+        return of_dropped(op) if given is not None and same_text(given, theirs) and given.inputs == tuple(inputs) else None
 
     def _given(self, a: Arrival) -> str:
         names = " and ".join(dict.fromkeys(t for _, _, t in a.senders))

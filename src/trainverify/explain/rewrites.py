@@ -15,7 +15,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Meeting
-from trainverify.explain.cause import SUMS, Cause, base_name
+from trainverify.explain.cause import COPIES, OPTIMIZERS, SUMS, Cause, base_name
 from trainverify.explain.communication import REDUCTIONS, Communication
 from trainverify.explain.likes import Likes
 from trainverify.explain.repair import Read, Repair, Site, short
@@ -170,17 +170,22 @@ class Rewrites:
         op, made = self.graph.ops[site[0]], self.graph.ops[pair[1]]
         text = f"takes {pair[0][1]} in place of {pair[1][1]}, which is made from it and which nothing uses"
         early = op.name in SUMS and made.name == "add"
-        yield Repair(text, edits, Cause.EARLY_REDUCTION if early else Cause.STALE_INPUT)
+        kept = op.name in COPIES and made.name in OPTIMIZERS
+        yield Repair(text, edits, Cause.EARLY_REDUCTION if early else Cause.MISSING_UPDATE if kept else Cause.STALE_INPUT)
 
     def _later(self, given: Node, user: Node) -> Iterator[Node]:
-        """Tensors that nothing uses, of the same shape, made from a tensor."""
+        """Tensors that nothing uses, of the same shape, made from a tensor: those that an op makes of it first."""
         if given not in self.graph.makers and given not in self.graph.users:
             return
         after = self.graph.after([given])
         for c, names in self._unused.items():
-            for t in names if c == given[0] else ():
+            for t in sorted(names, key=lambda t: not self._made_of((given[0], t), given[1])) if c == given[0] else ():
                 if (c, t) in after and (c, t) not in (given, user) and self._like(given, (c, t)):
                     yield c, t
+
+    def _made_of(self, node: Node, tensor: str) -> bool:
+        op = self.graph.ops.get(node)
+        return op is not None and tensor in op.inputs
 
     def _like(self, a: Node, b: Node) -> bool:
         return self.shapes[a[0]][a[1]] == self.shapes[b[0]][b[1]] and self._value(a).dtype.kind == self._value(b).dtype.kind

@@ -20,7 +20,7 @@ from trainverify.evaluate.run import NotComputed, PlanValues
 from trainverify.evaluate.small import Small
 from trainverify.explain.attributes import Attributes
 from trainverify.explain.by_line import ByLine
-from trainverify.explain.cause import COLLECTIVES, SUMS, Cause
+from trainverify.explain.cause import COLLECTIVES, OPTIMIZERS, SUMS, Cause
 from trainverify.explain.communication import Communication
 from trainverify.explain.factors import Factors
 from trainverify.explain.fingerprints import Fingerprints
@@ -196,7 +196,8 @@ class Search:
         """One change of all that a statement makes, forward and backward; what is likely first."""
         start = self.runs
         for repairs, fits, last in self._statement_kinds():
-            sites = [s for s in self.statements.of(fits, last) if self._bits(s, reached) == every]
+            sites = self._failing(self.statements.of(fits, last), good)
+            sites = [s for s in sites if self._bits(s, reached) == every]
             sites.sort(key=lambda s: bool(self._bits(s, good)))
             if found := self._first(Kind(repairs, suspicious=False), sites, total=start + MOST_RUNS):
                 return self._refined(found)
@@ -209,9 +210,11 @@ class Search:
         return [
             (lambda s: w.scaled(s, self.factors) if self._one_loss(s) else iter(()), literal, True),
             (w.extra_reduction, named(*SUMS), False),
+            (lambda s: r.dropped(s) if len(s) > 1 else iter(()), named(*SUMS), False),
             (self.places.other_slot, named("eq"), False),
             (lambda s: self.places.permuted_slots(s, self.points[0].logical), named("eq"), False),
             (self.attributes.one_count, any_op, False),
+            (self.attributes.other_attribute, named(*OPTIMIZERS), False),
             (w.stale_input, any_op, False),
             (talk.missing_sum, copy, False),
             (w.summed_input, named("slice"), False),
@@ -237,6 +240,15 @@ class Search:
             (lambda s: talk.in_place(s, ("avg", "max", "sum")), named(*SUMS), False),
             (lambda s: talk.missing_sum(s) if len(s) > 1 else iter(()), lambda op: op.name in CONTRACTIONS, False),
         ]
+
+    @staticmethod
+    def _failing(sites: Sequence[Site], good: Mapping[Node, int]) -> list[Site]:
+        """Sites without the tensors that an output depends on which is right, if some are left, before the whole ones."""
+        found: dict[Site, None] = {}
+        for site in sites:
+            left = tuple(n for n in site if n not in good)
+            found |= dict.fromkeys((left, site) if 1 < len(left) < len(site) else (site,))
+        return list(found)
 
     def _one_loss(self, site: Site) -> bool:
         """Whether a plan has several losses and a site belongs to one of them."""

@@ -47,12 +47,18 @@ class Statements:
         return list(found.values())
 
     def _parts(self, nodes: list[Node]) -> list[list[Node]]:
-        """All tensors of a line, and those of one op, one number or one phase."""
+        """All tensors of a line, and those of one op, one number, one phase, or with the same attributes."""
         groups: dict[tuple[object, ...], list[Node]] = {}
         for node in nodes:
             op = self.graph.ops[node]
             found = numbers(node[1])
-            keys: list[tuple[object, ...]] = [("name", node[1]), ("op", self._forward(op)), ("all",), ("made", op.name)]
+            keys: list[tuple[object, ...]] = [
+                ("name", node[1]),
+                ("op", self._forward(op)),
+                ("all",),
+                ("made", op.name),
+                ("said", op.name, op.attrs),
+            ]
             keys += [("number", i, n) for i, n in enumerate(found)]
             for key in keys:
                 groups.setdefault(key, []).append(node)
