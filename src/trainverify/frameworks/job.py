@@ -26,6 +26,7 @@ from trainverify.translate.targets import CaptureError
 
 ALL_RANKS: Final = 16  # up to so many, every rank is captured
 AT_ONCE: Final = 4  # ranks after which captures are kept: what is interrupted goes on from there
+SECONDS: Final = 3600.0  # of the clock that one process may take: on a busy machine a rank of a large model takes many minutes
 BY_CHANCE: Final = 3  # ranks besides the corners
 
 
@@ -82,7 +83,7 @@ def captured(job: Job, table: OpTable, tell: Callable[[str], None], all_ranks: b
             def count(text: str, done: int = i) -> None:
                 tell(f"{text}; {done} of {len(ranks)} ranks are there")
 
-            reference, some = captures(*given, count, ranks=ranks[i : i + few], choices=choices, cache=cache)
+            reference, some = captures(*given, count, SECONDS, ranks=ranks[i : i + few], choices=choices, cache=cache)
             found += some
         return reference, found
 
