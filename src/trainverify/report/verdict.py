@@ -251,6 +251,7 @@ def _place_json(p: Place) -> dict[str, Any]:
         "cause": p.cause,
         "category": None if p.category is None else p.category.name,
         "repair": p.repair,
+        "others": list(p.others),
     }
 
 

@@ -69,7 +69,7 @@ def unlocated(case: Case, difference: Difference) -> Report:
     o = difference.obligation
     case.stop_if_contested([o])
     place = Place(o.output.tensor, None, difference.rank, difference.layout.local, None, "seen at full size only: not searched")
-    reason = f"{o} differs on rank {difference.rank}; first wrong tensor: {place.tensor} on rank {place.rank}"
+    reason = f"{o} differs on rank {difference.rank}; first wrong tensor: {place.named} on rank {place.rank}"
     note = f"counterexample: random inputs of seed {difference.seed}, {CLASSES}"
     return Report("REFUTED", reason, case.subject, case.findings, case.shown("agreed", {o: "different"}), difference, place, notes=(note,))
 
