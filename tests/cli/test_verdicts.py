@@ -225,4 +225,5 @@ def test_out_of_memory_is_no_verdict_about_the_plan(run: Run, monkeypatch: pytes
         raise MemoryError
 
     monkeypatch.setattr("trainverify.cli.verify.verify", broken)
-    assert run("verify", "model.json", "good.json")[:2] == (3, "UNKNOWN good.json against model.json: out of memory\n")
+    code, out, _ = run("verify", "model.json", "good.json")
+    assert (code, out.splitlines()[0]) == (3, "UNKNOWN good.json against model.json: out of memory")

@@ -155,7 +155,7 @@ class Likes:
 
     def _one_more(self, c: int, op: Op, theirs: Op, inputs: Inputs) -> Cause | None:
         """What is wrong with a collective of what is made as a sibling is already."""
-        given = self.graph.ops.get((c, str(op.inputs[0])))
+        given = self.graph.ops.get((c, str(op.inputs[0]))) if op.inputs else None  # a receive has none
         return of_dropped(op) if given is not None and same_text(given, theirs) and given.inputs == tuple(inputs) else None
 
     def _given(self, a: Arrival) -> str:

@@ -207,8 +207,8 @@ def test_what_the_logical_program_divides_by_elsewhere_is_not_zero(by: str, verd
     monkeypatch.setattr(expressions, "FEW", 0)
     assert verify(normalized(None), normalized(by), engine="smt", points=1).verdict == verdict
     engine, _ = cut(normalized(None), single(normalized(by)))
-    engine._rounds()
-    assert ((0, 0, "own") in engine.ledger.cutter.dropped) == (verdict == "UNKNOWN")  # not only where both elements are wanted
+    engine._rounds(engine._open())
+    assert ((0, 0, "own") in engine.ledger.claims.dropped) == (verdict == "UNKNOWN")  # not only where both elements are wanted
 
 
 def weighed(mask: str | None, wide: bool = False, spread: bool = False) -> tv.Program:

@@ -84,12 +84,12 @@ def test_rows_that_are_chosen_together_are_told_apart(monkeypatch: pytest.Monkey
     assert rows(aligned(layers(5), single(layers(5))), "y0.grad") == 1
 
 
-@pytest.mark.parametrize(("count", "verdict"), [(3, "REFUTED"), (5, "UNKNOWN")])
-def test_rows_that_are_mixed_up_are_not_shown(count: int, verdict: str) -> None:
-    """On most points all rows are open, or none is; of five layers behind each other on all that are looked at."""
+@pytest.mark.parametrize("count", [3, 5])
+def test_rows_that_are_mixed_up_are_not_shown(count: int) -> None:
+    """REFUTED: on most points all rows are open, or none is; of five layers behind each other one of the last points shows it."""
     wrong = layers(count, wrong=True)
     assert "loss" not in {str(o) for o in agree.staged(layers(count), single(wrong)).proved}
-    assert verify(layers(count), wrong, engine="smt", points=16).verdict == verdict
+    assert verify(layers(count), wrong, engine="smt", points=16).verdict == "REFUTED"
 
 
 def test_stages_that_are_out_of_time_say_what_the_algebra_says(monkeypatch: pytest.MonkeyPatch) -> None:
