@@ -53,6 +53,8 @@ def test_rows() -> None:
         agree(lambda a, b: back(make(a, b) + make(b, b)), real(2, 3), real(2, 3) * 2),
         agree(lambda a, b: back(-make(a, b)), real(2, 3), real(2, 3) * 2),
         agree(lambda a, b: back(make(a, b).conj().clone()), real(2, 3), real(2, 3) * 2),
+        agree(lambda a, b: back(torch.conj_physical(make(a, b))), real(2, 3), real(2, 3) * 2),
+        agree(lambda a, b: back(torch.conj_physical(make(a, b).conj())), real(2, 3), real(2, 3) * 2),
         agree(lambda a, b: back(make(a, b).t().contiguous()), real(2, 3), real(2, 3) * 2),
         agree(lambda a, b: back(torch.polar(a, b)), real(2, 3).abs(), real(2, 3)),
         agree(lambda a, b, i: back(make(a, b)[i]), real(5, 3), real(5, 3) * 2, POSITIONS),
@@ -75,6 +77,7 @@ def test_rows() -> None:
         lambda a, b: back(torch.complex(a, b) + a),
         lambda a, b: back(torch.add(torch.complex(a, b), torch.complex(b, a), alpha=2)),
         lambda a, b: torch.complex(a, b).abs(),
+        lambda a, b: torch.complex(a, b).to(torch.float32),  # its real part
         lambda a, b: torch.complex(a, b).conj().imag * 1,  # negated when it is read
     ],
 )

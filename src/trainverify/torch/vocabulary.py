@@ -6,6 +6,7 @@ or it clamps shifted ids to its rows and multiplies by `inside` = ids ≥ start 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -80,6 +81,8 @@ def clamped(e: Emitter, name: str | None, rows: int, mask: str | None) -> tuple[
 def is_copied(e: Emitter, name: str | None) -> bool:
     """Whether all elements of a tensor are elements of sources: then they are finite."""
     op = e.made.get(name)
+    if op is not None and op.name == "full" and not math.isfinite(op.get("value")):
+        return False
     return op is None or (op.name in _COPIES and all(is_copied(e, i) for i in op.inputs if i is not None))
 
 

@@ -77,12 +77,18 @@ def neg(a: Arguments) -> str:
     return a.e.op("neg", (a.tensor("self"),))
 
 
-@row("aten::clone", "aten::_to_copy", "aten::_conj_physical", "aten::alias_copy")
+@row("aten::clone", "aten::_to_copy", "aten::alias_copy")
 def copy_of(a: Arguments) -> str:
     a.ignore("memory_format", "device", "layout", "pin_memory", "non_blocking", "dtype")
-    if not _is_complex(a, "self"):
-        raise Unmapped("a real tensor that becomes complex")
-    return a.tensor("self")
+    x = a.tensor("self")
+    if not _is_complex(a, "self") or a.out[0] is None or a.out[0].shape != a.e.shape(x):
+        raise Unmapped("a real tensor that becomes complex, or the real part of a complex one")
+    return x
+
+
+@row("aten::_conj_physical", "aten::conj_physical")
+def conjugated(a: Arguments) -> str:
+    return conjugate(a.e, a.tensor("self"))
 
 
 @row("aten::gather")
