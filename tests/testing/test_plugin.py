@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -33,7 +34,8 @@ def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     (folder / "test_plans.py").write_text(SUITE, "utf-8")
     path = f"pythonpath={ROOT / 'tests'} {ROOT / 'src'}"
     call = [sys.executable, "-m", "pytest", "-q", *PLUGIN, "-p", "no:cacheprovider", "-o", path, *arguments, "."]
-    return subprocess.run(call, cwd=folder, capture_output=True, encoding="utf-8", timeout=300)
+    plain = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
+    return subprocess.run(call, cwd=folder, env=plain, capture_output=True, encoding="utf-8", timeout=300)
 
 
 def test_the_message_is_the_explanation(tmp_path: Path) -> None:
