@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import trainverify as tv
+from trainverify import cli, files
 from trainverify.build.tape import BuildError
 from trainverify.graph.plan import Edit, Plan
 from trainverify.graph.program import Op
@@ -137,7 +139,28 @@ def test_numbers_are_those_of_one_step_after_the_other() -> None:
     np.testing.assert_allclose(found["step 2/w.new"], w.detach().numpy(), rtol=1e-9)
 
 
-def test_edits_of_one_step_are_refused() -> None:
+def test_only_optimizers_count_on() -> None:
+    """A slice has a `step` too."""
+    b = tv.program("sliced")
+    x, w = b.input("x", (3, 8)), b.parameter("w", (2, 8))
+    b.loss(b.sum(b.linear(x, w, name="y"), name="loss"))
+    b.phase = "optimizer"
+    b.metric("half", b.slice(w, dim=1, start=0, stop=8, step=2, name="half"))
+    program = tv.several_steps(b.build())
+    found = {o: op for op in program.ops for o in op.outputs}
+    assert found["half"].get("step") == found["step 2/half"].get("step") == 2
+
+
+def test_several_steps_of_several_are_refused() -> None:
+    with pytest.raises(BuildError, match="several steps already"):
+        tv.several_steps(tv.several_steps(logical("sgd")))
+
+
+def test_edits_of_one_step_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edited = changed(plan("adamw"), "w.new", not_counted, rank=1)
     with pytest.raises(BuildError, match="edit the plan of several steps"):
         tv.several_steps(edited)
+    files.write(tmp_path / "model.json", logical("adamw"))
+    files.write(tmp_path / "plan.json", edited)
+    assert cli.run(["verify", str(tmp_path / "model.json"), str(tmp_path / "plan.json"), "--steps", "2"]) == 2
+    assert capsys.readouterr().err.startswith("error: --steps 2: regression: edits of single ranks")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trainverify import files
+from trainverify.build.tape import BuildError
 from trainverify.cli.judged import EngineName, Memory, judged
 from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
 from trainverify.cli.user_ops import OpsFile, table_with
@@ -66,8 +67,10 @@ def command(
     def work(tell: Callable[[str], None]) -> Report:
         table = table_with(ops)
         one, many = inputs(tell)
-        if steps > 1:
+        try:
             one, many = several_steps(one, steps), several_steps(many, steps)
+        except BuildError as error:
+            raise Refused(f"--steps {steps}: {error}") from error
         return verify(one, many, table, points, seed, tell, engine, workers, accept_reduced, fail_fast)
 
     return judged(

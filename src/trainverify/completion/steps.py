@@ -1,7 +1,8 @@
 """Several training steps as one: parameters and state pass from each to the next, every step has a batch of its own.
 
 Tensors of the first step keep their names, those of step k are called `step k/NAME`. Losses and metrics of all steps
-are reported; gradients, new values and state are those of the last one.
+are reported; gradients, new values and state are those of the last one. The ops `sgd` and `adamw` count on; an optimizer that
+is written in other ops is repeated as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, overload
 
 from trainverify.build.tape import BuildError
+from trainverify.completion.optimizers import SGD, AdamW
 from trainverify.graph.gradients import GRADIENT
 from trainverify.graph.lineage import Layout
 from trainverify.graph.plan import Plan
@@ -50,12 +52,15 @@ def _program(step: Program, steps: int) -> Program:
     now = {n: n for n in (*step.parameters, *step.state)}  # what each parameter and state is by now
     for k in range(steps):
         names = {n: name_in(n, k) for n in step.tensors} | now
-        tensors |= {names[n]: t for n, t in step.tensors.items()}
+        made = {names[n]: t for n, t in step.tensors.items() if names[n] not in now.values()}
+        if twice := made.keys() & tensors.keys():
+            raise BuildError(f"{step.name}: {min(twice)} is the name of two tensors: it has several steps already")
+        tensors |= made | {n: step.tensors[n] for n in now}
         inputs += [names[n] for n in step.inputs]
         domains |= {names[n]: step.domains[n] for n in step.inputs if n in step.domains}
         ops += [_renamed(op, names, k) for op in step.ops]
         last = k == steps - 1
-        outputs += [made for o in step.outputs for made in _reported(o, names, k, last)]
+        outputs += [found for o in step.outputs for found in _reported(o, names, k, last)]
         now = now | {str(o.of): names[o.tensor] for o in step.outputs if o.role in CARRIED}
     return replace(step, tensors=tensors, inputs=tuple(inputs), ops=tuple(ops), outputs=tuple(outputs), domains=domains)
 
@@ -88,7 +93,7 @@ def _layouts(lineage: Iterable[Layout], kept: set[str], step: int, last: bool) -
 def _renamed(op: Op, names: Mapping[str, str], step: int) -> Op:
     inputs = tuple(None if i is None else names[i] for i in op.inputs)
     made = replace(op, inputs=inputs, outputs=tuple(names[o] for o in op.outputs), forward=names.get(op.forward or "", op.forward))
-    return made if not step else made.with_attrs(**_counted(op, step)) if op.phase == "optimizer" else made
+    return made.with_attrs(**_counted(op, step)) if step and op.name in (SGD.op, AdamW.op) else made
 
 
 def _counted(op: Op, step: int) -> dict[str, Any]:

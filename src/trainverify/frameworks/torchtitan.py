@@ -87,7 +87,9 @@ def _memory(config: Any) -> None:
 
 
 def _logged(config: Any) -> None:
-    _trainer().int = lambda tensor: tensor
+    import torch
+
+    _trainer().int = lambda x: x if isinstance(x, torch.Tensor) else int(x)
 
 
 def _initial_values(config: Any) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
+import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -40,8 +42,10 @@ def default_folder() -> Path:
 
 @functools.cache
 def version() -> str:
-    """Of this package: what its files say."""
-    found = hashlib.sha256()
+    """Of this package, what its files say; of Python and the libraries that verdicts rest on, their numbers."""
+    found = hashlib.sha256(sys.version.encode())
+    for library in ("numpy", "python-flint", "z3-solver"):
+        found.update(importlib.metadata.version(library).encode() + b"\0")
     root = Path(__file__).parent.parent
     for path in sorted(root.rglob("*.py")):
         found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")

@@ -33,7 +33,12 @@ class Claims:
         self.dropped: set[Place] = set()  # claims that turned out to be unprovable
         self.same = np.arange(elements.count)  # logical element → the one that it is claimed to equal, or NOTHING
         for place, claim in self.tensors.items():
-            if elements.graph.kind(place) != "real" or claim.ids.shape != (math.prod(elements.graph.shape(place)),):
-                raise ValueError(f"a claim that is none: {elements.graph.show(place)}")
+            self.check(elements, claim)
             if place[0] == LOGICAL:
                 self.same[elements.ids[place[2]].reshape(-1)] = claim.ids
+
+    def check(self, elements: Elements, claim: Claim) -> None:
+        """A claim is about real numbers, and about every element of its tensor."""
+        graph = elements.graph
+        if graph.kind(claim.place) != "real" or claim.ids.shape != (math.prod(graph.shape(claim.place)),):
+            raise ValueError(f"a claim that is none: {graph.show(claim.place)}")

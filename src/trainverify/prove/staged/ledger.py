@@ -151,6 +151,7 @@ class Ledger:
 
     def rename(self, claim: Claim) -> set[Node]:
         """Another claim about a tensor: its stage goes, and all that rest on it; they are to be cut again."""
+        self.claims.check(self.elements, claim)
         self.claims.tensors[claim.place] = claim
         gone = {node for node, stage in self.stages.items() if node == claim.place or claim.place in stage.uses}
         for node in gone:
@@ -182,7 +183,7 @@ class Ledger:
     def proved(self, wanted: Sequence[Obligation]) -> list[Obligation]:
         """Those all goals of which are shown."""
         valid = self.valid()
-        return [o for o in wanted if o in self.goals_of and valid.issuperset(self.goals_of[o])]
+        return [o for o in wanted if self.goals_of.get(o) and valid.issuperset(self.goals_of[o])]
 
     def failure(self, stage: Stage) -> Result | None:
         """The first element of a stage that was not shown."""
