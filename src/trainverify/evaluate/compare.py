@@ -28,7 +28,7 @@ from trainverify.evaluate.run import (
     run_plan,
     run_plans,
 )
-from trainverify.evaluate.small import Small
+from trainverify.evaluate.small import Small, shares
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Holding, Obligation
 from trainverify.primitives.node import Node, ordered
@@ -95,17 +95,13 @@ def _place(small: Small, layout: Layout, position: int) -> tuple[int, ...]:
 def _added_up(small: Small, layout: Layout, rank: int, part: Part, plan: PlanValues) -> Array:
     """A rank's share plus one copy of every other share of the same region."""
     assert part.partial is not None
-    op, own, n = part.partial
-    shares = {own: (rank, part)}
-    for (lay, other), parts in small.parts.items():
-        for p in parts:
-            if lay == layout and p.partial is not None and p.logical == part.logical and p.partial[1] != own:
-                shares.setdefault(p.partial[1], (other, p))
-    if len(shares) < n:
+    op, _, n = part.partial
+    found = shares(small, layout, rank, part)
+    if found is None:
         raise NotComputed(f"share of {layout} that no rank holds")
     at = places(small)
     total: Array = 0
-    for other, p in shares.values():
+    for other, p in found:
         value = plan.get(*at[other], layout.local)
         if value is None:
             raise NotComputed(f"{layout.local} on rank {other}")

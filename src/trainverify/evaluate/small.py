@@ -156,6 +156,18 @@ class Small:
         return {r: (c, row) for c, k in enumerate(self.classes) for row, r in enumerate(k.ranks)}
 
 
+def shares(small: Small, layout: Layout, rank: int, part: Part) -> list[tuple[int, Part]] | None:
+    """A rank's share of a partial value and one copy of every other share of the same region; None if one is nowhere."""
+    assert part.partial is not None
+    _, own, n = part.partial
+    found = {own: (rank, part)}
+    for (other, at), parts in small.parts.items():
+        for p in parts:
+            if other == layout and p.partial is not None and p.logical == part.logical:
+                found.setdefault(p.partial[1], (at, p))
+    return list(found.values()) if len(found) >= n else None
+
+
 def _covers(part: Part, shape: tuple[int, ...]) -> bool:
     """Whether a part is a whole local tensor."""
     if part.padding or part.partial is not None or any(part.local):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainverify.domains.arrays import Array
+from trainverify.evaluate.small import shares
 from trainverify.graph.lineage import Layout, Part, region
 from trainverify.graph.obligations import Obligation
 from trainverify.prove.staged.claims import Claim, Claims
@@ -108,22 +109,15 @@ class Ledger:
 
     def _terms(self, lay: Layout, rank: int, part: Part) -> tuple[Summand, ...]:
         small = self.small
-        shares: dict[int, tuple[int, Part]] = {}
-        if part.partial is None:
-            shares[0] = (rank, part)
-            number = Fraction(1)
-        else:
-            op, own, n = part.partial
-            shares[own] = (rank, part)
-            for (other, at), parts in small.parts.items():
-                for p in parts:
-                    if other == lay and p.partial is not None and p.logical == part.logical:
-                        shares.setdefault(p.partial[1], (at, p))
-            if len(shares) < n:
+        found, number = [(rank, part)], Fraction(1)
+        if part.partial is not None:
+            op, _, n = part.partial
+            added = shares(small, lay, rank, part)
+            if added is None:
                 raise NoStage(f"a share of {lay} that no rank holds")
-            number = Fraction(1, n) if op == "avg" else Fraction(1)
+            found, number = added, Fraction(1, n) if op == "avg" else Fraction(1)
         terms = []
-        for at, p in shares.values():
+        for at, p in found:
             c, row = small.places[at]
             place = self.elements.graph.first((c, row, lay.local))
             terms.append(Summand(number, place, _region(p, small.local_shapes[c][lay.local])))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from trainverify.evaluate.example import Example
 from trainverify.evaluate.flow import Task, tasks_of
-from trainverify.evaluate.small import Meeting, Small, Step
+from trainverify.evaluate.small import Meeting, Small, Step, shares
 from trainverify.graph.lineage import Layout, Part
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op
@@ -195,13 +195,9 @@ def _both(small: Small, o: Obligation, layout: Layout, rank: int, part: Part) ->
     want = _taken(small, part, layout.logical, f"whole[{layout.logical!r}]")
     if part.partial is None:
         return _region(part, local, shape), want
-    op, own, n = part.partial
-    shares = {own: (rank, part)}
-    for (lay, other), parts in small.parts.items():
-        for p in parts:
-            if lay == layout and p.partial is not None and p.logical == part.logical and p.partial[1] != own:
-                shares.setdefault(p.partial[1], (other, p))
-    if len(shares) < n:
+    op, _, n = part.partial
+    found = shares(small, layout, rank, part)
+    if found is None:
         raise Unwritable(f"a share of {o} that no rank holds")
-    total = " + ".join(_region(p, f"ranks[{r}][{layout.local!r}]", shape) for r, p in shares.values())
+    total = " + ".join(_region(p, f"ranks[{r}][{layout.local!r}]", shape) for r, p in found)
     return f"({total}) / {n}" if op == "avg" else total, want
