@@ -4,25 +4,8 @@ from __future__ import annotations
 
 import ast
 from graphlib import TopologicalSorter
-from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src"
-
-
-def imports() -> dict[str, set[str]]:
-    """Of every module the modules of the package that it imports, anywhere in it."""
-    modules = {".".join(p.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): p for p in SOURCE.rglob("*.py")}
-    found: dict[str, set[str]] = {}
-    for name, path in modules.items():
-        used: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module is not None:
-                inner = {f"{node.module}.{a.name}" for a in node.names}
-                used |= inner & modules.keys() if inner & modules.keys() else {node.module}
-            elif isinstance(node, ast.Import):
-                used |= {a.name for a in node.names}
-        found[name] = (used & modules.keys()) - {name}
-    return found
+from docs.imported import SOURCE, imports, reached
 
 
 def test_nothing_uses_the_tools() -> None:
@@ -43,16 +26,6 @@ def test_there_is_no_circle() -> None:
     assert len(found) > 200
     order = list(TopologicalSorter(found).static_order())  # raises CycleError with the files of a circle
     assert order.index("trainverify.primitives.node") < order.index("trainverify.verdicts")
-
-
-def reached(found: dict[str, set[str]], start: str) -> set[str]:
-    """Everything that a module imports, and what that imports."""
-    seen, stack = {start}, [start]
-    while stack:
-        fresh = found[stack.pop()] - seen
-        seen |= fresh
-        stack += fresh
-    return seen
 
 
 def test_what_is_trusted_sees_no_values_of_points() -> None:
