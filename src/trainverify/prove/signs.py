@@ -46,7 +46,7 @@ class Signs:
         assumed = {} if strict is None else _assumed(ops, strict)
         for n, op in enumerate(ops):
             given = tuple([(self.tensors[t], assumed.get(t, frozenset())) if t is not None else (Known(), frozenset()) for t in op.inputs])
-            key = (id(op.nodes), given, None if strict is None else strict.outputs[n])  # whoever asks keeps them
+            key = (op.nodes, given, None if strict is None else strict.outputs[n])
             if key not in self._known:
                 self._known[key] = _within(op, given, frozenset() if strict is None else strict.nodes[n])
             for t, x in zip(op.outputs, self._known[key], strict=True):
@@ -58,7 +58,7 @@ def _assumed(ops: Sequence[Step], strict: Strict) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for op, nodes in zip(ops, strict.nodes, strict=True):
         for node in topological(op.nodes):
-            if id(node) in nodes and node.prim == "map":
+            if node in nodes and node.prim == "map":
                 for k, what in conditions(*node.attrs):
                     at = _moved(node.args[k])
                     if at is not None:
@@ -66,31 +66,31 @@ def _assumed(ops: Sequence[Step], strict: Strict) -> dict[str, frozenset[str]]:
     return {t: frozenset(whats) for t, whats in found.items()}
 
 
-def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: frozenset[int]) -> list[Known]:
+def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: frozenset[Node]) -> list[Known]:
     """What is known of the outputs of an op."""
-    signs: dict[int, Sign] = {}
-    states: dict[int, int] = {}
-    levels: dict[int, int] = {}
-    divided: set[int] = set()  # nodes that may have no value by what they divide by, or take roots or logarithms of
+    signs: dict[Node, Sign] = {}
+    states: dict[Node, int] = {}
+    levels: dict[Node, int] = {}
+    divided: set[Node] = set()  # nodes that may have no value by what they divide by, or take roots or logarithms of
     inputs = [known for known, _ in given]
     states_given, levels_given, signs_given = [k.state for k in inputs], [k.level for k in inputs], [k.sign for k in inputs]
     for node in topological(op.nodes):
-        states[id(node)] = _state(node, states, states_given)
-        levels[id(node)] = FINITE if id(node) in strict else _state(node, levels, levels_given)
+        states[node] = _state(node, states, states_given)
+        levels[node] = FINITE if node in strict else _state(node, levels, levels_given)
         sign = _sign(node, signs, states, signs_given)
         fails = False
         if node.prim == "map":
             for k, what in conditions(*node.attrs):
-                known, at = signs[id(node.args[k])], _moved(node.args[k])
+                known, at = signs[node.args[k]], _moved(node.args[k])
                 granted = known == "positive" or (what == "nonneg" and known == "nonnegative") or (at is not None and what in given[at][1])
                 fails |= not granted
-        doubt = inputs[node.attrs[0]].unsure if node.prim == "input" else any(id(a) in divided for a in node.args)
-        masked = any(states[id(a)] != FINITE for a in node.args)  # 1/(1 + exp(−x)) is 0 at −∞
+        doubt = inputs[node.attrs[0]].unsure if node.prim == "input" else any(a in divided for a in node.args)
+        masked = any(states[a] != FINITE for a in node.args)  # 1/(1 + exp(−x)) is 0 at −∞
         infinite = (doubt or masked) and node.prim == "map" and node.attrs[0] in DIVIDES
-        signs[id(node)] = "nonnegative" if infinite and sign == "positive" else sign
-        if (doubt or fails) and id(node) not in strict:
-            divided.add(id(node))
-    return [Known(signs[id(o)], states[id(o)], id(o) in divided, levels[id(o)]) for o in op.nodes]
+        signs[node] = "nonnegative" if infinite and sign == "positive" else sign
+        if (doubt or fails) and node not in strict:
+            divided.add(node)
+    return [Known(signs[o], states[o], o in divided, levels[o]) for o in op.nodes]
 
 
 def _moved(node: Node) -> int | None:
@@ -100,9 +100,9 @@ def _moved(node: Node) -> int | None:
     return int(node.attrs[0]) if node.prim == "input" else None
 
 
-def _state(node: Node, known: Mapping[int, int], inputs: Sequence[int]) -> int:
+def _state(node: Node, known: Mapping[Node, int], inputs: Sequence[int]) -> int:
     """Of all elements: numbers, numbers or −∞, or anything."""
-    args = [known[id(a)] for a in node.args]
+    args = [known[a] for a in node.args]
     if node.prim == "one_hot" or (node.kind != "real" and node.prim != "input"):  # positions and truth values, whatever was looked at
         return FINITE
     match node.prim:
@@ -126,8 +126,8 @@ def weakest(signs: Sequence[Sign]) -> Sign:
     return None if None in signs else "nonnegative" if "nonnegative" in signs else "positive"
 
 
-def _sign(node: Node, known: Mapping[int, Sign], states: Mapping[int, int], inputs: Sequence[Sign]) -> Sign:
-    args = [known[id(a)] for a in node.args]
+def _sign(node: Node, known: Mapping[Node, Sign], states: Mapping[Node, int], inputs: Sequence[Sign]) -> Sign:
+    args = [known[a] for a in node.args]
     if node.kind == "bool":
         return "nonnegative"
     match node.prim:
@@ -156,7 +156,7 @@ def _sign(node: Node, known: Mapping[int, Sign], states: Mapping[int, int], inpu
         case "map":
             twice = len(node.args) == 2 and node.args[0] is node.args[1]
             param = node.attrs[1] if len(node.attrs) > 1 else None
-            return mapped(node.attrs[0], param, args, twice, all(states[id(a)] == FINITE for a in node.args))
+            return mapped(node.attrs[0], param, args, twice, all(states[a] == FINITE for a in node.args))
     return None
 
 

@@ -50,19 +50,19 @@ class Use:
 
 
 Asked = tuple[tuple[int, bool], ...]  # of the outputs of an op: what they must be, and whether they are taken loosely
-Within = tuple[frozenset[int], frozenset[int], dict[int, Use]]
+Within = tuple[frozenset[Node], frozenset[Node], dict[int, Use]]
 
 
 class Strict:
     """Of every op of a program, the nodes that must be finite, the roots that must be numbers, and what its outputs must be."""
 
     def __init__(self, wanted: Iterable[str], ops: Sequence[Step]):
-        self.nodes: list[frozenset[int]] = [frozenset()] * len(ops)
-        self.roots: list[frozenset[int]] = [frozenset()] * len(ops)
+        self.nodes: list[frozenset[Node]] = [frozenset()] * len(ops)
+        self.roots: list[frozenset[Node]] = [frozenset()] * len(ops)
         self.outputs: list[Asked] = [()] * len(ops)
         self.tensors: set[str] = set()  # that must be finite
         self.loose: set[str] = set()  # that may be infinite where the outputs are not
-        self._known: dict[tuple[int, Asked], Within] = {}
+        self._known: dict[tuple[tuple[Node, ...], Asked], Within] = {}
         uses: dict[str, Use] = {t: Use(whole=True) for t in wanted}
         for n in range(len(ops) - 1, -1, -1):
             op = ops[n]
@@ -76,28 +76,28 @@ class Strict:
 
     def _within(self, outputs: tuple[Node, ...], asked: Asked) -> Within:
         """The nodes of an op that must have a value if these outputs must, and what of its inputs must."""
-        key = (id(outputs), asked)  # whoever asks keeps them
+        key = (outputs, asked)
         if key not in self._known:
-            uses: dict[int, Use] = {}
+            uses: dict[Node, Use] = {}
             for o, (level, loose) in zip(outputs, asked, strict=True):
-                uses.setdefault(id(o), Use()).join(Use(whole=level == FINITE, number=level == NUMBER, loose=loose))
-            found: set[int] = set()
-            roots: set[int] = set()
+                uses.setdefault(o, Use()).join(Use(whole=level == FINITE, number=level == NUMBER, loose=loose))
+            found: set[Node] = set()
+            roots: set[Node] = set()
             given: dict[int, Use] = {}
             for node in reversed(topological(outputs)):
-                use = uses.get(id(node), Use())
+                use = uses.get(node, Use())
                 level = use.level(node.shape)
                 if node.prim == "input":
                     given[node.attrs[0]] = use
                     continue
                 if level == FINITE and 0 not in node.shape:
-                    found.add(id(node))
+                    found.add(node)
                 elif level == NUMBER and node.prim == "map" and is_root(*node.attrs):
-                    roots.add(id(node))
+                    roots.add(node)
                 kept = _kept(node)
                 for k, (arg, part) in enumerate(zip(node.args, _arguments(node, level, kept), strict=True)):
                     part.loose = use.loose or k not in kept
-                    uses.setdefault(id(arg), Use()).join(part)
+                    uses.setdefault(arg, Use()).join(part)
             self._known[key] = frozenset(found), frozenset(roots), given
         return self._known[key]
 

@@ -42,8 +42,8 @@ _ROWS: Final = frozenset({"contract", "reduce", "rowwise", "gather", "one_hot"})
 class Forms(Elements):
     """Interprets nodes over one kernel and one set of axes."""
 
-    strict: Collection[int] = ()  # nodes of the op at hand that have a value wherever the logical program has one
-    roots: Collection[int] = ()  # others that are numbers there, or infinite
+    strict: Collection[Node] = ()  # nodes of the op at hand that have a value wherever the logical program has one
+    roots: Collection[Node] = ()  # others that are numbers there, or infinite
 
     def op(self, lowered: Lowered, axes: NodeAxes, inputs: Sequence[Value | None], offsets: Mapping[int, Offset]) -> list[Value]:
         """Forms of an op's outputs; `offsets` says which node offsets depend on the mesh."""
@@ -61,8 +61,8 @@ class Forms(Elements):
         """What a node makes. What its laws need holds if it must have a value; else it must be known, or no law is used."""
         k = self.kernel
         before = k.assuming
-        must = id(node) in self.strict
-        k.assuming = EVERYTHING if must else OF_ROOTS if id(node) in self.roots else NOTHING
+        must = node in self.strict
+        k.assuming = EVERYTHING if must else OF_ROOTS if node in self.roots else NOTHING
         try:
             made = self._row_by_row(node, args, axes, offsets) if node.prim in _ROWS else self._node(node, args, axes, offsets)
             if must and k.reasons:

@@ -84,7 +84,7 @@ class Values:
             return found
         logical, strict = self.runs[0].logical, self.elements.strict
         for step, must in zip(self.small.logical_steps, strict.nodes, strict=True):
-            nodes = [n for n in topological(step.nodes) if id(n) in must]
+            nodes = [n for n in topological(step.nodes) if n in must]
             divisors = [n.args[-1] for n in nodes if n.prim == "map" and n.attrs[0] in ("div", "log", "pow")]
             if divisors and step.outputs[0] in strict.tensors:
                 values = NUMERIC.run(divisors, [None if i is None else logical[i] for i in step.inputs])
