@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from trainverify.primitives.node import Node, topological
-from trainverify.primitives.scalars import conditions, is_finite
+from trainverify.primitives.scalars import conditions
+from trainverify.prove.definedness import (
+    FACTS,
+    FINITE,
+    POSITIONS,
+    WILD,
+    Arguments,
+    Sign,
+    expression_state,
+    function_sign,
+    weakest,
+)
 from trainverify.prove.strict import Step, Strict
-
-Sign = str | None
-POSITIONS: Final = ("argsort", "argmax", "argmin")
-FINITE, BELOW, WILD = range(3)  # an expression is a number, a number or −∞, or perhaps neither, wherever the logical program is defined
-DIVIDES: Final = ("exp", "div", "pow")  # may be 0 if an argument is infinite, though nothing in it is 0
 
 
 class Known(NamedTuple):
@@ -86,7 +92,7 @@ def _within(op: Step, given: Sequence[tuple[Known, frozenset[str]]], strict: fro
                 fails |= not granted
         doubt = inputs[node.attrs[0]].unsure if node.prim == "input" else any(a in divided for a in node.args)
         masked = any(states[a] != FINITE for a in node.args)  # 1/(1 + exp(−x)) is 0 at −∞
-        infinite = (doubt or masked) and node.prim == "map" and node.attrs[0] in DIVIDES
+        infinite = (doubt or masked) and node.prim == "map" and FACTS[node.attrs[0]].fades
         signs[node] = "nonnegative" if infinite and sign == "positive" else sign
         if (doubt or fails) and node not in strict:
             divided.add(node)
@@ -122,10 +128,6 @@ def _state(node: Node, known: Mapping[Node, int], inputs: Sequence[int]) -> int:
     return max(args, default=FINITE)
 
 
-def weakest(signs: Sequence[Sign]) -> Sign:
-    return None if None in signs else "nonnegative" if "nonnegative" in signs else "positive"
-
-
 def _sign(node: Node, known: Mapping[Node, Sign], states: Mapping[Node, int], inputs: Sequence[Sign]) -> Sign:
     args = [known[a] for a in node.args]
     if node.kind == "bool":
@@ -156,7 +158,7 @@ def _sign(node: Node, known: Mapping[Node, Sign], states: Mapping[Node, int], in
         case "map":
             twice = len(node.args) == 2 and node.args[0] is node.args[1]
             param = node.attrs[1] if len(node.attrs) > 1 else None
-            return mapped(node.attrs[0], param, args, twice, all(states[a] == FINITE for a in node.args))
+            return function_sign(node.attrs[0], Arguments(args, all(states[a] == FINITE for a in node.args), twice, param))
     return None
 
 
@@ -165,53 +167,3 @@ def _positions(node: Node) -> float:
     while node.prim in ("reshape", "transpose", "broadcast", "slice"):
         (node,) = node.args
     return node.args[0].shape[node.attrs[1]] if node.prim == "rowwise" and node.attrs[0] in POSITIONS else math.inf
-
-
-def mapped(fn: str, param: Any, args: Sequence[Sign], twice: bool, finite: bool) -> Sign:
-    """Of a function of arguments with these signs; `twice` the same one, `finite` numbers."""
-    match fn:
-        case "pi" | "one_minus_power":
-            return "positive"
-        case "exp":
-            return "positive" if finite else "nonnegative"
-        case "abs":
-            return "nonnegative" if args[0] != "positive" else "positive"
-        case "add":
-            return None if None in args else "positive" if "positive" in args else "nonnegative"
-        case "mul":
-            return "nonnegative" if twice and None in args else weakest(args)
-        case "div":
-            return weakest(args) if args[1] is not None else None
-        case "pow":
-            if args[0] == "positive":
-                return "positive"
-            return "nonnegative" if param % 2 != 1 else args[0]  # a root is not negative, nor is an even power
-        case "max":
-            return "positive" if "positive" in args else "nonnegative" if "nonnegative" in args else None
-        case "min" | "detach" | "as_real":
-            return weakest(args)
-    return None
-
-
-def expression_state(op: str, info: Any, args: Sequence[int]) -> int:
-    """Whether an expression is a number wherever the program is defined: never what is divided after a mask, −∞ stays."""
-    if op == "real":
-        return WILD if isinstance(info, str) or info != info else FINITE if is_finite(info) else BELOW if info < 0 else WILD
-    if all(a == FINITE for a in args):
-        return FINITE
-    if WILD in args:
-        return WILD
-    if op == "row" and info[0] in POSITIONS:  # positions, whatever is sorted
-        return FINITE
-    if op == "choose":
-        return max(args[1:])
-    match (op, info[0] if op == "map" else info):
-        case ("map", "exp"):
-            return FINITE
-        case ("map", "add" | "detach"):
-            return BELOW
-        case ("map", "sub") if args[1] == FINITE:
-            return BELOW
-        case ("map" | "reduce", "max"):
-            return FINITE if FINITE in args else BELOW
-    return WILD

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from trainverify.primitives.node import Node, topological
-from trainverify.primitives.scalars import SCALARS, finite, is_root
+from trainverify.primitives.scalars import is_root
+from trainverify.prove.definedness import kept_arguments, sees
 
 NUMBER: Final = 1  # or infinite
 FINITE: Final = 2
@@ -100,21 +101,6 @@ class Strict:
                     uses.setdefault(arg, Use()).join(part)
             self._known[key] = frozenset(found), frozenset(roots), given
         return self._known[key]
-
-
-def kept_arguments(prim: str, attrs: Sequence[Any], count: int) -> Sequence[int]:
-    """Arguments that are finite wherever a result is, if they matter: of a row, all of those that are multiplied or added up."""
-    if prim == "map":
-        return finite(*attrs[:2])
-    return () if prim in ("reduce", "rowwise") and attrs[0] not in ("prod", "cumsum") else range(count)
-
-
-def sees(prim: str, attrs: Sequence[Any]) -> bool:
-    """Whether a result is no number if an argument is none. Comparisons say nothing of what they look at, nor does what is sorted, and
-    anything to the power of 0 is 1."""
-    if prim == "map":
-        return SCALARS[attrs[0]].result in (None, "real") and tuple(attrs[:2]) != ("pow", 0) and attrs[0] != "sign"
-    return prim != "rowwise" or attrs[0] == "cumsum"
 
 
 def _kept(node: Node) -> Sequence[int]:

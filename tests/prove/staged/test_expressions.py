@@ -11,8 +11,8 @@ import pytest
 import trainverify as tv
 from prove.staged.cutting import cut, cut_once, llama, random_pair
 from prove.staged.swaps import BEFORE, swapped
+from trainverify.prove.definedness import BELOW, FINITE, WILD, expression_state
 from trainverify.prove.propose.search import Search
-from trainverify.prove.signs import BELOW, FINITE, WILD, expression_state
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.execute import check
 from trainverify.prove.staged.expressions import Expressions

@@ -14,6 +14,10 @@ from prove.staged.equality import shown
 from prove.staged.swaps import BEFORE
 from tools.campaign.agree import staged
 from trainverify.domains.polynomials import Poly, Scalars, TooLarge
+from trainverify.ops import OPS
+from trainverify.ops.table import op
+from trainverify.primitives import node as F
+from trainverify.primitives.node import Node
 from trainverify.prove.propose.search import Search
 from trainverify.prove.staged import expressions
 from trainverify.prove.staged.check import Assuming, _apart, _solved
@@ -156,6 +160,53 @@ def routed(mask: str | None) -> tv.Program:
 def test_only_the_own_weight_may_mask(mask: str, proved: bool) -> None:
     """Weights are never 0 on random inputs: evaluation sees no difference, all rests on the proof. The solver may find where it fails."""
     report = verify(routed(None), routed(mask), engine="smt", points=1)
+    assert (report.verdict == "PROVED(reduced)") == proved, report.notes
+    assert proved or report.verdict in ("REFUTED", "UNKNOWN")
+
+
+@op("projected", "a user's")
+def projected(x: Node, w: Node) -> Node:
+    """x·w, by broadcasting: no op of the library makes it so."""
+    return F.total(F.reshape(x, (x.shape[0], 1, x.shape[1])) * F.reshape(w, (1, *w.shape)), (2,))
+
+
+@op("bounded", "a user's")
+def bounded(x: Node) -> Node:
+    """|tanh x|, which is 0 only where x is."""
+    return F.call("abs", F.call("tanh", x))
+
+
+@op("sent", "a user's")
+def sent(y: Node, w: Node) -> Node:
+    """y where w is positive, else 0."""
+    return y * F.call("as_real", w > 0)
+
+
+USERS = OPS.extended([projected, bounded, sent])
+
+
+def routed_by_users(own: bool, mask: str | None) -> tv.Program:
+    """Σ exp(|tanh(x·g)|·x·u), by operators of the library or by a user's; masked by that weight, by |x·g|, or by that of another expert."""
+    b = tv.program("routed", USERS)
+    x, g, u = b.input("x", (3, 4)), b.input("g", (2, 4)), b.input("u", (2, 4))
+    score = b.projected(x, g, name="score") if own else b.linear(x, g, name="score")
+    w = b.bounded(score, name="w") if own else b.abs(b.tanh(score), name="w")
+    inner = b.projected(x, u, name="inner") if own else b.linear(x, u, name="inner")
+    if mask is not None:
+        size = b.abs(score, name="size")
+        other = b.concat(b.slice(size, dim=1, start=1, stop=2), b.slice(size, dim=1, start=0, stop=1), dim=1, name="other")
+        by = {"weight": w, "score": size, "other": other}[mask]
+        inner = b.sent(inner, by, name="sent") if own else b.mul(inner, b.float(b.gt(by, value=0)), name="sent")
+    b.loss(b.sum(b.exp(b.mul(w, inner, name="made"), name="out")))
+    return b.build()
+
+
+@pytest.mark.parametrize(("mask", "proved"), [("weight", True), ("score", True), ("other", False)])
+@pytest.mark.parametrize("own", [False, True])
+def test_operators_of_users_are_masked_like_ours(own: bool, mask: str, proved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected: |tanh s| is 0 where s is, whoever wrote the operator; not where another expert's s is 0, which no random input shows."""
+    monkeypatch.setattr(expressions, "FEW", 0)
+    report = verify(routed_by_users(False, None), routed_by_users(own, mask), engine="smt", points=1, ops=USERS)
     assert (report.verdict == "PROVED(reduced)") == proved, report.notes
     assert proved or report.verdict in ("REFUTED", "UNKNOWN")
 

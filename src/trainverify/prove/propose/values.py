@@ -12,6 +12,7 @@ from trainverify.domains.numeric import NUMERIC
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
+from trainverify.prove.definedness import MAY_FAIL
 from trainverify.prove.propose.points import LENIENT, Digits, Run, drawn
 from trainverify.prove.propose.table import CLOSE, NOISE, ROUGH, Table
 from trainverify.prove.staged.elements import Elements
@@ -85,7 +86,7 @@ class Values:
         logical, strict = self.runs[0].logical, self.elements.strict
         for step, must in zip(self.small.logical_steps, strict.nodes, strict=True):
             nodes = [n for n in topological(step.nodes) if n in must]
-            divisors = [n.args[-1] for n in nodes if n.prim == "map" and n.attrs[0] in ("div", "log", "pow")]
+            divisors = [n.args[-1] for n in nodes if n.prim == "map" and n.attrs[0] in MAY_FAIL]
             if divisors and step.outputs[0] in strict.tensors:
                 values = NUMERIC.run(divisors, [None if i is None else logical[i] for i in step.inputs])
                 wanted = np.unique(v[0].reshape(-1))

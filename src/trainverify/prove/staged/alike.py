@@ -16,8 +16,8 @@ import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.primitives.node import topological
+from trainverify.prove.definedness import FACTS
 from trainverify.prove.staged.canonical import Canonical
-from trainverify.prove.staged.expressions import COMPARES
 from trainverify.prove.staged.graphs import Call, Place
 from trainverify.prove.staged.needed import Closure
 from trainverify.prove.staged.records import Factor, Part, Stage
@@ -84,7 +84,7 @@ class Alike:
             nodes = topological(call.nodes)
             self._choosing[call.signature] = any(
                 n.prim in ("select", "gather")
-                or (n.prim == "map" and n.attrs[0] in COMPARES)
+                or (n.prim == "map" and FACTS[n.attrs[0]].compares)
                 or (n.prim == "rowwise" and n.attrs[0] != "cumsum")
                 for n in nodes
             )

@@ -15,10 +15,11 @@ import numpy as np
 
 from trainverify.domains.arrays import Array
 from trainverify.primitives.node import topological
+from trainverify.prove.definedness import MAY_FAIL
 from trainverify.prove.staged.graphs import LARGE, LOGICAL, Call, Graph, Place
 from trainverify.prove.staged.needed import Divisor, Needed
 from trainverify.prove.staged.records import Granted, Part, Stage
-from trainverify.prove.staged.terms import MAY_FAIL, Term
+from trainverify.prove.staged.terms import Term
 
 MANY: Final = 10_000  # elements that an op makes, of which all are looked at
 Leaves = tuple[Array, Array]  # rows of input and position, and the number of the term that each is in

@@ -15,7 +15,7 @@ from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.primitives.node import topological
-from trainverify.prove.signs import FINITE, WILD
+from trainverify.prove.definedness import FINITE, WILD
 from trainverify.prove.staged.divisors import Divisors
 from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Call, Graph, Place, moves_only
 from trainverify.prove.staged.needed import Needed

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from trainverify.domains.element import Element
 from trainverify.domains.polynomials import Need, Poly, Scalars, TooLarge, Unsupported, rational
-from trainverify.prove.signs import FINITE
+from trainverify.prove.definedness import FINITE
 from trainverify.prove.staged.check import equal, solved
 from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.graphs import NOTHING, Call, Place

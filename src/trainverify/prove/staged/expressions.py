@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from trainverify.prove.signs import FINITE, POSITIONS, WILD
+from trainverify.prove.definedness import FACTS, FINITE, POSITIONS, WILD
 from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.graphs import NOTHING, Call, Place
 from trainverify.prove.staged.masks import Masks
@@ -24,7 +24,6 @@ DIFFERENT: Final = 16  # elements of a stage that differ in more than names, bef
 LARGE: Final = 3_000  # expressions of a stage whose elements are taken apart
 BITS: Final = 1_000_000_000  # expressions times symbols of a stage whose elements are taken apart
 VISITS: Final = 2_000_000  # of expressions of a stage, in search for common parts
-COMPARES: Final = frozenset(("lt", "le", "eq", "sign"))
 _NOTHING: Final = {"real": Fraction(0), "int": 0, "bool": 0}
 
 
@@ -266,7 +265,7 @@ class Expressions(Numbered):
 
     def _compared(self) -> list[int]:
         """What is positive or 0, and something is said of which."""
-        compared = [a for op, info, args in self.keys if op == "map" and info[0] in COMPARES for a in args]
+        compared = [a for op, info, args in self.keys if op == "map" and FACTS[info[0]].compares for a in args]
         return [a for a in compared if self.signs[a] == "nonnegative" and self._may_vanish(a)]
 
     def _may_vanish(self, number: int) -> bool:

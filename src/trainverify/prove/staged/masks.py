@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from trainverify.prove.signs import FINITE
+from trainverify.prove.definedness import FACTS, FINITE, MAY_FAIL, is_zero
 from trainverify.prove.staged.numbered import Numbered
 from trainverify.prove.staged.supports import NOWHERE, expression_support
-from trainverify.prove.staged.terms import MAY_FAIL
 
 
 class Masks:
@@ -64,9 +63,8 @@ class Masks:
         op, info, args = self.e.keys[number]
         if self.e.signs[number] == "positive" and self.e.states[number] == FINITE:
             return []
-        if (op == "dot" and len(info) == 1) or (op == "map" and info[0] == "mul"):
-            return [f for a in args for f in self._factors(a)]
-        return self._factors(args[0]) if op == "map" and info[0] == "div" else [number]
+        factors = range(len(args)) if op == "dot" and len(info) == 1 else FACTS[info[0]].factors if op == "map" else ()
+        return [f for k in factors for f in self._factors(args[k])] if factors else [number]
 
     def _vanishes(self, number: int, factor: int) -> bool:
         """Whether an expression is 0 wherever another one is, by having it as a factor."""
@@ -87,12 +85,8 @@ class Masks:
                 ends = list(accumulate(info))
                 products = [args[end - n : end] for n, end in zip(info, ends, strict=True)]
                 return all(factor in p or any(self._vanishes(a, factor) for a in p) for p in products)
-            case "map" if info[0] == "mul":
-                return any(self._vanishes(a, factor) for a in args)
-            case "map" if info[0] in ("add", "sub"):
-                return all(self._vanishes(a, factor) for a in args)
-            case "map" if info[0] in ("neg", "div"):
-                return self._vanishes(args[0], factor)
+            case "map":
+                return is_zero(info[0], (self._vanishes(a, factor) for a in args))
         return False
 
     def _split(self, number: int) -> tuple[int, int | None, bool]:

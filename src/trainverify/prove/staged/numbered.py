@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any
 
-from trainverify.prove.signs import DIVIDES, FINITE, POSITIONS, Sign, expression_state
+from trainverify.prove.definedness import FACTS, FINITE, MAY_FAIL, POSITIONS, Sign, expression_state, is_real, is_zero
 from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.signs import expression_sign
 from trainverify.prove.staged.supports import NOWHERE, Support, expression_support
-from trainverify.prove.staged.terms import MAY_FAIL, looks_up
+from trainverify.prove.staged.terms import looks_up
 
 Key = tuple[str, Any, tuple[int, ...]]  # op, info, numbers of arguments
-REAL: Final = frozenset(("exp", "log", "div", "pow", "sin", "cos", "tanh", "erf", "as_real"))  # functions whose values are real numbers
-ARITHMETIC: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs", "detach"))  # whose values are so if an argument is
 
 
 class Numbered:
@@ -56,7 +54,8 @@ class Numbered:
         if self.zero not in args or op not in ("dot", "map"):
             return self.number(key)
         if op == "map":
-            vanishes = info[0] in ("mul", "neg") or (info[0] == "div" and args[0] == self.zero and self.signs_of(args[1]) == "positive")
+            vanishes = is_zero(info[0], [a == self.zero for a in args])
+            vanishes = vanishes and (info[0] not in MAY_FAIL or self.signs_of(args[-1]) == "positive")
             return self.zero if vanishes and self.sure(args) else self.number(key)
         products: list[tuple[int, ...]] = []
         at = 0
@@ -105,7 +104,7 @@ class Numbered:
             inner = [states[a] for a in args]
             real.append(_is_real(op, info, [real[a] for a in args]))
             sign = expression_sign(op, info, [signs[a] for a in args], inner, args, self._there(op, args))
-            infinite = op == "map" and info[0] in DIVIDES and not all(total[a] for a in args)
+            infinite = op == "map" and FACTS[info[0]].fades and not all(total[a] for a in args)
             signs.append("nonnegative" if infinite and sign == "positive" else sign)
             may_fail = op == "map" and info[0] in MAY_FAIL
             partial.append(may_fail or any(partial[a] for a in args))
@@ -150,10 +149,8 @@ def _is_real(op: str, info: Any, args: Sequence[bool]) -> bool:
     match op:
         case "real" | "hit" | "constant":
             return True
-        case "map" if info[0] in REAL:
-            return True
-        case "map" if info[0] in ARITHMETIC:
-            return any(args)
+        case "map":
+            return is_real(info[0], args)
         case "dot":
             return any(args)
         case "reduce":

@@ -7,7 +7,8 @@ from typing import Any
 
 from trainverify.evaluate.small import Small
 from trainverify.primitives.scalars import is_finite
-from trainverify.prove.signs import FINITE, Sign, Signs, expression_state, mapped, of_source, weakest
+from trainverify.prove.definedness import FINITE, Arguments, Sign, expression_state, function_sign, weakest
+from trainverify.prove.signs import Signs, of_source
 from trainverify.prove.staged.terms import Term
 from trainverify.prove.strict import Step, Strict
 
@@ -26,9 +27,10 @@ def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[i
         case "real":
             return None if isinstance(info, str) or not is_finite(info) or info < 0 else "positive" if info else "nonnegative"
         case "constant":
-            return mapped(info[0], info[1], (), False, True)
+            return function_sign(info[0], Arguments((), param=info[1]))
         case "map":
-            return mapped(info[0], info[1], args, len(numbers) == 2 and numbers[0] == numbers[1], all(s == FINITE for s in states))
+            twice = len(numbers) == 2 and numbers[0] == numbers[1]
+            return function_sign(info[0], Arguments(args, all(s == FINITE for s in states), twice, info[1]))
         case "dot":
             at = 0
             products: list[Sign] = []

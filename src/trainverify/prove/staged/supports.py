@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from trainverify.domains.arrays import Array
+from trainverify.prove.definedness import FACTS
 from trainverify.prove.staged.graphs import LARGE, LOGICAL, Call, Graph, moves_only
 from trainverify.prove.staged.terms import Term
 
@@ -49,12 +50,12 @@ def expression_support(op: str, info: Any, args: Sequence[Support]) -> Support:
                 at += n
             return common(products)
         case "map":
-            match info[0]:
-                case "mul":
+            match FACTS[info[0]].zero:
+                case "any":
                     return all_of(args)
-                case "add" | "sub":
+                case "all":
                     return common(args)
-                case "neg" | "as_real" | "abs" | "tanh" | "erf" | "sin" | "div":
+                case "first":
                     return args[0]
         case "choose":
             return common(args[1:])

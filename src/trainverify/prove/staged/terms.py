@@ -19,11 +19,10 @@ from trainverify.domains.element import Element, objects
 from trainverify.domains.polynomials import Choice, Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
 from trainverify.primitives.scalars import is_finite
+from trainverify.prove.definedness import kept_arguments, sees
 from trainverify.prove.staged.placed import NotPlaced, Placed
-from trainverify.prove.strict import kept_arguments, sees
 
 NEAREST: Final = 3  # leaves of a summand that say where it belongs
-MAY_FAIL: Final = ("div", "log", "pow")  # need not have a value
 
 
 def finite_arguments(op: str, info: Any, picks: Sequence[bool]) -> Sequence[int]:
