@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flint import fmpq
 
@@ -37,7 +37,9 @@ from trainverify.domains.ring import Ring
 __all__ = [
     "CONSTANTS",
     "ONE",
+    "RESULT",
     "Choice",
+    "Context",
     "Exponent",
     "Factors",
     "Infinity",
@@ -57,6 +59,17 @@ CONSTANTS: Final = ("pi", "one_minus_power")
 MAX_FACTOR: Final = 1000  # primes that are looked for in numbers under a root
 
 
+class Context(NamedTuple):
+    """Where a subexpression stands in a result that has a value."""
+
+    branch: bool = False  # in a branch that may not be taken
+    infinite: bool = False  # where it may be infinite
+    hidden: bool = False  # where it may be no number
+
+
+RESULT: Final = Context()
+
+
 class Scalars(Ring):
     """A ring with roots, functions, indicators and integers, and the conditions under which they are defined."""
 
@@ -64,12 +77,10 @@ class Scalars(Ring):
         super().__init__(max_terms, deadline)
         self.needs: dict[Need, None] = {}
         self.doubts: dict[Need, None] = {}  # conditions of a branch of a choice with a symbolic condition
-        self.branches = 0  # such branches that are being looked at
-        self.guarded: dict[Need, None] = {}  # what is needed in them
+        self.context = RESULT  # where the subexpression stands that is being made
+        self.guarded: dict[Need, None] = {}  # conditions of subexpressions in a branch
+        self.unsure: dict[Need, None] = {}  # conditions of subexpressions that may be infinite
         self._infinite_atoms: dict[int, bool] = {}
-        self.loose = 0  # places that are being looked at, where something may be infinite that nobody sees
-        self.blind = 0  # places where nobody sees that something is no number
-        self.unsure: dict[Need, None] = {}  # what is needed for it to be finite
         self.comparisons: set[int] = set()  # indicators of something being positive
 
     # -- powers ------------------------------------------------------------------------------------------------------
@@ -392,26 +403,27 @@ class Scalars(Ring):
     # -- conditions --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def loosely(self, yes: bool = True, blind: bool = False) -> Iterator[None]:
-        """While active, conditions go to `unsure`: this subexpression may be infinite or NaN without the result being so."""
-        self.loose += yes
-        self.blind += blind
+    def within(self, branch: bool = False, infinite: bool = False, hidden: bool = False) -> Iterator[None]:
+        """While active, what is made stands there too."""
+        before = self.context
+        self.context = Context(before.branch or branch, before.infinite or infinite, before.hidden or hidden)
         try:
             yield
         finally:
-            self.loose -= yes
-            self.blind -= blind
+            self.context = before
 
     def _need(self, kind: str, p: Poly, divides: bool = False) -> None:
-        """Note a condition. Of what may be infinite, which is 0 as a divisor, it says that it is not."""
+        """Note a condition, by where the subexpression stands. Of one that may be infinite, which is 0 as a divisor, it says that it is
+        not."""
         have = self.sign(p)
         c = self.constant(p)
         if have == "positive" or (have is not None and kind == "nonnegative") or (kind == "nonzero" and c is not None and c):
             return
-        noted = self.guarded if self.branches else self.needs
-        if self.loose or divides:
-            root = kind == "nonnegative" and not self.branches and not self.blind  # that of a negative number is no number, which is seen
-            if self.may_be_infinite(p) or (self.loose and not root):
+        branch, infinite, hidden = self.context
+        noted = self.guarded if branch else self.needs
+        if infinite or divides:
+            root = kind == "nonnegative" and not branch and not hidden  # that of a negative number is no number, nor is the result
+            if self.may_be_infinite(p) or (infinite and not root):
                 noted = self.unsure
         noted[kind, frozenset(p.items())] = None
 

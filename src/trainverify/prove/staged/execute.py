@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any, Final
 
 from trainverify.domains.element import Element
-from trainverify.domains.polynomials import Need, Poly, Scalars, TooLarge, Unsupported, rational
+from trainverify.domains.polynomials import RESULT, Context, Need, Poly, Scalars, TooLarge, Unsupported, rational
 from trainverify.prove.definedness import FINITE
 from trainverify.prove.staged.check import equal, solved
 from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.graphs import NOTHING, Call, Place
 from trainverify.prove.staged.records import Factor, Part, Short, Stage
 from trainverify.prove.staged.solver import Z3, Solver
-from trainverify.prove.staged.terms import SEEN, Sight, sight, symbol, value
+from trainverify.prove.staged.terms import symbol, value
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class _Check:
         self.domain = Element(scalars)
         self.symbols: dict[int, Any] = {}
         self.met: set[int] = set()  # those that elements are made of; the others are there as some of these vanish with them
-        self.values: dict[tuple[Part, Place, int, Sight], Any] = {}
-        self.sure: dict[tuple[Part, Place, int, Sight], Any] = {}  # values in which no branch needs anything
+        self.values: dict[tuple[Part, Place, int, Context], Any] = {}
+        self.sure: dict[tuple[Part, Place, int, Context], Any] = {}  # values in which no branch needs anything
         self.loose = elements.loose(stage.goal.ids)
         self.defined: dict[int, Poly] = {}  # atoms of scalars whose definition is at hand
 
@@ -90,7 +90,7 @@ class _Check:
         if stage.goal.factor.power < 0:
             mine |= s.needs
         s.needs = {}
-        with s.loosely(self.loose):
+        with s.within(infinite=self.loose):
             want = s.mul(factor, self.wanted(int(stage.goal.ids[n])))
         given = self.noted()  # not what only a branch needs that may not be taken, nor what may be infinite
         facts = self.facts() | self.granted()
@@ -146,7 +146,7 @@ class _Check:
         times = domain.real(value(factor, symbols.__getitem__, domain))
         needed = self.noted() | s.guarded | s.unsure
         s.unsure = {}
-        with s.loosely(short.loose):
+        with s.within(infinite=short.loose):
             theirs = s.mul(times, domain.real(value(want, symbols.__getitem__, domain)))
         facts: dict[Need, None] = {("nonzero", frozenset(domain.real(symbols[k]).items())): None for k in short.nonzero}
         needs, doubts = self.noted(), dict(s.doubts)
@@ -188,7 +188,7 @@ class _Check:
         s = self.scalars
         before = s.needs, s.doubts, s.guarded, s.unsure, self.values
         s.needs, s.doubts, s.guarded, s.unsure, self.values = {}, {}, {}, {}, self.sure
-        with s.loosely():
+        with s.within(infinite=True):
             made = self.domain.real(make())
         fine = not (s.doubts or s.guarded or s.unsure)
         s.needs, s.doubts, s.guarded, s.unsure, self.values = before
@@ -267,9 +267,9 @@ class _Check:
 
     def value(self, part: Part, place: Place, at: int) -> Any:
         """One element of a tensor, from the leaves of the piece of graph that it is in."""
-        where = (part, place, at, SEEN)
+        where = (part, place, at, RESULT)
         if where not in self.values:
-            where = (part, place, at, sight(self.scalars))  # its conditions are noted again if it is needed elsewhere
+            where = (part, place, at, self.scalars.context)  # its conditions are noted again if it is needed elsewhere
         if where not in self.values:
             self.values[where] = self._value(part, place, at)
         return self.values[where]

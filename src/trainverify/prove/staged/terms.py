@@ -16,7 +16,7 @@ import numpy as np
 
 from trainverify.domains.arrays import Array, ArrayDomain, labelled
 from trainverify.domains.element import Element, objects
-from trainverify.domains.polynomials import Choice, Infinity, Poly, Scalars, Unsupported, fraction
+from trainverify.domains.polynomials import RESULT, Choice, Context, Infinity, Poly, Scalars, Unsupported, fraction
 from trainverify.primitives.node import Literal, Node
 from trainverify.primitives.scalars import is_finite
 from trainverify.prove.definedness import kept_arguments, sees
@@ -72,8 +72,6 @@ class Term:
         return finite_arguments(self.op, self.info, [a.picks for a in self.args])
 
 
-Sight = tuple[bool, bool, bool]
-SEEN: Final[Sight] = (False, False, False)
 Leaf = tuple[int, int]  # number of an input, flat position in it
 Made = tuple[Term, tuple[Leaf, ...]]  # a term over leaves numbered as they appear, and what they are
 
@@ -442,23 +440,18 @@ def symbol(scalars: Scalars, number: int, kind: str, domain: Any) -> Any:
     return scalars.symbol(number, domain[0] if domain is not None and domain[0] in ("positive", "nonnegative") else None)
 
 
-def sight(scalars: Scalars) -> Sight:
-    """Whether a branch is being looked at, and whether something that may be infinite is."""
-    return scalars.branches > 0, scalars.loose > 0, scalars.blind > 0
-
-
 def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
     """What a term is in the element domain, given its leaves."""
     s = domain.scalars
-    known: dict[tuple[Term, Sight], Any] = {}
+    known: dict[tuple[Term, Context], Any] = {}
 
     def walk(t: Term) -> Any:
-        if (t, SEEN) in known:
-            return known[t, SEEN]
-        inside = sight(s)  # what is needed there is noted apart
-        if (t, inside) not in known:
-            known[t, inside] = make(t)
-        return known[t, inside]
+        if (t, RESULT) in known:
+            return known[t, RESULT]
+        key = (t, s.context)  # its conditions are noted once for each place that it stands in
+        if key not in known:
+            known[key] = make(t)
+        return known[key]
 
     def make(t: Term) -> Any:
         match t.op:
@@ -494,12 +487,12 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
         raise AssertionError(t.op)
 
     def arguments(t: Term) -> list[Any]:
-        """Of what may be infinite, conditions are noted apart."""
+        """An argument may be infinite where the term is a number, unless it is listed, and no number where the term hides that."""
         kept = t.finite_arguments()
-        seen = sees("rowwise" if t.op == "row" else t.op, t.info if isinstance(t.info, tuple) else (t.info,))
+        hidden = not sees("rowwise" if t.op == "row" else t.op, t.info if isinstance(t.info, tuple) else (t.info,))
         found = []
         for n, a in enumerate(t.args):
-            with s.loosely(n not in kept, not seen):
+            with s.within(infinite=n not in kept, hidden=hidden):
                 found.append(walk(a))
         return found
 
@@ -508,11 +501,8 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
         known = s.constant(c) if isinstance(c, dict) else c
         if known is not None:
             return walk(t.args[1] if known else t.args[2])
-        s.branches += 1
-        try:
+        with s.within(branch=True):
             a, b = walk(t.args[1]), walk(t.args[2])
-        finally:
-            s.branches -= 1
         return domain._choose(c, a, b)
 
     def pick(t: Term) -> Any:
@@ -520,11 +510,8 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
         place, row = walk(t.args[0]), t.args[1:]
         if not isinstance(place, dict):
             return walk(row[place]) if 0 <= place < len(row) else domain.literal(0, t.info)[()]
-        s.branches += 1
-        try:
+        with s.within(branch=True):
             found = [walk(a) for a in row]
-        finally:
-            s.branches -= 1
         for x in found:
             if isinstance(x, dict):
                 domain._defined_anyway(x)
@@ -539,11 +526,8 @@ def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
             if any(c is not None and not c for c in known):
                 return [0]
             sure = all(c is not None for c in known)
-            s.branches += not sure
-            try:
+            with s.within(branch=not sure):
                 found |= {k: walk(f) for k, f in enumerate(factors) if k not in kept}
-            finally:
-                s.branches -= not sure
             for x in found.values():
                 if isinstance(x, dict) and not sure:
                     domain._defined_anyway(x)
