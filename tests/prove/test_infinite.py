@@ -20,11 +20,11 @@ def test_the_algebra_shows_none(body: Body) -> None:
     assert verify(logical, wrong, points=1).verdict != "PROVED"
 
 
-@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("few", [0, expressions.SMALL_STAGE])
 @pytest.mark.parametrize("body", INFINITE)
 def test_stages_show_none(body: Body, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: not by stages either; nor with common parts as symbols."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     assert "loss" not in shown_by_stages(made(body, True), made(body, False))
 
 

@@ -42,11 +42,11 @@ def test_none_is_proved(wrong: Wrong, engine: Engine) -> None:
     assert not verify(made(wrong.body, True), made(wrong.body, False), points=1, engine=engine).verdict.startswith("PROVED")
 
 
-@pytest.mark.parametrize(("few", "large"), [(0, 0), (0, expressions.LARGE), (expressions.FEW, expressions.LARGE)])
+@pytest.mark.parametrize(("few", "large"), [(0, 0), (0, expressions.LARGE), (expressions.SMALL_STAGE, expressions.LARGE)])
 @each
 def test_stages_show_none(wrong: Wrong, few: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: not by stages either; nor with common parts as symbols, nor part by part."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     monkeypatch.setattr(expressions, "LARGE", large)
     assert "loss" not in shown_by_stages(made(wrong.body, True), made(wrong.body, False))
 

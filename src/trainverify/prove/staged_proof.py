@@ -37,8 +37,8 @@ def prove(
     if not proposal.merged or proof.interrupted or not (search.misled or (proof.failed and DIFFERS not in proof.failed.values())):
         return proof
     progress("once more, whatever values elements of the logical program share")
-    apart = Proposal(proposal.elements, lineage, wanted, apart=True)
-    other = _confirmed(Search(apart, wanted, workers, limits, progress))
+    unmerged = Proposal(proposal.elements, lineage, wanted, merge=False)
+    other = _confirmed(Search(unmerged, wanted, workers, limits, progress))
     proof.interrupted |= other.interrupted
     return other if len(other.proved) > len(proof.proved) else proof
 

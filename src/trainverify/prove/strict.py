@@ -35,7 +35,7 @@ class Use:
     whole: bool = False
     along: dict[int, int] = field(default_factory=dict)
     number: bool = False
-    loose: bool = False
+    infinite: bool = False
 
     def level(self, shape: Sequence[int]) -> int:
         if self.whole or any(at == (1 << shape[d]) - 1 for d, at in self.along.items()):
@@ -45,12 +45,12 @@ class Use:
     def join(self, other: Use) -> None:
         self.whole |= other.whole
         self.number |= other.number
-        self.loose |= other.loose
+        self.infinite |= other.infinite
         for d, at in other.along.items():
             self.along[d] = self.along.get(d, 0) | at
 
 
-Asked = tuple[tuple[int, bool], ...]  # of the outputs of an op: what they must be, and whether they are taken loosely
+Asked = tuple[tuple[int, bool], ...]  # of the outputs of an op: what they must be, and whether they may be infinite
 Within = tuple[frozenset[Node], frozenset[Node], dict[int, Use]]
 
 
@@ -62,15 +62,15 @@ class Strict:
         self.roots: list[frozenset[Node]] = [frozenset()] * len(ops)
         self.outputs: list[Asked] = [()] * len(ops)
         self.tensors: set[str] = set()  # that must be finite
-        self.loose: set[str] = set()  # that may be infinite where the outputs are not
+        self.infinite: set[str] = set()  # that may be infinite where the outputs are not
         self._known: dict[tuple[tuple[Node, ...], Asked], Within] = {}
         uses: dict[str, Use] = {t: Use(whole=True) for t in wanted}
         for n in range(len(ops) - 1, -1, -1):
             op = ops[n]
             mine = [uses.get(t, Use()) for t in op.outputs]
-            self.outputs[n] = asked = tuple([(u.level(x.shape), u.loose) for u, x in zip(mine, op.nodes, strict=True)])
+            self.outputs[n] = asked = tuple([(u.level(x.shape), u.infinite) for u, x in zip(mine, op.nodes, strict=True)])
             self.tensors |= {t for t, (level, _) in zip(op.outputs, asked, strict=True) if level == FINITE}
-            self.loose |= {t for t, (level, loose) in zip(op.outputs, asked, strict=True) if level != FINITE and loose}
+            self.infinite |= {t for t, (level, infinite) in zip(op.outputs, asked, strict=True) if level != FINITE and infinite}
             self.nodes[n], self.roots[n], given = self._within(op.nodes, asked)
             for i, use in given.items():
                 uses.setdefault(str(op.inputs[i]), Use()).join(use)
@@ -80,8 +80,8 @@ class Strict:
         key = (outputs, asked)
         if key not in self._known:
             uses: dict[Node, Use] = {}
-            for o, (level, loose) in zip(outputs, asked, strict=True):
-                uses.setdefault(o, Use()).join(Use(whole=level == FINITE, number=level == NUMBER, loose=loose))
+            for o, (level, infinite) in zip(outputs, asked, strict=True):
+                uses.setdefault(o, Use()).join(Use(whole=level == FINITE, number=level == NUMBER, infinite=infinite))
             found: set[Node] = set()
             roots: set[Node] = set()
             given: dict[int, Use] = {}
@@ -97,7 +97,7 @@ class Strict:
                     roots.add(node)
                 kept = _kept(node)
                 for k, (arg, part) in enumerate(zip(node.args, _arguments(node, level, kept), strict=True)):
-                    part.loose = use.loose or k not in kept
+                    part.infinite = use.infinite or k not in kept
                     uses.setdefault(arg, Use()).join(part)
             self._known[key] = frozenset(found), frozenset(roots), given
         return self._known[key]
@@ -123,8 +123,8 @@ def _arguments(node: Node, level: int, kept: Sequence[int]) -> list[Use]:
             return [Use(), Use(whole=True)]
         case "slice":
             d, start, step = node.attrs
-            n, apart = node.shape[d], abs(step)
-            bits = ((1 << (n * apart)) - 1) // ((1 << apart) - 1)  # one in every `apart`, n times
+            n, stride = node.shape[d], abs(step)
+            bits = ((1 << (n * stride)) - 1) // ((1 << stride) - 1)  # one in every `stride`, n times
             return [Use(along={d: bits << min(start, start + step * (n - 1))} if level == FINITE else {})]
     rows = [picks(a) for a in node.args] if node.prim == "contract" or node.attrs[:1] == ("mul",) else []
     if any(rows):  # elements that are not looked up are not multiplied by 0

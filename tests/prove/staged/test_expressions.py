@@ -35,7 +35,7 @@ def both_ways(engine: Search, stage: Stage, most: int = 3) -> Iterator[tuple[boo
 
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expressions, "FEW", 0)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", 0)
 
 
 @pytest.fixture(scope="module")

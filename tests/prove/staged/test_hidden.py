@@ -25,7 +25,7 @@ from trainverify.ops.table import OpDef, OpTable, op
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
 from trainverify.prove.propose.search import Search
-from trainverify.prove.staged import alike, expressions
+from trainverify.prove.staged import expressions, isomorphic
 from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.execute import Limits
 from trainverify.prove.staged.ledger import StagedProof
@@ -170,7 +170,7 @@ def quotients(used: Collection[int], right: bool) -> Program:
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
 def test_quotients_that_are_used_say_nothing_of_others(used: Collection[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: the plan needs that the second row of x is not 0, which it is not where all quotients are used, and only there."""
-    monkeypatch.setattr(expressions, "FEW", 0)  # common parts are looked for in small stages too
+    monkeypatch.setattr(expressions, "SMALL_STAGE", 0)  # common parts are looked for in small stages too
     expected = {f"metric {name}{n}" for n in used for name in ("all", "r")} | ({"loss"} if len(used) == 2 else set())
     assert shown(quotients(used, True), quotients(used, False)) == expected
 
@@ -289,11 +289,11 @@ ALONE = (
 )
 
 
-@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("few", [0, expressions.SMALL_STAGE])
 @pytest.mark.parametrize("alone", ALONE)
 def test_what_need_not_have_a_value_says_nothing(alone: Alone, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: the program against itself is shown, the wrong plan is not; nor with common parts as symbols."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
 
     def made(right: bool) -> Program:
         b = tv.program("alone")
@@ -360,11 +360,11 @@ PAIRS = (
 )
 
 
-@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("few", [0, expressions.SMALL_STAGE])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_elements_that_are_sliced_away_say_nothing_of_others(pair: tuple[OpDef, OpDef], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: the plan divides by x also for the elements that are used; the logical program does for those that nobody uses."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
 
     def made(which: int) -> Program:
         b = tv.program("pair", OPS.extended(pair))
@@ -414,11 +414,11 @@ def vanishing(used: Collection[int], right: bool) -> Program:
     return b.build()
 
 
-@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("few", [0, expressions.SMALL_STAGE])
 @pytest.mark.parametrize("used", [(0,), (2,), (0, 1, 2)])
 def test_what_an_element_vanishes_with_is_granted_to_no_other(used: Collection[int], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: s is not 0 in layers that divide by s·t; others, whose elements look alike, may divide by 0 in the plan alone."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     expected = {f"metric {name}{n}" for n in used for name in "qy"} | ({"loss"} if 2 in used else set())
     assert by_stages(vanishing(used, True), vanishing(used, False), VANISHING) == expected
 
@@ -451,11 +451,11 @@ def layers(divided: Collection[int], plain: Collection[int]) -> Program:
     return b.build()
 
 
-@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("few", [0, expressions.SMALL_STAGE])
 @pytest.mark.parametrize("divided", [(0,), (2,), (0, 2), (0, 1, 2)])
 def test_layers_whose_quotients_are_used_say_nothing_of_others(divided: Collection[int], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: shown only if all layers need their quotients: another one may divide by 0 in the plan alone."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     logical, plan = layers(divided, range(3)), single(layers(divided, ()))
     wanted, _ = obligations(logical, plan, units(plan))
     proof = prove(related(logical, plan, OWN, units(plan), wanted), wanted, plan.lineage)
@@ -565,10 +565,10 @@ def step(hidden: Hidden, right: bool) -> Program:
     return b.build()
 
 
-@pytest.mark.parametrize("few", [expressions.FEW, 0])  # with 0, common parts are looked for in small stages too
+@pytest.mark.parametrize("few", [expressions.SMALL_STAGE, 0])  # with 0, common parts are looked for in small stages too
 @pytest.mark.parametrize("hidden", [padded, infinite, cubed, rooted, divided, chosen, masked, logarithm, sorted_, dropped])
 def test_what_no_point_shows_is_not_shown(hidden: Hidden, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     assert shown(step(hidden, True), step(hidden, True)) >= {"loss", "updated state old"}
     assert set(step(hidden, True).sources) == set(step(hidden, False).sources)
     assert shown(step(hidden, True), step(hidden, False)).isdisjoint(("loss", "updated state old"))
@@ -585,9 +585,9 @@ def other_case(right: bool) -> Program:
     return b.build()
 
 
-@pytest.mark.parametrize("few", [expressions.FEW, 0])
+@pytest.mark.parametrize("few", [expressions.SMALL_STAGE, 0])
 def test_what_is_0_where_a_mask_is_1_is_not_0_everywhere(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     assert shown(other_case(True), other_case(True)) == {"loss"}
     assert shown(other_case(True), other_case(False)) == set()
 
@@ -805,9 +805,9 @@ def products_beside(x: Node, w: Node, v: Node, at: Node) -> Node:
 
 def test_what_must_have_a_value_for_one_element_need_not_for_those_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: all of the first row is divided by, of the others what is looked up."""
-    monkeypatch.setattr(expressions, "FEW", 0)
-    monkeypatch.setattr(alike, "FEWEST", 0)
-    monkeypatch.setattr(alike, "ELEMENTS", 1)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", 0)
+    monkeypatch.setattr(isomorphic, "FEWEST", 0)
+    monkeypatch.setattr(isomorphic, "ELEMENTS", 1)
     own = OPS.extended([looked_up_beside, products_beside])
 
     def made(right: bool) -> Program:
@@ -838,9 +838,9 @@ def at_places(longer: bool, again: bool) -> Program:
     return b.build()
 
 
-@pytest.mark.parametrize("few", [0, expressions.FEW])
+@pytest.mark.parametrize("few", [0, expressions.SMALL_STAGE])
 @pytest.mark.parametrize(("longer", "expected"), [(False, {"loss"}), (True, set())])
 def test_what_is_looked_up_outside_of_a_row_is_zero(longer: bool, expected: set[str], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: positions among five elements are positions in p, so w is positive; of those among six, one is not."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     assert by_stages(at_places(longer, False), at_places(longer, True), PLACES) == expected

@@ -20,7 +20,7 @@ from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
 from trainverify.prove.propose.search import Search
 from trainverify.prove.staged import expressions
-from trainverify.prove.staged.check import Assuming, _apart, _solved
+from trainverify.prove.staged.check import Assuming, _by_denominator, _solved
 from trainverify.prove.staged.execute import Limits, check
 from trainverify.prove.staged.records import Part, Stage
 from trainverify.prove.staged.stages import Cutter
@@ -107,7 +107,7 @@ def test_fractions_apart() -> None:
         x = s.symbol(n)
         a, b = s.inverse(s.add(x, s.const(1))), s.inverse(s.add(x, s.const(2)))
         got, want = s.add(got, s.sub(a, b)), s.add(want, s.mul(a, b))
-    assert len(_apart(s, s.sub(got, want))) == 9
+    assert len(_by_denominator(s, s.sub(got, want))) == 9
     assert shown(s, got, want) == "equations"
     assert shown(s, got, s.add(want, s.symbol(0))) is None
     with pytest.raises(TooLarge):
@@ -205,7 +205,7 @@ def routed_by_users(own: bool, mask: str | None) -> tv.Program:
 @pytest.mark.parametrize("own", [False, True])
 def test_operators_of_users_are_masked_like_ours(own: bool, mask: str, proved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: |tanh s| is 0 where s is, whoever wrote the operator; not where another expert's s is 0, which no random input shows."""
-    monkeypatch.setattr(expressions, "FEW", 0)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", 0)
     report = verify(routed_by_users(False, None), routed_by_users(own, mask), engine="smt", points=1, ops=USERS)
     assert (report.verdict == "PROVED(reduced)") == proved, report.notes
     assert proved or report.verdict in ("REFUTED", "UNKNOWN")
@@ -227,7 +227,7 @@ def divided(mask: bool) -> tv.Program:
 @pytest.mark.parametrize("few", [0, 300])
 def test_a_mask_is_not_divided_out(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: not proved. It agrees on all random inputs, and has no value where a weight is 0."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     assert verify(divided(False), divided(False), engine="smt", points=1).verdict == "PROVED(reduced)"
     assert verify(divided(False), divided(True), engine="smt", points=1).verdict == "UNKNOWN"
 
@@ -255,7 +255,7 @@ def normalized(by: str | None) -> tv.Program:
 @pytest.mark.parametrize(("by", "verdict"), [("sums", "PROVED(reduced)"), ("y", "UNKNOWN")])
 def test_what_the_logical_program_divides_by_elsewhere_is_not_zero(by: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: 0·(x/y) is 0 if the logical program divides by y for another element, and has no value for some y if it does not."""
-    monkeypatch.setattr(expressions, "FEW", 0)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", 0)
     assert verify(normalized(None), normalized(by), engine="smt", points=1).verdict == verdict
     engine, _ = cut(normalized(None), single(normalized(by)))
     engine._rounds(engine._open())
@@ -283,7 +283,7 @@ def weighed(mask: str | None, wide: bool = False, spread: bool = False) -> tv.Pr
 def test_a_mask_is_left_out_only_of_what_vanishes_with_it(few: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: [a > 0] and [eᶻ·a > 0] are no matter to a·x; [a·b > 0] is where b is 0, and [a > 0] is to (a + b)·x where a is 0. No random
     input tells these from each other. Taken apart or not."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     monkeypatch.setattr(expressions, "LARGE", large)
     for mask, wide, verdict in (("own", False, "PROVED(reduced)"), ("both", False, "UNKNOWN"), ("own", True, "UNKNOWN")):
         assert verify(weighed(None, wide), weighed(mask, wide, spread=True), engine="smt", points=1).verdict == verdict, (mask, wide)
@@ -294,7 +294,7 @@ def test_a_mask_is_left_out_only_of_what_vanishes_with_it(few: int, large: int, 
 @pytest.mark.parametrize("few", [0, 300])
 def test_what_has_no_value_stays_when_it_is_multiplied_by_zero(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: 0·(|x₀|/y) + 1·|x₁| has no value where y is 0, so it is not proved to be |x₁|."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
 
     def picked(divides: bool) -> tv.Program:
         b = tv.program("picked")

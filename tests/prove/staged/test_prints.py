@@ -9,7 +9,7 @@ from ops.references import REFERENCES
 from trainverify.domains.numeric import NUMERIC
 from trainverify.ops import OPS
 from trainverify.primitives import node as F
-from trainverify.prove.propose.prints import Prints, own, print_of, unknown
+from trainverify.prove.propose.prints import Prints, print_of, unknown, unknown_print
 from trainverify.prove.staged.terms import Terms
 
 LOCAL = [d.name for d in OPS if not d.collective and not d.point_to_point]
@@ -22,7 +22,10 @@ def test_elements_of_every_op(name: str) -> None:
         nodes = OPS.lower(name, sample.attrs, sample.types).outputs
         shapes = [None if t is None else t.shape for t in sample.types]
         starts = np.cumsum([0, *(0 if s is None else np.prod(s, dtype=int) for s in shapes)])
-        names = [None if s is None else own(np.arange(np.prod(s, dtype=int)) + i).reshape(s) for s, i in zip(shapes, starts, strict=False)]
+        names = [
+            None if s is None else unknown_print(np.arange(np.prod(s, dtype=int)) + i).reshape(s)
+            for s, i in zip(shapes, starts, strict=False)
+        ]
         inputs = [p if t is None or t.kind == "real" else unknown(p) for p, t in zip(names, sample.types, strict=True)]
         prints = [print_of(v).reshape(-1).tolist() for v in Prints().run(nodes, inputs)]
         values = [NUMERIC.run(nodes, sample.draw(seed)) for seed in (1, 2, 3)]
@@ -42,7 +45,7 @@ def made(node: F.Node, *inputs: np.ndarray) -> list[int]:
 
 def test_sums_in_any_order_and_nothing_else() -> None:
     a, b, c = (F.input_(n, (4,), "real") for n in range(3))
-    inputs = [own(np.arange(4) + 10 * n) for n in range(3)]
+    inputs = [unknown_print(np.arange(4) + 10 * n) for n in range(3)]
     left, right = F.call("add", F.call("add", a, b), c), F.call("add", b, F.call("add", c, a))
     assert made(left, *inputs) == made(right, *inputs)
     for other in (F.call("add", F.call("sub", a, b), c), F.call("add", F.call("add", a, b), b), F.call("add", F.call("mul", a, b), c)):
@@ -52,7 +55,7 @@ def test_sums_in_any_order_and_nothing_else() -> None:
 
 def test_parts_of_a_sum_of_products() -> None:
     x, y = F.input_(0, (2, 6), "real"), F.input_(1, (6,), "real")
-    prints = [own(np.arange(12)).reshape(2, 6), own(np.arange(6) + 20)]
+    prints = [unknown_print(np.arange(12)).reshape(2, 6), unknown_print(np.arange(6) + 20)]
     whole = made(F.contract("i k, k -> i", x, y), *prints)
     u, v = F.input_(0, (2, 3), "real"), F.input_(1, (3,), "real")
     parts = [made(F.contract("k, i k -> i", v, u), prints[0][:, k : k + 3], prints[1][k : k + 3]) for k in (3, 0)]

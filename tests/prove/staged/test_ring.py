@@ -223,5 +223,5 @@ def picked(positive: bool) -> tuple[tv.Program, tv.Program]:
 @pytest.mark.parametrize("positive", [False, True])
 def test_nothing_times_what_may_have_no_value(positive: bool, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: 0·x is 0 only if x has a value."""
-    monkeypatch.setattr(expressions, "FEW", few)
+    monkeypatch.setattr(expressions, "SMALL_STAGE", few)
     assert (verify(*picked(positive), engine="smt", points=1).verdict == "PROVED(reduced)") == positive

@@ -24,7 +24,7 @@ class Factors:
         self.every: list[tuple[Array, Factor]] = [(np.ones(values.points), Factor())]
         shapes: list[Array] = [np.ones(values.points)]
         for v, i in found:
-            if i >= 0 and (v != 0).all() and not any(values.alike(v / v[0], s) or values.alike(v[0] / v, s) for s in shapes):
+            if i >= 0 and (v != 0).all() and not any(values.close(v / v[0], s) or values.close(v[0] / v, s) for s in shapes):
                 shapes.append(v / v[0])
                 self.every += [(v, Factor(element=i)), (1 / v, Factor(element=i, power=-1))]
         self.weights = np.stack([w for w, _ in self.every], axis=1)
@@ -45,7 +45,7 @@ class Factors:
                 v = values.of(place)
                 if v is None or constant(v) or values.table.find(v)[0] != MISSING:
                     continue
-                near = [i for w, i in found if values.alike(w, v[:, 0])]
+                near = [i for w, i in found if values.close(w, v[:, 0])]
                 if near:
                     self.named[place] = near[0]
                 else:

@@ -24,7 +24,7 @@ QUIET: Final = 6  # points with small inputs, where float64 is exact enough to t
 MOST: Final = 32  # more of them where token ids happen to be equal on all, or what is chosen now and then never was
 LOUD: Final = 2  # points with large ones
 LOUDER: Final = 8  # points that are tried while a bound is never reached
-FEW: Final = 3  # points that are run together; so many are enough to say where a plan is wrong
+POINTS_AT_ONCE: Final = 3  # points that are run together; so many are enough to say where a plan is wrong
 QUIETLY: Final = ((0.3, 0.1), (0.1,))  # sizes of inputs at even and odd points
 VARIED: Final = ((3.0, 1.0, 0.3), (1.0, 0.3))  # where tokens have to choose otherwise than those before them: there is room for some only
 LOUDLY: Final = ((1.0,), (3.0, 1.0))
@@ -187,7 +187,7 @@ def clearly_different(small: Small, wanted: Collection[Obligation], lineage: tup
     """Obligations that are off by much on one of a few points: a rank that chooses otherwise may do so on some only."""
     found: set[Obligation] = set()
     digits = Digits(small, lineage)
-    for point in range(FEW):
+    for point in range(POINTS_AT_ONCE):
         (at,) = runs(small, lineage, [point], QUIETLY)
         off = [x for x in suspects(small, [o for o in wanted if o not in found], at.logical, at.plan)[0] if x.distance > CLEAR]
         found.update(x.obligation for x in off if not _rounding(small, x, at, digits))
@@ -329,14 +329,14 @@ def drawn(
             looked, wrong = True, bool(different(small, wanted, quiet, digits))
             if wrong:
                 break
-        at = range(seed + tried, seed + tried + FEW)
+        at = range(seed + tried, seed + tried + POINTS_AT_ONCE)
         fresh = with_everything(small, wanted, lineage, at) if (everything and by_order) or tried == QUIET else []
         everything += fresh
         if not fresh:
             fresh = runs(small, lineage, at, sizes)
             quiet += [run for run in fresh if defined(small, run.logical)]
             first = first or fresh[:1]
-        tried += FEW
+        tried += POINTS_AT_ONCE
         for run in fresh:
             asleep.add({n: v for n, v in run.logical.items() if n in own and v.dtype.kind == "f"})
     if not quiet:

@@ -126,7 +126,7 @@ def print_of(x: Array) -> Array:
     return x["print"] if x.dtype == WHOLE else x
 
 
-def own(ids: Array) -> Array:
+def unknown_print(ids: Array) -> Array:
     """Fingerprints of what nothing is known of."""
     return _mixed(ids.astype(np.uint64) + _seed("own"))
 

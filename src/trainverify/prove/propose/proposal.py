@@ -39,9 +39,9 @@ class Proposal:
     """Claims about the plan's tensors, and about logical elements that seem to be equal."""
 
     def __init__(
-        self, elements: Elements, lineage: tuple[Layout, ...], wanted: Sequence[Obligation] = (), seed: int = 0, apart: bool = False
+        self, elements: Elements, lineage: tuple[Layout, ...], wanted: Sequence[Obligation] = (), seed: int = 0, merge: bool = True
     ):
-        """Apart: that elements of the logical program have the same values says nothing."""
+        """Merge: elements of the logical program that have the same values are proposed to be equal."""
         self.elements = elements
         self.graph = elements.graph
         self.small = elements.small
@@ -49,7 +49,7 @@ class Proposal:
         self.table = self.values.table
         self.wrong = self.values.wrong
         self._uncertain = np.array([name in elements.doubtful for name in elements.owner], dtype=bool)
-        if not apart:
+        if merge:
             self.table.first_of_equals(self._uncertain)
         self.merged = bool((self.table.same != np.arange(elements.count)).any())  # whether values say that logical elements are equal
         self._updates_are_new()

@@ -15,20 +15,20 @@ from trainverify.prove.staged.execute import DEFAULT, Limits, Result
 from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Place
 from trainverify.prove.staged.ledger import Ledger, Node, Progress, StagedProof
 from trainverify.prove.staged.records import Stage
-from trainverify.prove.staged.stages import APART, FACT, IN_FULL, SHORT, VALUE, How, NoStage
+from trainverify.prove.staged.stages import FACT, IN_FULL, IN_PARTS, SHORT, VALUE, How, NoStage
 
 DIFFERS: Final = "differs on random inputs at the sizes of the proof"
 LEVELS: Final = 3  # how often a stage is cut further back before its claim is given up
 MISLED: Final = 20  # equations between logical elements that fail for some inputs, after which values are not trusted
-GENTLY: Final = 3  # before that, behind gradients only
-ANEW: Final = 4  # how often what used a claim that was given up starts again as if that had never been there
+GRADIENT_LEVELS: Final = 3  # before that, behind gradients only
+RESTARTS: Final = 4  # how often what used a claim that was given up starts again as if that had never been there
 
 
 class Depth(NamedTuple):
     """How far back a stage is cut: behind all leaves, and then behind gradients only."""
 
     level: int = 0
-    gently: int = 0
+    gradients_only: int = 0
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Tries:
 
     depth: Depth = field(default_factory=Depth)
     used: set[Place] = field(default_factory=set)  # by any stage of it since its level was 0
-    anew: int = 0
+    restarts: int = 0
     with_facts: bool = False
     spelled: bool = False  # with what is compared as it is defined
     retried: bool = False  # with another meaning
@@ -162,7 +162,7 @@ class Search:
         stage, tries = self.stages[node], self._tries(node)
         fact_ = isinstance(node, tuple) and node[0] in (FACT, VALUE)
         conditional = failure.reason.startswith("a condition") and not tries.with_facts
-        level, gently = tries.depth
+        level, gradients_only = tries.depth
         again = True
         if stage.compares and not tries.spelled:
             tries.spelled = True
@@ -174,8 +174,8 @@ class Search:
             return
         elif conditional and not fact_:
             tries.with_facts = True
-        elif stage.gentler and gently < GENTLY and not level:
-            tries.depth = Depth(level, gently + 1)
+        elif stage.some_gradients and gradients_only < GRADIENT_LEVELS and not level:
+            tries.depth = Depth(level, gradients_only + 1)
         elif level < (LEVELS if isinstance(node, int) else 1) and not fact_:
             tries.depth = Depth(level + 1)
         else:
@@ -224,8 +224,8 @@ class Search:
         self.stages.pop(place, None)
         for node, tries in self.tries.items():
             if place in tries.used and (node in self.stages or node in self.broken):
-                tries.anew += 1
-                if tries.anew <= ANEW:
+                tries.restarts += 1
+                if tries.restarts <= RESTARTS:
                     self.broken.pop(node, None)
                     tries.depth = Depth()
                     tries.used = set()
@@ -260,7 +260,7 @@ class Search:
         tries = self._tries(node)
         divide = self.proposal.values.divides_by(self.ledger.cutter.scalar(node[1])) if isinstance(node, tuple) and node[0] == FACT else ()
         first = self._at(node, tries.depth, divide)
-        level, way = tries.depth.level, tries.ways.get(tries.depth, APART)
+        level, way = tries.depth.level, tries.ways.get(tries.depth, IN_PARTS)
         if first.foreign and level < LEVELS and way != IN_FULL:  # nothing would come of it: further back, both sides may speak of the same
             try:
                 second = self._at(node, Depth(level + 1))
@@ -273,7 +273,7 @@ class Search:
 
     def _at(self, node: Node, depth: Depth, divide: Sequence[Place] = ()) -> Stage:
         tries = self._tries(node)
-        return self.ledger.cut(node, How(*depth, tries.with_facts, tries.ways.get(depth, APART), tries.spelled), divide)
+        return self.ledger.cut(node, How(*depth, tries.with_facts, tries.ways.get(depth, IN_PARTS), tries.spelled), divide)
 
     def _why(self, node: Node, valid: set[Node]) -> str:
         if node in self.broken:

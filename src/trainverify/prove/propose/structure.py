@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.propose.prints import Prints, own, print_of, unknown
+from trainverify.prove.propose.prints import Prints, print_of, unknown, unknown_print
 from trainverify.prove.staged.graphs import LARGE, LOGICAL, NOTHING, Call, Graph, Place
 
 
@@ -22,13 +22,13 @@ class Structure:
     def __init__(self, graph: Graph, same: Array):
         self.graph = graph
         self.same = same  # logical element → the first one with its values, or NOTHING
-        self.elements = own(np.arange(len(same)))  # of every logical element, by id
+        self.elements = unknown_print(np.arange(len(same)))  # of every logical element, by id
         self.first: dict[int, int] = {}  # fingerprint → the first logical element that has it
         self.places: dict[Place, Array] = {}
         self._prints = Prints()
         self._call: Call | None = None  # the last one that was looked at
         self._made: list[Array] = []  # its outputs
-        self.nothing = int(own(np.array([NOTHING]))[0])
+        self.nothing = int(unknown_print(np.array([NOTHING]))[0])
         self.first[self.nothing] = NOTHING
 
     def named(self, place: Place, ids: Array) -> None:
@@ -37,7 +37,7 @@ class Structure:
         inside = (ids >= 0) & (ids < len(self.elements))
         if self._call is not None and place in self._call.inputs:
             self._call = None
-        self.places[place] = np.where(inside, self.elements[np.where(inside, ids, 0)], own(ids))
+        self.places[place] = np.where(inside, self.elements[np.where(inside, ids, 0)], unknown_print(ids))
 
     def logical(self, name: str, first: int) -> None:
         """The elements of a logical tensor, whose ids start at `first`. Nothing is known of those of an input."""
@@ -45,7 +45,7 @@ class Structure:
         made = self.made(place) if place in self.graph.makers else None
         ids = np.arange(first, first + math.prod(self.graph.shape(place)))
         if made is None:
-            made = own(ids)
+            made = unknown_print(ids)
         same = self.same[ids]
         for number, i in zip(made.tolist(), same.tolist(), strict=True):
             self.first.setdefault(number, i)

@@ -63,7 +63,7 @@ class Values:
         made = np.stack(rows)
         return made if np.isfinite(made).all() else None
 
-    def alike(self, a: Array, b: Array) -> bool:
+    def close(self, a: Array, b: Array) -> bool:
         """Whether two scalars have the same values on all points."""
         q = self.quiet
         loud = np.abs(a[q:] - b[q:]) <= ROUGH * np.maximum(np.abs(a[q:]), np.abs(b[q:]))

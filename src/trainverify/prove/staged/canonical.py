@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from trainverify.domains.arrays import Array
+from trainverify.prove.staged.closures import Divisor
 from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.graphs import LOGICAL, Call, Place
-from trainverify.prove.staged.needed import Divisor
 from trainverify.prove.staged.records import Factor, Part, Stage
 
 
@@ -77,8 +77,8 @@ class _Form:
     def of(self, stage: Stage) -> Hashable:
         goal = stage.goal
         self.arrays.append(goal.ids)
-        loose = self.canonical.elements.loose(goal.ids)
-        shape: list[Hashable] = [stage.nonzero, stage.value, loose, len(goal.ids), self.factor(goal.factor)]
+        infinite = self.canonical.elements.infinite(goal.ids)
+        shape: list[Hashable] = [stage.nonzero, stage.value, infinite, len(goal.ids), self.factor(goal.factor)]
         shape += [(t.number, self.place(t.place), t.elements.tobytes()) for t in goal.terms]
         shape.append(self.part(stage.plan))
         shape += self.wanted(stage)
@@ -92,7 +92,7 @@ class _Form:
         return (tuple(shape), *self._numbered())
 
     def wanted(self, stage: Stage) -> list[Hashable]:
-        """The logical side: the elements that are needed, however large the tensors are that they are in.
+        """The logical side: the elements that are used, however large the tensors are that they are in.
 
         Where what the logical program divides by for other elements is looked at too, all of it, and the ops beside it."""
         at = self.canonical.wanted(stage)
@@ -104,10 +104,10 @@ class _Form:
             shape.append(self.calls(divisors.beside(stage)))
             shape += [(self.place(p), positions.tobytes()) for p, positions in at.items()]
         elif at:
-            needed = {p: np.unique(positions[positions >= 0]) for p, positions in at.items()}
-            shape.append(self.needed(stage.logical, needed))
+            used_positions = {p: np.unique(positions[positions >= 0]) for p, positions in at.items()}
+            shape.append(self.used(stage.logical, used_positions))
             for p, positions in at.items():
-                shape.append((self.place(p), np.where(positions < 0, -1, np.searchsorted(needed[p], positions)).tobytes()))
+                shape.append((self.place(p), np.where(positions < 0, -1, np.searchsorted(used_positions[p], positions)).tobytes()))
         symbols = [ids for part in stage.parts() for ids, _ in part.leaves.values()]
         for name, part in stage.defined.items():
             place, start = (LOGICAL, 0, name), self.canonical.elements.start[name]
@@ -115,13 +115,13 @@ class _Form:
             if not whole:
                 every = every[np.isin(every, np.concatenate(symbols))]
             self.arrays.append(every)
-            shape.append((self.place(place), len(every), self.part(part) if whole else self.needed(part, {place: every - start})))
+            shape.append((self.place(place), len(every), self.part(part) if whole else self.used(part, {place: every - start})))
         return shape
 
-    def needed(self, part: Part, wanted: dict[Place, Array]) -> Hashable:
+    def used(self, part: Part, wanted: dict[Place, Array]) -> Hashable:
         """What these elements of a piece are made of, element by element: those of each tensor are numbered in order."""
         graph = self.canonical.elements.graph
-        closure = self.canonical.elements.needed.of(part, {p: [positions] for p, positions in wanted.items()})
+        closure = self.canonical.elements.closures.of(part, {p: [positions] for p, positions in wanted.items()})
         numbers = closure.numbers
         shape: list[Hashable] = []
         for p, (ids, factor) in part.leaves.items():
@@ -193,7 +193,7 @@ class _Elements(_Form):
         elements, goal = self.canonical.elements, stage.goal
         compares = any(elements.compares(c) for part in stage.parts() for c in part.calls)
         self.arrays.append(goal.ids)
-        shape: list[Hashable] = [compares, elements.loose(goal.ids), len(goal.ids), self.factor(goal.factor)]
+        shape: list[Hashable] = [compares, elements.infinite(goal.ids), len(goal.ids), self.factor(goal.factor)]
         shape.append(self.side(stage.plan, goal.wanted(), [(t.number, t.place, t.elements) for t in goal.terms], []))
         owners = self.canonical.wanted(stage)
         wanted = {p: [at[at >= 0]] for p, at in owners.items()}
@@ -213,7 +213,7 @@ class _Elements(_Form):
     ) -> Hashable:
         """What these elements of a piece are made of, and what its ops divide by; goals are positions in the wanted tensors, or −1."""
         graph = self.canonical.elements.graph
-        closure = self.canonical.elements.needed.of(part, wanted, divisors)
+        closure = self.canonical.elements.closures.of(part, wanted, divisors)
         numbers = closure.numbers
         self.places = {}
         shape: list[Hashable] = []

@@ -48,7 +48,7 @@ def solved(scalars: Scalars, p: Poly) -> Poly:
     are first looked at apart, as all of their denominators together are many."""
     left: Poly = {}
     p = Assuming(scalars).all(p)
-    parts = _apart(scalars, p)
+    parts = _by_denominator(scalars, p)
     for part in parts:
         if len(parts) == 1 or _solved(scalars, part):
             left |= part
@@ -110,7 +110,7 @@ class Assuming:
         return s.pow(there, e) if s.sign(there) == "positive" else s.one(x, e)
 
 
-def _apart(scalars: Scalars, p: Poly) -> list[Poly]:
+def _by_denominator(scalars: Scalars, p: Poly) -> list[Poly]:
     """p as a sum of polynomials none of which divides by a sum that another one divides by."""
     first: dict[int, int] = {}  # denominator → another one of the same part
     divided: dict[int, int] = {}  # monomial → one of its denominators

@@ -16,8 +16,8 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.primitives.node import topological
 from trainverify.prove.definedness import MAY_FAIL
+from trainverify.prove.staged.closures import Closures, Divisor
 from trainverify.prove.staged.graphs import LARGE, LOGICAL, Call, Graph, Place
-from trainverify.prove.staged.needed import Divisor, Needed
 from trainverify.prove.staged.records import Granted, Part, Stage
 from trainverify.prove.staged.terms import Term
 
@@ -28,9 +28,9 @@ Leaves = tuple[Array, Array]  # rows of input and position, and the number of th
 class Divisors:
     """Of the logical sides of stages."""
 
-    def __init__(self, graph: Graph, needed: Needed, strict: Collection[str]):
+    def __init__(self, graph: Graph, closures: Closures, strict: Collection[str]):
         self.graph = graph
-        self.needed = needed
+        self.closures = closures
         self.strict = strict  # logical tensors that have values wherever the logical program has
         self._terms: dict[tuple[int, tuple[bool, ...]], tuple[list[tuple[Any, Term]], Leaves]] = {}  # by signature and what has values
         self._leaves: dict[tuple[int, int], Leaves] = {}  # of the elements of an output, by signature and output
@@ -39,7 +39,7 @@ class Divisors:
         """Everything that the logical side divides by, and ops beside it do, that is made of what the plan's side is made of."""
         if not self.asked(stage):
             return []
-        symbols = self.needed.of(stage.plan, stage.goal.wanted()).symbols(stage.plan)
+        symbols = self.closures.of(stage.plan, stage.goal.wanted()).symbols(stage.plan)
         symbols += [ids for part in stage.defined.values() for ids, _ in part.leaves.values()]
         spoken = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *symbols]))
         known: dict[Place, Array] = {}
@@ -55,7 +55,7 @@ class Divisors:
         """What a stage that may use facts can take for not 0, and the symbols that it is made of."""
         if stage.granted is None:
             found = [d for d in self.of(stage) if d[1][0] == "div"] if stage.with_facts else []
-            closures = [self.needed.of(stage.logical, {}, [d]).symbols(stage.logical) for d in found]
+            closures = [self.closures.of(stage.logical, {}, [d]).symbols(stage.logical) for d in found]
             symbols = [frozenset(int(i) for ids in c for i in ids.tolist()) for c in closures]
             stage.granted = [(call, term, ids) for (call, _, term), ids in zip(found, symbols, strict=True)]
         return stage.granted

@@ -16,9 +16,9 @@ from trainverify.evaluate.small import Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.primitives.node import topological
 from trainverify.prove.definedness import FINITE, WILD
+from trainverify.prove.staged.closures import Closures
 from trainverify.prove.staged.divisors import Divisors
 from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Call, Graph, Place, moves_only
-from trainverify.prove.staged.needed import Needed
 from trainverify.prove.staged.records import Part, Stage
 from trainverify.prove.staged.signs import leaves_of, tensors, term_state
 from trainverify.prove.staged.supports import supports
@@ -150,14 +150,14 @@ class Elements:
         """Whether all elements of a logical tensor are numbers wherever the program is defined."""
         return self.signs[name].state == FINITE and name not in self.doubtful
 
-    def loose(self, ids: Array) -> bool:
+    def infinite(self, ids: Array) -> bool:
         """Whether some of these elements may be infinite where the outputs of the logical program are not."""
         return bool(self._unsure) and not self._unsure.isdisjoint(self.owners([ids]))
 
     @cached_property
     def _unsure(self) -> set[str]:
         """Logical tensors that may be infinite where the outputs are not."""
-        return self.strict.loose & self.doubtful
+        return self.strict.infinite & self.doubtful
 
     def state(self, i: int) -> int:
         """Whether an element is a number wherever the logical program is defined; the −∞ of a mask is not, and no symbol stands for it."""
@@ -216,12 +216,12 @@ class Elements:
     # -- what ops do with them ---------------------------------------------------------------------------------------
 
     @cached_property
-    def needed(self) -> Needed:
-        return Needed(self.graph)
+    def closures(self) -> Closures:
+        return Closures(self.graph)
 
     @cached_property
     def divisors(self) -> Divisors:
-        return Divisors(self.graph, self.needed, self.strict.tensors)
+        return Divisors(self.graph, self.closures, self.strict.tensors)
 
     def compares(self, call: Call) -> bool:
         """Whether an op says which elements of an input are positive."""

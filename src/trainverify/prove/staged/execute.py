@@ -70,7 +70,7 @@ class _Check:
         self.met: set[int] = set()  # those that elements are made of; the others are there as some of these vanish with them
         self.values: dict[tuple[Part, Place, int, Context], Any] = {}
         self.sure: dict[tuple[Part, Place, int, Context], Any] = {}  # values in which no branch needs anything
-        self.loose = elements.loose(stage.goal.ids)
+        self.infinite = elements.infinite(stage.goal.ids)
         self.defined: dict[int, Poly] = {}  # atoms of scalars whose definition is at hand
 
     def run(self, n: int) -> Result:
@@ -90,7 +90,7 @@ class _Check:
         if stage.goal.factor.power < 0:
             mine |= s.needs
         s.needs = {}
-        with s.within(infinite=self.loose):
+        with s.within(infinite=self.infinite):
             want = s.mul(factor, self.wanted(int(stage.goal.ids[n])))
         given = self.noted()  # not what only a branch needs that may not be taken, nor what may be infinite
         facts = self.facts() | self.granted()
@@ -146,7 +146,7 @@ class _Check:
         times = domain.real(value(factor, symbols.__getitem__, domain))
         needed = self.noted() | s.guarded | s.unsure
         s.unsure = {}
-        with s.within(infinite=short.loose):
+        with s.within(infinite=short.infinite):
             theirs = s.mul(times, domain.real(value(want, symbols.__getitem__, domain)))
         facts: dict[Need, None] = {("nonzero", frozenset(domain.real(symbols[k]).items())): None for k in short.nonzero}
         needs, doubts = self.noted(), dict(s.doubts)

@@ -18,7 +18,7 @@ from trainverify.prove.staged.numbered import Numbered
 from trainverify.prove.staged.records import Factor, Part, Short, Stage
 from trainverify.prove.staged.terms import Made, Term, finite_arguments
 
-FEW: Final = 300  # expressions of a stage that are looked through as they are
+SMALL_STAGE: Final = 300  # expressions of a stage that are looked through as they are
 ROUNDS: Final = 12
 DIFFERENT: Final = 16  # elements of a stage that differ in more than names, before the order of sums is looked at
 LARGE: Final = 3_000  # expressions of a stage whose elements are taken apart
@@ -38,8 +38,8 @@ class Expressions(Numbered):
         self._elements: dict[tuple[Part, Place, int], int] = {}
         self._inside: dict[tuple[Part, int, int], dict[Term, int]] = {}  # piece and call → its terms
         self._nonzero: set[int] = set()  # what the logical program divides by
-        self._loose = elements.loose(stage.goal.ids)
-        self._loose_parts: set[int] = set()  # of parts of elements, by number
+        self._infinite = elements.infinite(stage.goal.ids)
+        self._infinite_parts: set[int] = set()  # of parts of elements, by number
         self._each = False  # whether some of what is to be shown may have no value, and says nothing of the rest
         self.by_parts: dict[int, bool] = {}  # elements that are equal if parts of them are, which are numbered behind all elements
         self.equal: dict[int, bool] = {}  # elements that are one expression once masks are outside, and whether that may be without a value
@@ -122,16 +122,16 @@ class Expressions(Numbered):
         if stage.nonzero or stage.extra:
             return {}
         pairs = {n: (self._got(n), self._wanted(n)) for n in elements}
-        if not pairs or (len(self.keys) * self._times < FEW and not stage.with_facts):
+        if not pairs or (len(self.keys) * self._times < SMALL_STAGE and not stage.with_facts):
             return {}
         self._each = any(i != NOTHING and self.elements.state(i) == WILD for i in (int(stage.goal.ids[n]) for n in elements))
         divided = self._divided()
         self._nonzero = {number for info, number in divided if info[0] == "div"}
-        if len(self.keys) * self._times < FEW and not self._nonzero:
+        if len(self.keys) * self._times < SMALL_STAGE and not self._nonzero:
             return {}
         assumed = False
         if any(self.is_mask(key) for key in self.keys):
-            masks = Masks(self, self._always([want for _, want in pairs.values()], self._loose), divided)
+            masks = Masks(self, self._always([want for _, want in pairs.values()], self._infinite), divided)
             pairs = {n: (masks.outside(got), masks.outside(want)) for n, (got, want) in pairs.items()}
             assumed = masks.assumed
         factor = self._scaled(self.literal(1), stage.goal.factor)
@@ -141,15 +141,15 @@ class Expressions(Numbered):
             pairs = {n: pair for n, pair in pairs.items() if n not in self.equal}
             if not pairs:
                 return {}
-            apart = self._apart(pairs) if in_parts else {}
-            if apart:
-                found = self._with_symbols(apart, factor, assumed)
-                if found.keys() == apart.keys():
+            parts = self._in_parts(pairs) if in_parts else {}
+            if parts:
+                found = self._with_symbols(parts, factor, assumed)
+                if found.keys() == parts.keys():
                     self.by_parts = {n: assumed or self.partial[want] for n, (_, want) in pairs.items()}
                     return found
         return self._with_symbols(pairs, factor, assumed)
 
-    def _apart(self, pairs: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    def _in_parts(self, pairs: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
         """Parts of large elements, numbered behind them, such that the elements are equal if these are: where both sides do the same to
         real numbers that are made of the same symbols, those are compared. None if an element is not in parts."""
         last = max(max(pair) for pair in pairs.values()) + 1
@@ -166,24 +166,24 @@ class Expressions(Numbered):
         found: dict[tuple[int, int], bool] = {}
         seen: set[tuple[tuple[int, int], bool]] = set()
         whole = set(pairs.values())
-        stack = [(pair, self._loose) for pair in whole]
+        stack = [(pair, self._infinite) for pair in whole]
         while stack:
-            pair, loose = stack.pop()
-            if (pair, loose) in seen:
+            pair, infinite = stack.pop()
+            if (pair, infinite) in seen:
                 continue
-            seen.add((pair, loose))
+            seen.add((pair, infinite))
             (op, info, args), (other, same, theirs) = self.keys[pair[0]], self.keys[pair[1]]
             inner = [(a, b) for a, b in zip(args, theirs, strict=False) if a != b]
-            alike = op == other and info == same and len(args) == len(theirs) and op in ("dot", "map", "reduce")
-            if alike and all(masks[a] == masks[b] and self._number_for_sure(a) and self._number_for_sure(b) for a, b in inner):
+            same_function = op == other and info == same and len(args) == len(theirs) and op in ("dot", "map", "reduce")
+            if same_function and all(masks[a] == masks[b] and self._number_for_sure(a) and self._number_for_sure(b) for a, b in inner):
                 kept = {(args[k], theirs[k]) for k in finite_arguments(op, info, [self.picks[a] for a in args])}
-                stack += [(p, loose or p not in kept) for p in inner]
+                stack += [(p, infinite or p not in kept) for p in inner]
             elif pair in whole:
                 return {}
             else:
-                found[pair] = found.get(pair, False) or loose
+                found[pair] = found.get(pair, False) or infinite
         first = len(self.stage.goal.ids)
-        self._loose_parts = {first + n for n, loose in enumerate(found.values()) if loose}
+        self._infinite_parts = {first + n for n, infinite in enumerate(found.values()) if infinite}
         return {first + n: pair for n, pair in enumerate(found)}
 
     def _number_for_sure(self, number: int) -> bool:
@@ -219,21 +219,21 @@ class Expressions(Numbered):
         """Parts that both sides have. Not what is turned into an integer, nor what may be without a value in a branch that is not taken,
         or infinite where nobody sees it, nor what is compared: it may be 0 because of a factor that it has."""
         got, want = zip(*pairs.values(), strict=True)
-        loose = {n: want for n, (_, want) in pairs.items() if self._loose or n in self._loose_parts}
+        infinite = {n: want for n, (_, want) in pairs.items() if self._infinite or n in self._infinite_parts}
         whole = {a for op, info, args in self.keys if op == "map" and info[0] in ("as_int", "as_bool") for a in args}
         hidden = self._parts(a for number in range(len(self.keys)) for a in self._unseen(number))
-        doubtful = {b for b in self._parts(loose.values()) | hidden if not self.total[b]}
+        doubtful = {b for b in self._parts(infinite.values()) | hidden if not self.total[b]}
         if doubtful:
-            doubtful -= self._always([w for n, (_, w) in pairs.items() if n not in loose], bool(loose))
+            doubtful -= self._always([w for n, (_, w) in pairs.items() if n not in infinite], bool(infinite))
         compared = self._parts(self._compared(), enter=lambda n: [a for a in self.keys[n][2] if self._may_vanish(a)])
         wide = self._above(compared)
         found = self._parts(got) & self._parts(want)
         return found - whole - wide - doubtful
 
-    def _always(self, want: Sequence[int], loose: bool) -> set[int]:
-        """Parts of the logical side that have a value wherever the logical program is defined, and what is to be shown has one; loose if
+    def _always(self, want: Sequence[int], infinite: bool) -> set[int]:
+        """Parts of the logical side that have a value wherever the logical program is defined, and what is to be shown has one; infinite if
         some of that may be infinite."""
-        if self._loose or (loose and self._each):
+        if self._infinite or (infinite and self._each):
             return set()
         if not self._each:
             return self._strict(want)
@@ -353,8 +353,8 @@ class Expressions(Numbered):
             shown = [self.keys[number][0] == "symbol" and self.keys[number][1] in facts for number in leaves]
             nonzero = tuple([k for k, number in enumerate(leaves) if shown[k] or number in self._nonzero])
             partial |= len(goals[n].args) > 3 or not self._nonzero.isdisjoint(leaves)
-            loose = self._loose or n in self._loose_parts
-            made[n] = Short(canonical[0], kinds, self._vanishing(leaves), nonzero, partial, loose)
+            infinite = self._infinite or n in self._infinite_parts
+            made[n] = Short(canonical[0], kinds, self._vanishing(leaves), nonzero, partial, infinite)
         return made
 
     def _vanishing(self, leaves: Sequence[int]) -> tuple[tuple[int, int], ...]:

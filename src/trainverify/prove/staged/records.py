@@ -86,7 +86,7 @@ class Short:
     vanishing: tuple[tuple[int, int], ...]  # which of them are 0 wherever which others are
     nonzero: tuple[int, ...]  # which of them are not 0: other stages show it, or the logical program divides by them
     partial: bool  # whether it rests on what the logical program divides by, or takes a root or logarithm of
-    loose: bool  # whether it may be infinite, for all that is said of it
+    infinite: bool  # whether it may be infinite, for all that is said of it
 
 
 @dataclass(eq=False)
@@ -104,7 +104,7 @@ class Stage:
     nonzero: bool = False  # the goal is that it is not 0
     value: bool = False  # or only that it has a value, whatever the inputs are
     compares: bool = False  # some leaves have elements that the plan compares
-    gentler: bool = False  # some leaves are gradients, others are not
+    some_gradients: bool = False  # some leaves are gradients, others are not
     granted: list[Granted] | None = None  # what is not 0, as the logical program divides by it, once asked for
     tasks: tuple[tuple[Any, int], ...] = ()  # (key, an element of the goal): equal keys differ in names only
     short: dict[int, Short] = field(default_factory=dict)  # elements of tasks that are shown for any value of common parts

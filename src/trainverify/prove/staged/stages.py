@@ -15,19 +15,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from trainverify.domains.arrays import Array
-from trainverify.prove.staged.alike import Alike
 from trainverify.prove.staged.canonical import Canonical
 from trainverify.prove.staged.claims import Claim, Claims
 from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.expressions import Expressions
 from trainverify.prove.staged.graphs import LOGICAL, NOTHING, Call, Place
+from trainverify.prove.staged.isomorphic import IsomorphicElements
 from trainverify.prove.staged.records import PLAIN, Factor, Goal, Part, Stage, Summand
 
 MAX_CALLS: Final = 4000
 FACT: Final = -2
 VALUE: Final = -3
 MAX_WRITTEN: Final = 12
-APART, SHORT, IN_FULL = range(3)  # with common parts as symbols and large elements in parts; not in parts; as they are
+IN_PARTS, SHORT, IN_FULL = range(3)  # with common parts as symbols and large elements in parts; not in parts; as they are
 TOO_LONG: Final = "an element of the stage is too long an expression"
 MAX_TOKENS: Final = 50_000  # of an element's expressions on both sides
 
@@ -50,9 +50,9 @@ class How(NamedTuple):
     """How a stage is cut."""
 
     level: int = 0  # how often it goes back behind the leaves of the level before
-    gently: int = 0  # and then behind gradients only
+    gradients_only: int = 0  # and then behind gradients only
     with_facts: bool = False
-    way: int = APART  # how elements are shown
+    way: int = IN_PARTS  # how elements are shown
     spelled: bool = False  # no leaf has elements that are compared
 
 
@@ -75,8 +75,8 @@ class Cutter:
         return Canonical(self.elements)
 
     @cached_property
-    def _alike(self) -> Alike:
-        return Alike(self._canonical)
+    def _isomorphic(self) -> IsomorphicElements:
+        return IsomorphicElements(self._canonical)
 
     def goal_of(self, claim: Claim) -> Goal:
         named = claim.ids[self.elements.inside(claim.ids)]
@@ -87,7 +87,7 @@ class Cutter:
         """The stage of a goal."""
         opened: set[Place] = set()
         made = self._cut(goal, opened, how)
-        for n in range(how.level + how.gently):
+        for n in range(how.level + how.gradients_only):
             known = self._symbols(made)
             while self._symbols(made) == known:  # what brings nothing but multiples of the same elements is no level
                 fresh = self._fresh(made)
@@ -103,7 +103,7 @@ class Cutter:
             opened |= compared | self._moved(compared)
             made = self._cut(goal, opened, how)
         made.compares = bool(compared) and not at_hand
-        made.gentler = bool(self._gradients(self._fresh(made)))
+        made.some_gradients = bool(self._gradients(self._fresh(made)))
         self._number(made, how.way)
         return made
 
@@ -168,22 +168,22 @@ class Cutter:
             mine = set()
             logical = self._logical(goal, owners | aside, mine, in_full)
         uses |= mine
-        held: tuple[int, ...] = ()
+        assumed: tuple[int, ...] = ()
         if how.with_facts:
             facts = {f.element for _, f in plan.leaves.values()} | {goal.factor.element}
             facts |= {int(ids[0]) for p, (ids, _) in plan.leaves.items() if self.graph.shape(p) == () and self.graph.kind(p) == "real"}
-            held = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.claims.dropped))
+            assumed = tuple(sorted(i for i in facts if i is not None and i >= 0 and fact(i) not in self.claims.dropped))
         scalars = {i for ids in spoken for i in ids[ids >= self.elements.count].tolist()}
         uses |= {has_value(i) for i in scalars if i not in extra}
-        made = Stage(goal, plan, logical, extra, frozenset(), how.with_facts, held)
-        every = {(LOGICAL, 0, o) for s in self.elements.small.logical_steps for o in s.outputs} if held else set()
-        for i in held:
+        made = Stage(goal, plan, logical, extra, frozenset(), how.with_facts, assumed)
+        every = {(LOGICAL, 0, o) for s in self.elements.small.logical_steps for o in s.outputs} if assumed else set()
+        for i in assumed:
             if i < self.elements.count and i not in extra:
                 written = self._back([self.elements.where(i)[0]], every, set())
                 if len(written.calls) <= MAX_WRITTEN:
                     made.written[i] = written
         made.defined = self._defined(made, uses)
-        made.uses = frozenset(uses | {fact(i) for i in held})
+        made.uses = frozenset(uses | {fact(i) for i in assumed})
         return made
 
     def _aside(self, goal: Goal, owners: set[str], logical: Part) -> set[str]:
@@ -371,18 +371,18 @@ class Cutter:
         while True:
             mine, vanishing = set[Place](), set[Place]()
             part = self._defined_back(goal, owners, mine, whole, vanishing)
-            needed = self._needed(goal, part) if vanishing else {}
-            there = {p[2] for p in vanishing if not owners.issuperset(self.elements.owners([part.leaves[p][0][needed.get(p, [])]]))}
+            used = self._positions_used(goal, part) if vanishing else {}
+            there = {p[2] for p in vanishing if not owners.issuperset(self.elements.owners([part.leaves[p][0][used.get(p, [])]]))}
             if not there:
                 uses |= mine
                 return part
             whole |= there
 
-    def _needed(self, goal: Goal, part: Part) -> dict[Place, Array]:
+    def _positions_used(self, goal: Goal, part: Part) -> dict[Place, Array]:
         """The positions that are needed of tensors of a piece of the logical program."""
         a = self.elements
         wanted = {(LOGICAL, 0, n): [at[at >= 0]] for n in a.owners([goal.ids]) for at in (a.within(goal.ids, n),)}
-        return a.needed.of(part, {p: at for p, at in wanted.items() if p in part}).numbers
+        return a.closures.of(part, {p: at for p, at in wanted.items() if p in part}).numbers
 
     def _defined_back(self, goal: Goal, owners: set[str], uses: set[Place], whole: set[str], vanishing: set[Place]) -> Part:
         """The same; what has elements that are 0, besides others that the plan's side does not speak of, is defined if it is in `whole`."""
@@ -424,7 +424,7 @@ class Cutter:
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
-    def _number(self, stage: Stage, way: int = APART) -> None:
+    def _number(self, stage: Stage, way: int = IN_PARTS) -> None:
         """What has to be shown, element by element, up to names; what is the same expression on both sides is nothing to show."""
         form = (self._canonical.form(stage), stage.with_facts, way)
         if form in self._too_long:
@@ -450,27 +450,27 @@ class Cutter:
 
     def _look_through(self, stage: Stage, way: int) -> None:
         """Elements that differ in names only are looked at once."""
-        classes = self._alike.classes(stage)
+        classes = self._isomorphic.classes(stage)
         every = np.arange(len(stage.goal.ids)) if classes is None else classes
-        alike = Counter(every.tolist())
-        expressions = Expressions(stage, self.elements, len(every) // max(len(alike), 1))
+        members = Counter(every.tolist())
+        expressions = Expressions(stage, self.elements, len(every) // max(len(members), 1))
         left: list[int] = []
-        for n in sorted(alike):
+        for n in sorted(members):
             same = expressions.same(n)
             if same is None:
                 left.append(n)
             else:
-                stage.identical += alike[n]
+                stage.identical += members[n]
                 stage.partial |= same
-        short = {} if way == IN_FULL else expressions.short(left, way == APART)
-        stage.identical += sum(alike[n] for n in expressions.equal)
+        short = {} if way == IN_FULL else expressions.short(left, way == IN_PARTS)
+        stage.identical += sum(members[n] for n in expressions.equal)
         stage.partial |= any(expressions.equal.values()) or any(expressions.by_parts.values())
         stage.in_parts = bool(expressions.by_parts)
         seen: dict[Any, int] = {}
         settled = expressions.equal.keys() | expressions.by_parts.keys()
         for n in [*(n for n in left if n not in settled), *(n for n in short if n >= len(stage.goal.ids))]:
             if n in short:
-                key: Any = (short[n].term, short[n].kinds, short[n].vanishing, short[n].nonzero, short[n].loose)
+                key: Any = (short[n].term, short[n].kinds, short[n].vanishing, short[n].nonzero, short[n].infinite)
                 stage.partial |= short[n].partial
             else:
                 walk = _Walk(self, stage)
@@ -530,8 +530,8 @@ class _Walk:
         kinds = tuple((self.cutter.elements.symbol_kind(i), self.cutter.elements.state(i)) for i in self.numbers)
         kinds += self.cutter.elements.vanishing(self.numbers)
         facts = tuple(f in stage.written for f in stage.facts)
-        loose = self.cutter.elements.loose(goal.ids)
-        return (stage.nonzero, stage.value, stage.with_facts, loose, tuple(self.tokens), len(goal.terms), facts, kinds)
+        infinite = self.cutter.elements.infinite(goal.ids)
+        return (stage.nonzero, stage.value, stage.with_facts, infinite, tuple(self.tokens), len(goal.terms), facts, kinds)
 
     def wanted(self, i: int) -> None:
         defined = self.cutter.elements.wanted(self.stage, i)

@@ -31,7 +31,7 @@ class Closure:
         return [ids[self.numbers[p]] for p, (ids, _) in part.leaves.items() if p in self.numbers]
 
 
-class Needed:
+class Closures:
     def __init__(self, graph: Graph):
         self.graph = graph
         self._made: dict[Hashable, Made] = {}

@@ -15,10 +15,10 @@ from trainverify.domains.arrays import Array
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
 from trainverify.prove.propose.search import Search
-from trainverify.prove.staged import alike
-from trainverify.prove.staged.alike import _first_of_each
+from trainverify.prove.staged import isomorphic
 from trainverify.prove.staged.execute import Limits, check
 from trainverify.prove.staged.graphs import NOTHING
+from trainverify.prove.staged.isomorphic import _first_of_each
 from trainverify.prove.staged.placed import SEVERAL, distinct
 from trainverify.prove.staged.records import Stage
 from trainverify.prove.staged.stages import Cutter, NoStage, _Walk
@@ -32,8 +32,8 @@ PROGRAMS = [llama, experts, *map(random_pair, (3, 9))]
 
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alike, "FEWEST", 2)
-    monkeypatch.setattr(alike, "ELEMENTS", 1)
+    monkeypatch.setattr(isomorphic, "FEWEST", 2)
+    monkeypatch.setattr(isomorphic, "ELEMENTS", 1)
 
 
 def different(engine: Search, stages: list[Stage]) -> list[Stage]:
@@ -58,7 +58,7 @@ def test_elements_that_are_looked_at_once_have_the_same_to_show(programs: Progra
     engine, stages = cut_once(programs)
     fewer = 0
     for stage in different(engine, stages):
-        classes = engine.ledger.cutter._alike.classes(stage)
+        classes = engine.ledger.cutter._isomorphic.classes(stage)
         if classes is not None:
             assert (classes <= np.arange(len(classes))).all()
             assert all(own == first for own, first in keys(engine, stage, classes))
@@ -86,14 +86,14 @@ def test_one_that_is_wrong_among_many_is_looked_at(monkeypatch: pytest.MonkeyPat
     seen = [0, 0]
     for stage in stages[::2]:
         wrong = changed(replace(stage, **BEFORE), how) if stage.plan.leaves and len(stage.goal.ids) > 1 else None
-        if wrong is None or (classes := engine.ledger.cutter._alike.classes(wrong)) is None:
+        if wrong is None or (classes := engine.ledger.cutter._isomorphic.classes(wrong)) is None:
             continue
         assert all(own == first for own, first in keys(engine, wrong, classes))
         one_by_one = replace(wrong)
         shown = all_shown(engine, wrong)
         if shown:
             with monkeypatch.context() as m:
-                m.setattr(alike, "FEWEST", 1_000_000)
+                m.setattr(isomorphic, "FEWEST", 1_000_000)
                 assert all_shown(engine, one_by_one)
         seen[shown] += 1
     assert seen[False] >= 20

@@ -1,6 +1,6 @@
 """Elements of one stage that differ in names only, many at a time: of those, one is looked at.
 
-Elements are followed back through both pieces of a stage side by side, as arrays of positions, and go apart where they are made
+Elements are followed back through both pieces of a stage side by side, as arrays of positions, and separate where they are made
 differently. Those that are together at the end are the same but for their symbols; what is left to compare is which of the symbols of an
 element are equal, and what is known of each. Nothing is taken from fingerprints: everything that is said to be equal was compared.
 """
@@ -18,8 +18,8 @@ from trainverify.domains.arrays import Array
 from trainverify.primitives.node import topological
 from trainverify.prove.definedness import FACTS
 from trainverify.prove.staged.canonical import Canonical
+from trainverify.prove.staged.closures import Closure
 from trainverify.prove.staged.graphs import Call, Place
-from trainverify.prove.staged.needed import Closure
 from trainverify.prove.staged.records import Factor, Part, Stage
 
 FEWEST: Final = 64  # elements of a goal that are worth it
@@ -29,7 +29,7 @@ CELLS: Final = 50_000_000  # of all of them
 STEPS: Final = 50_000  # of all groups
 
 
-class Alike:
+class IsomorphicElements:
     """Of the stages of one elements."""
 
     def __init__(self, canonical: Canonical):
@@ -145,9 +145,9 @@ class _Made:
 class _Walk:
     """All elements of one stage, followed back through both pieces."""
 
-    def __init__(self, alike: Alike, stage: Stage):
-        self.alike = alike
-        self.graph = alike.graph
+    def __init__(self, isomorphic: IsomorphicElements, stage: Stage):
+        self.isomorphic = isomorphic
+        self.graph = isomorphic.graph
         self.stage = stage
         self.parts: list[Part] = [stage.plan, stage.logical]
         self._closures: list[Closure] = []
@@ -161,35 +161,35 @@ class _Walk:
         stack = list(self._start())
         while stack:
             group = stack.pop()
-            apart = self._follow(group)
-            if apart is None:
+            separated = self._follow(group)
+            if separated is None:
                 return None
-            stack += apart
-            if not apart:
+            stack += separated
+            if not separated:
                 done.append(group)
                 cells += len(group.members) * len(group.symbols)
-            steps += len(group.tokens) * (len(apart) + 1)
+            steps += len(group.tokens) * (len(separated) + 1)
             if len(stack) + len(done) > most or cells > CELLS or steps > STEPS:
                 return None
         return done
 
     def _start(self) -> Iterator[_Group]:
         """The elements of the goal by the logical tensors that they belong to."""
-        stage, goal, canonical = self.stage, self.stage.goal, self.alike.canonical
-        needed, every = self.alike.elements.needed, np.arange(len(goal.ids))
+        stage, goal, canonical = self.stage, self.stage.goal, self.isomorphic.canonical
+        closures, every = self.isomorphic.elements.closures, np.arange(len(goal.ids))
         positions = canonical.wanted(stage)
         self._closures = [
-            needed.of(stage.plan, goal.wanted()),
-            needed.of(stage.logical, {p: [at[at >= 0]] for p, at in positions.items()}),
+            closures.of(stage.plan, goal.wanted()),
+            closures.of(stage.logical, {p: [at[at >= 0]] for p, at in positions.items()}),
         ]
         facts: list[_Column | tuple[Hashable, Array]] = []
         for f in stage.facts:
             facts.append(("fact", np.full(len(every), f)))
             if f in stage.written:
-                place, at = self.alike.elements.where(f)
+                place, at = self.isomorphic.elements.where(f)
                 facts.append(_Column(len(self.parts), place, np.full(len(every), at)))
                 self.parts.append(stage.written[f])
-                self._closures.append(needed.of(stage.written[f], {place: [np.array([at])]}))
+                self._closures.append(closures.of(stage.written[f], {place: [np.array([at])]}))
         shared = [*facts, *self._factor(goal.factor, len(every))]
         terms = [_Column(0, t.place, t.elements) for t in goal.terms]
         elsewhere = np.ones(len(every), dtype=bool)
@@ -206,7 +206,7 @@ class _Walk:
         return [((factor.number, factor.power, "element"), np.full(count, factor.element))]
 
     def _follow(self, group: _Group) -> list[_Group] | None:
-        """Goes back until there is nothing to do, or until elements go apart: then the groups that they are in. None if it is too long."""
+        """Goes back until there is nothing to do, or until elements separate: then the groups that they are in. None if it is too long."""
         seen = {c.key: n for n, c in enumerate(group.seen)}
         while group.todo:
             if len(group.tokens) > LONGEST:
@@ -230,9 +230,9 @@ class _Walk:
                 group.tokens.append(("again", known))
                 group.todo.pop()
                 continue
-            apart = self._open(group, column)
-            if apart:
-                return apart
+            separated = self._open(group, column)
+            if separated:
+                return separated
             seen[column.key] = len(group.seen)
             group.seen.append(column)
         return []
@@ -248,7 +248,7 @@ class _Walk:
         form: Hashable = self.graph.same
         order = np.zeros(1, dtype=np.int64)
         if call.nodes is not None:
-            form, order = self.alike.form(int(numbers[0]), column.place, int(column.positions[0]))
+            form, order = self.isomorphic.form(int(numbers[0]), column.place, int(column.positions[0]))
         rows = made.leaves[made.begin[where][:, None] + order]
         inputs = rows[:, :, 0]
         if (inputs != inputs[0]).any():
