@@ -122,10 +122,6 @@ FACTS: Final[dict[str, Facts]] = {
 MAY_FAIL: Final = frozenset(name for name, row in SCALARS.items() if row.takes != "int" and conditions(name, -1))
 
 
-def function_sign(fn: str, given: Arguments) -> Sign:
-    return FACTS[fn].sign(given)
-
-
 def is_zero(fn: str, zeros: Iterable[bool]) -> bool:
     """Whether a function is 0, given which arguments are; if it has a value."""
     match FACTS[fn].zero:

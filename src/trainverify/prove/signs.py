@@ -21,7 +21,6 @@ from trainverify.prove.definedness import (
     Arguments,
     Sign,
     expression_state,
-    function_sign,
     weakest,
 )
 from trainverify.prove.strict import Step, Strict
@@ -158,7 +157,7 @@ def _sign(node: Node, known: Mapping[Node, Sign], states: Mapping[Node, int], in
         case "map":
             twice = len(node.args) == 2 and node.args[0] is node.args[1]
             param = node.attrs[1] if len(node.attrs) > 1 else None
-            return function_sign(node.attrs[0], Arguments(args, all(states[a] == FINITE for a in node.args), twice, param))
+            return FACTS[node.attrs[0]].sign(Arguments(args, all(states[a] == FINITE for a in node.args), twice, param))
     return None
 
 

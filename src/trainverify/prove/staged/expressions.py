@@ -280,11 +280,6 @@ class Expressions(Numbered):
                 found.add(n)
         return found if numbers else set()
 
-    def _of_a_row(self, number: int) -> bool:
-        """Whether an expression is a position in a sorted row, or whether something is at one."""
-        op, _, args = self.keys[number]
-        return op == "row" or (op == "hit" and self.keys[args[0]][0] == "row")
-
     def _may_stand(self, number: int) -> bool:
         """Whether an expression is a number wherever the logical program is defined, and more than a symbol: a real one, or a position."""
         op, info, _ = self.keys[number]

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainverify.evaluate.small import Small
 from trainverify.primitives.scalars import is_finite
-from trainverify.prove.definedness import FINITE, Arguments, Sign, expression_state, function_sign, weakest
+from trainverify.prove.definedness import FACTS, FINITE, Arguments, Sign, expression_state, weakest
 from trainverify.prove.signs import Signs, of_source
 from trainverify.prove.staged.terms import Term
 from trainverify.prove.strict import Step, Strict
@@ -27,10 +27,10 @@ def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[i
         case "real":
             return None if isinstance(info, str) or not is_finite(info) or info < 0 else "positive" if info else "nonnegative"
         case "constant":
-            return function_sign(info[0], Arguments((), param=info[1]))
+            return FACTS[info[0]].sign(Arguments((), param=info[1]))
         case "map":
             twice = len(numbers) == 2 and numbers[0] == numbers[1]
-            return function_sign(info[0], Arguments(args, all(s == FINITE for s in states), twice, info[1]))
+            return FACTS[info[0]].sign(Arguments(args, all(s == FINITE for s in states), twice, info[1]))
         case "dot":
             at = 0
             products: list[Sign] = []
