@@ -36,7 +36,7 @@ def prove(
     proof = _confirmed(search)
     if not proposal.merged or proof.interrupted or not (search.misled or (proof.failed and DIFFERS not in proof.failed.values())):
         return proof
-    progress("once more, whatever values elements of the logical program share")
+    progress("again, without merging logical elements of equal values")
     unmerged = Proposal(proposal.elements, lineage, wanted, merge=False)
     other = _confirmed(Search(unmerged, wanted, workers, limits, progress))
     proof.interrupted |= other.interrupted

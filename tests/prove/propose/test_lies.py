@@ -99,7 +99,7 @@ def test_claims_of_other_elements_show_nothing_wrong(mistake: str, seed: int) ->
 def test_a_claim_of_another_size_is_none() -> None:
     found, _ = proposal_of(logical(), plan())
     place = next(p for p, c in found.claims.items() if len(c.ids) > 1)
-    with pytest.raises(ValueError, match="a claim that is none"):
+    with pytest.raises(ValueError, match="not a claim"):
         Claims(found.elements, {place: replace(found.claims[place], ids=found.claims[place].ids[1:])}, {})
 
 

@@ -41,4 +41,4 @@ class Claims:
         """A claim is about real numbers, and about every element of its tensor."""
         graph = elements.graph
         if graph.kind(claim.place) != "real" or claim.ids.shape != (math.prod(graph.shape(claim.place)),):
-            raise ValueError(f"a claim that is none: {graph.show(claim.place)}")
+            raise ValueError(f"not a claim: {graph.show(claim.place)}")

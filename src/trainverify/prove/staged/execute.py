@@ -157,9 +157,9 @@ class _Check:
             return Result(False, "a condition inside a choice")
         checked = equal(s, mine, theirs, given, None)
         if checked.how is None:
-            return Result(False, f"element {n}: not for any value of common parts")
+            return Result(False, f"element {n}: not shown with common parts as symbols")
         if not all(self.implied(need, given, ask=False) for need in needed):
-            return Result(False, "a condition that only the plan needs, for any value of common parts")
+            return Result(False, "a condition that only the plan needs, with common parts as symbols")
         return Result(True, "", checked.how, bool(given))
 
     def facts(self) -> dict[Need, None]:

@@ -52,7 +52,7 @@ class StagedProof:
         ways = ", ".join(f"{n} by {how}" for how, n in self.how.items())
         same = f"{self.identical} elements are the same expression"
         made = f"{self.stages} stages for {self.tensors} tensors: {same}, {self.distinct} distinct others ({ways or 'none'} shown)"
-        fewer = f"; of a large plan {self.instances} ranks, some of every sort, with fewer experts to choose from if there are many"
+        fewer = f"; reduced to {self.instances} ranks, some of every sort, and to fewer experts where there are many"
         return made + fewer if self.fewer else made
 
 
@@ -91,7 +91,7 @@ class Ledger:
         for h in o.holdings:
             there = [r for r in h.ranks if r in self.small.places]  # of a sample
             if h.ranks and not there:
-                raise NoStage("held by no rank that is looked at")
+                raise NoStage("none of the ranks that the proof keeps holds it")
             for rank in there:
                 c, row = self.small.places[rank]
                 place = (c, row, h.layout.local)
