@@ -74,8 +74,8 @@ class ListedProver(Prover):
     def blocks(self) -> int:
         """Of all tensors of all ranks."""
         scopes = [self.system.scope, *(self.ranks.scope(i) for i in range(len(self.instances)))]
-        known = {id(scope): sum(map(self._count, scope.dims.values())) for scope in {id(s): s for s in scopes}.values()}
-        return sum(known[id(scope)] for scope in scopes)
+        known = {scope: sum(map(self._count, scope.dims.values())) for scope in set(scopes)}
+        return sum(known[scope] for scope in scopes)
 
     def _count(self, dims: Dims) -> int:
         return math.prod(a.size for a in self.system.inference.axes.leaves(dims) if ListedAxes.listed(a))

@@ -55,7 +55,7 @@ class ListedForms(Forms):
         super().__post_init__()
         self.grids = ListedGrids(self.axes)
         self._related: dict[object, tuple[dict[Key, Key], tuple[tuple[int, int], ...], object]] = {}
-        self._views: dict[tuple[int, int], list[Stretch]] = {}
+        self._views: dict[tuple[Grid, Grid], list[Stretch]] = {}
         self.steps: list[tuple[Node, Value, Dims]] = []  # within the last op
         self.tensors: set[int] = set()  # sums that are a logical tensor: exp and maxima see their names only
         self.kernel.closed = lambda uid: uid in self.tensors and not self.kernel.infinite(uid)
@@ -150,7 +150,7 @@ class ListedForms(Forms):
         old, new = self.grid(given), self.grid(dims)
         if old is new or [x.axis for x in old.leaves] == [x.axis for x in new.leaves]:
             return value
-        key = (id(old), id(new))
+        key = (old, new)
         if key not in self._views:
             found = []
             i, j = len(old.leaves), len(new.leaves)
@@ -193,25 +193,24 @@ class ListedForms(Forms):
     def op(self, lowered: Lowered, axes: NodeAxes, inputs: Sequence[Value | None], offsets: Mapping[int, Offset]) -> list[Value]:
         """Steps within an op are kept like tensors between ops: a plan may have written the op out."""
         nodes = topological(lowered.outputs)
-        users: dict[int, list[Node]] = {}
+        users: dict[Node, list[Node]] = {}
         for node in nodes:
             for a in node.args:
-                users.setdefault(id(a), []).append(node)
-        ends = {id(o) for o in lowered.outputs}
+                users.setdefault(a, []).append(node)
         self.steps = []
-        found: dict[int, Value] = {}
+        found: dict[Node, Value] = {}
         for node in nodes:
             if node.prim == "input":
                 value = inputs[node.attrs[0]]
                 assert value is not None
             else:
-                value = self._evaluated(node, [found[id(a)] for a in node.args], axes, offsets)
-                if node.kind == "real" and id(node) not in ends and not _open_ended(users[id(node)]):
+                value = self._evaluated(node, [found[a] for a in node.args], axes, offsets)
+                if node.kind == "real" and node not in lowered.outputs and not _open_ended(users[node]):
                     value = {key: self._settled(p) for key, p in value.items()}
-                if node.kind == "real" and id(node) not in ends and node.prim in ("map", "contract", "reduce"):
+                if node.kind == "real" and node not in lowered.outputs and node.prim in ("map", "contract", "reduce"):
                     self.steps.append((node, value, axes.dims[id(node)]))
-            found[id(node)] = value
-        return [found[id(o)] for o in lowered.outputs]
+            found[node] = value
+        return [found[o] for o in lowered.outputs]
 
     def _settled(self, p: Poly) -> Poly:
         k = self.kernel
