@@ -127,8 +127,8 @@ class ListedProver(Prover):
             if self._here is None:
                 self._steps.append((op, self.forms.steps))
             for name, node, value in zip(op.outputs, x.lowered.outputs, made, strict=True):
-                own = self.forms.viewed(value, x.axes.dims[id(node)], scope.dims[name])
-                kept = {key: self._kept(p, name in loose) for key, p in own.items()}
+                local = self.forms.viewed(value, x.axes.dims[id(node)], scope.dims[name])
+                kept = {key: self._kept(p, name in loose) for key, p in local.items()}
                 if self._here is None:
                     self.forms.tensors |= {u for p in kept.values() if len(p) == 1 for m in p for u, _, w in m if w == 1}
                 env[name] = self._known(kept, name, scope)

@@ -175,8 +175,8 @@ class ListedForms(Forms):
         """A tensor and the part of it that has these positions of dimension d."""
         old, new = self.grid(big), self.grid(small)
         found = []
-        for e, (span, own) in enumerate(zip(old.spans, new.spans, strict=True)):
-            found.append(self._stretch(old, span, new, own, positions if e == d else np.arange(big[e].size)))
+        for e, (span, target) in enumerate(zip(old.spans, new.spans, strict=True)):
+            found.append(self._stretch(old, span, new, target, positions if e == d else np.arange(big[e].size)))
         return old, new, found
 
     def chosen(self, value: Value, given: Dims, dims: Dims, d: int, positions: Positions) -> Value:
@@ -384,9 +384,9 @@ class ListedForms(Forms):
             raise Unsupported("one-hot of integers of unknown range")
         whole = self._plain(root.axis)
         grid = self.grid(dims)
-        own = list(grid.spans[-1])
-        table, kept = self._relate(whole, [grid.leaves[n].axis for n in own], start + np.arange(dims[-1].size))
-        variable = {i: -1 - own[j] for i, j in kept}
+        last = list(grid.spans[-1])
+        table, kept = self._relate(whole, [grid.leaves[n].axis for n in last], start + np.arange(dims[-1].size))
+        variable = {i: -1 - last[j] for i, j in kept}
         count = len(self.grid(given).tags)
         out: Value = {}
         for key in grid.blocks():
@@ -435,11 +435,11 @@ class ListedForms(Forms):
         k = self.kernel
         (d,) = node.attrs
         x_dims, id_dims = given
-        own = [x_dims[d] if e == d else a for e, a in enumerate(id_dims)]
-        x = self.viewed(args[0], x_dims, own)
+        gathered = [x_dims[d] if e == d else a for e, a in enumerate(id_dims)]
+        x = self.viewed(args[0], x_dims, gathered)
         hot_dims = [*id_dims, x_dims[d]]
         hot = self._hot(args[1], id_dims, hot_dims, axes.lines[id(node.args[1])], 0)
-        old, new, wide = self.grid(own), self.grid(id_dims), self.grid(hot_dims)
+        old, new, wide = self.grid(gathered), self.grid(id_dims), self.grid(hot_dims)
         names: dict[Index, Index] = {}
         fresh: dict[Index, Index] = {}
         over: dict[Index, int] = {}

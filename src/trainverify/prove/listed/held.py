@@ -41,9 +41,9 @@ class ListedHeld(Held):
         for part in lay.parts(self.system.plan.mesh, instance.rank, self._shape(lay)):
             if part.padding:
                 continue
-            whole, own = self._part_dims(part, lay, unit)
-            held = self._regions(part, own)
-            got = self._of_local(part, own, held, local)
+            whole, dims = self._part_dims(part, lay, unit)
+            held = self._regions(part, dims)
+            got = self._of_local(part, dims, held, local)
             if part.partial is not None:
                 got = self._added(lay, part, part.partial, held, got)
             yield got, self._of_logical(part, lay, whole, held)
@@ -80,8 +80,8 @@ class ListedHeld(Held):
     def _added(self, lay: Layout, part: Part, share: tuple[str, int, int], held: list[Axis], got: Value) -> Value:
         """The sum of what all ranks hold of a value that is shared out."""
         mesh = self.system.plan.mesh
-        kind, own, count = share
-        found = {own: got}
+        kind, share_index, count = share
+        found = {share_index: got}
         for rank in lay.holders(mesh):
             for p in lay.parts(mesh, rank, self._shape(lay)):
                 if p.partial is not None and p.logical == part.logical and p.flat == part.flat and p.partial[1] not in found:

@@ -317,9 +317,9 @@ class Drawn:
 
 
 def drawn(
-    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], own: Collection[str], digits: Digits, seed: int = 0
+    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], named: Collection[str], digits: Digits, seed: int = 0
 ) -> Drawn:
-    """As many as it takes until elements of logical tensors are told apart and what is chosen now and then was chosen once; `own` are the
+    """As many as it takes until elements of logical tensors are told apart and what is chosen now and then was chosen once; `named` are the
     tensors that have elements of their own."""
     quiet, everything, first, wrong = list[Run](), list[Run](), list[Run](), False
     asleep, tried, looked = Asleep(patience(small)), 0, False
@@ -338,7 +338,7 @@ def drawn(
             first = first or fresh[:1]
         tried += POINTS_AT_ONCE
         for run in fresh:
-            asleep.add({n: v for n, v in run.logical.items() if n in own and v.dtype.kind == "f"})
+            asleep.add({n: v for n, v in run.logical.items() if n in named and v.dtype.kind == "f"})
     if not quiet:
         different(small, wanted, first)  # says what has no value
         quiet = first

@@ -75,9 +75,9 @@ class Proposal:
         for step in self.small.logical_steps:
             if step.op.phase == "optimizer":
                 for name in step.outputs:
-                    own = self.elements.ids[name].reshape(-1)
-                    if any(self.elements.owner[i] in self.small.logical.sources for i in self.table.same[own].tolist()):
-                        self.table.same[own] = own
+                    ids = self.elements.ids[name].reshape(-1)
+                    if any(self.elements.owner[i] in self.small.logical.sources for i in self.table.same[ids].tolist()):
+                        self.table.same[ids] = ids
 
     def _number_logical(self) -> None:
         """Numbers of all logical elements; those that have one number are the same, besides those of equal values."""
@@ -91,8 +91,8 @@ class Proposal:
             structure.named((LOGICAL, 0, name), ids)
         if not self.wrong:
             same = np.array([structure.first[n] for n in structure.elements.tolist()], dtype=np.int64)
-            own = (same >= 0) & self._uncertain[same]  # what may have no value is no name for others
-            self.table.same = np.where(own, np.arange(a.count), same)
+            uncertain = (same >= 0) & self._uncertain[same]  # what may have no value is no name for others
+            self.table.same = np.where(uncertain, np.arange(a.count), same)
         for place, ids in a.sources.items():
             structure.named(place, ids)
 
@@ -109,9 +109,9 @@ class Proposal:
         self.claims = {p: c for p, c in self.claims.items() if (c.ids < a.count).all() or int(c.ids[0]) in used}
         for name in a.start:
             if name not in self.small.logical.sources and self.graph.kind((LOGICAL, 0, name)) == "real":
-                own = a.ids[name].reshape(-1)
-                if (self.table.same[own] != own).any():
-                    self.claims[LOGICAL, 0, name] = Claim((LOGICAL, 0, name), self.table.same[own])
+                ids = a.ids[name].reshape(-1)
+                if (self.table.same[ids] != ids).any():
+                    self.claims[LOGICAL, 0, name] = Claim((LOGICAL, 0, name), self.table.same[ids])
         return {i: p for i, p in self.factors.scalars.items() if i in used}
 
     def _compared(self) -> Iterator[int]:

@@ -72,8 +72,8 @@ class Zeros:
         """Names elements that are 0 by definition, or by the op that makes them from others; of gradients that are rounding only, by ops
         before it too."""
         place, first, quiet = (LOGICAL, 0, tensor), self.elements.start[tensor], self.values.quiet
-        own = slice(first, first + math.prod(self.values.small.shapes[tensor]))
-        sizes, usable, same = np.abs(self.values.table.values[:, own]), self.values.usable[own], self.structure.same
+        span = slice(first, first + math.prod(self.values.small.shapes[tensor]))
+        sizes, usable, same = np.abs(self.values.table.values[:, span]), self.values.usable[span], self.structure.same
         maybe = usable & ~sizes.any(axis=0)
         faint = usable & (sizes[:quiet].max(axis=0, initial=0.0) <= NOISE * sizes[:quiet].max(initial=0.0))
         call = self.graph.makers[place]
@@ -81,7 +81,7 @@ class Zeros:
             return
         different, every = self._known.missed + MISSES[0], MISSES[1]
         for n, at in enumerate(np.flatnonzero(maybe | faint).tolist()):
-            if self._known.missed > different or (n > every and not (same[own] == NOTHING).any()):
+            if self._known.missed > different or (n > every and not (same[span] == NOTHING).any()):
                 return
             for before in (0, BEFORE) if call.backward else (0,):
                 made = self._made_of(place, at, before)

@@ -202,9 +202,9 @@ class _Elements(_Form):
             every = np.unique(np.concatenate([ids for part in stage.parts() for ids, _ in part.leaves.values()]))
             for name, part in stage.defined.items():
                 place, start = (LOGICAL, 0, name), elements.start[name]
-                own = every[elements.within(every, name) >= 0]
-                self.arrays.append(own)
-                shape.append(self.side(part, {place: [own - start]}, [(1, place, own - start)], []))
+                inside = every[elements.within(every, name) >= 0]
+                self.arrays.append(inside)
+                shape.append(self.side(part, {place: [inside - start]}, [(1, place, inside - start)], []))
         every = np.concatenate(self.arrays)
         return (tuple(shape), np.isin(every, self.canonical.supported).tobytes(), *self._numbered())
 

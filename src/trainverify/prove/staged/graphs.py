@@ -247,9 +247,9 @@ class Graph:
     def _shapes(self, call: Call) -> list[tuple[int, ...] | None]:
         """Of the inputs of a call; those of a collective are one."""
         if call.collective:
-            own = self.shape(next(i for i in call.inputs if i is not None))
-            self._sizes[call.signature] = math.prod(own)
-            return [(len(call.inputs), *own)]
+            shape = self.shape(next(i for i in call.inputs if i is not None))
+            self._sizes[call.signature] = math.prod(shape)
+            return [(len(call.inputs), *shape)]
         return [None if i is None else self.shape(i) for i in call.inputs]
 
     def kind(self, place: Place) -> str:

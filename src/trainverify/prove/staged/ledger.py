@@ -194,10 +194,10 @@ class Ledger:
         mine = {number: i for i, number in self.cutter.numbers(stage, n).items()}
         found: dict[str, dict[int, Fraction]] = {}
         for i, value in self.results[key].model.items():
-            own = mine[shown[i]] if i in shown else a.count
-            if own >= a.count or a.owner[own] not in self.small.logical.sources:
+            source = mine[shown[i]] if i in shown else a.count
+            if source >= a.count or a.owner[source] not in self.small.logical.sources:
                 return {}
-            (_, _, name), at = a.where(own)
+            (_, _, name), at = a.where(source)
             found.setdefault(name, {})[at] = value
         return found
 
