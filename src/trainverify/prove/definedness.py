@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from trainverify.primitives.scalars import SCALARS, conditions, finite, is_finite
 
@@ -19,8 +19,7 @@ FINITE, BELOW, WILD = range(3)  # an expression is a number, a number or −∞,
 POSITIONS: Final = ("argsort", "argmax", "argmin")  # rows of integers, whatever is sorted
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """What is known of the arguments of a function."""
 
     signs: Sequence[Sign]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from trainverify.prove.definedness import FACTS, FINITE, MAY_FAIL, is_zero
 from trainverify.prove.staged.numbered import Numbered
 from trainverify.prove.staged.supports import NOWHERE, expression_support
+from trainverify.prove.staged.terms import products
 
 
 class Masks:
@@ -82,9 +82,8 @@ class Masks:
             case _ if factor > number:  # parts have smaller numbers
                 return False
             case "dot":
-                ends = list(accumulate(info))
-                products = [args[end - n : end] for n, end in zip(info, ends, strict=True)]
-                return all(factor in p or any(self._vanishes(a, factor) for a in p) for p in products)
+                every = [[args[k] for k in product] for product in products(info)]
+                return all(factor in p or any(self._vanishes(a, factor) for a in p) for p in every)
             case "map":
                 return is_zero(info[0], (self._vanishes(a, factor) for a in args))
         return False
@@ -172,16 +171,10 @@ class Masks:
             return e.number((op, info, tuple(args))) if known is None else known
         if one not in args and zero not in args:
             return args[0] if info == (1,) else e.number((op, info, tuple(args)))
-        products: list[list[int]] = []
-        at = 0
-        for n in info:
-            factors = args[at : at + n]
-            at += n
-            if zero in factors and self._total(*factors):
-                continue
-            products.append([f for f in factors if f != one] or [one])
-        if not products:
+        every = [[args[k] for k in product] for product in products(info)]
+        left = [[f for f in factors if f != one] or [one] for factors in every if zero not in factors or not self._total(*factors)]
+        if not left:
             return zero
-        if len(products) == 1 and len(products[0]) == 1:
-            return products[0][0]
-        return e.number(("dot", tuple(map(len, products)), tuple([f for p in products for f in p])))
+        if len(left) == 1 and len(left[0]) == 1:
+            return left[0][0]
+        return e.number(("dot", tuple(map(len, left)), tuple([f for factors in left for f in factors])))

@@ -13,7 +13,7 @@ from trainverify.prove.definedness import FACTS, FINITE, MAY_FAIL, POSITIONS, Si
 from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.signs import expression_sign
 from trainverify.prove.staged.supports import NOWHERE, Support, expression_support
-from trainverify.prove.staged.terms import looks_up
+from trainverify.prove.staged.terms import looks_up, products
 
 Key = tuple[str, Any, tuple[int, ...]]  # op, info, numbers of arguments
 
@@ -57,16 +57,9 @@ class Numbered:
             vanishes = is_zero(info[0], [a == self.zero for a in args])
             vanishes = vanishes and (info[0] not in MAY_FAIL or self.signs_of(args[-1]) == "positive")
             return self.zero if vanishes and self.sure(args) else self.number(key)
-        products: list[tuple[int, ...]] = []
-        at = 0
-        for n in info:
-            product = args[at : at + n]
-            at += n
-            if self.zero not in product or not self.sure(product):
-                products.append(product)
-        if not products:
-            return self.zero
-        return self.number(("dot", tuple(map(len, products)), tuple([x for p in products for x in p])))
+        every = [[args[k] for k in product] for product in products(info)]
+        left = [product for product in every if self.zero not in product or not self.sure(product)]
+        return self.number(("dot", tuple(map(len, left)), tuple([x for product in left for x in product]))) if left else self.zero
 
     def _counts_or_counted(self, args: tuple[int, ...]) -> bool:
         """Whether all of these are truth values as numbers, or sums of such."""

@@ -9,7 +9,7 @@ from trainverify.evaluate.small import Small
 from trainverify.primitives.scalars import is_finite
 from trainverify.prove.definedness import FACTS, FINITE, Arguments, Sign, expression_state, weakest
 from trainverify.prove.signs import Signs, of_source
-from trainverify.prove.staged.terms import Term
+from trainverify.prove.staged.terms import Term, products
 from trainverify.prove.strict import Step, Strict
 
 
@@ -32,13 +32,11 @@ def expression_sign(op: str, info: Any, args: Sequence[Sign], states: Sequence[i
             twice = len(numbers) == 2 and numbers[0] == numbers[1]
             return FACTS[info[0]].sign(Arguments(args, all(s == FINITE for s in states), twice, info[1]))
         case "dot":
-            at = 0
-            products: list[Sign] = []
-            for n in info:
-                mine = numbers[at : at + n]
-                products.append("nonnegative" if n == 2 and mine[0] == mine[1] and args[at] is None else weakest(args[at : at + n]))
-                at += n
-            return None if None in products or not products else "positive" if "positive" in products else "nonnegative"
+            signs: list[Sign] = []
+            for product in products(info):
+                square = len(product) == 2 and numbers[product[0]] == numbers[product[1]]
+                signs.append(FACTS["mul"].sign(Arguments([args[k] for k in product], twice=square)))
+            return FACTS["add"].sign(Arguments(signs)) if signs else None
         case "hit" | "bool":
             return "nonnegative"
         case "choose":

@@ -11,7 +11,7 @@ from typing import Any, Final
 from trainverify.domains.arrays import Array
 from trainverify.prove.definedness import FACTS
 from trainverify.prove.staged.graphs import LARGE, LOGICAL, Call, Graph, moves_only
-from trainverify.prove.staged.terms import Term
+from trainverify.prove.staged.terms import Term, products
 
 Support = frozenset[int] | None  # elements such that this is 0 where one of them is; None: it is 0 everywhere
 NOWHERE: Final[frozenset[int]] = frozenset()
@@ -43,12 +43,7 @@ def expression_support(op: str, info: Any, args: Sequence[Support]) -> Support:
         case "real":
             return None if info == 0 else NOWHERE
         case "dot":
-            at = 0
-            products: list[Support] = []
-            for n in info:
-                products.append(all_of(args[at : at + n]))
-                at += n
-            return common(products)
+            return common([all_of([args[k] for k in product]) for product in products(info)])
         case "map":
             match FACTS[info[0]].zero:
                 case "any":
