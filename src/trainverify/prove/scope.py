@@ -1,4 +1,4 @@
-"""What stages look at: both programs at reduced sizes, with all ranks or, of a large plan, with some of every sort."""
+"""The programs that stages compare: both at reduced sizes, with all ranks or, of a large plan, with some of every sort."""
 
 from __future__ import annotations
 

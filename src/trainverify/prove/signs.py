@@ -1,8 +1,8 @@
-"""Signs of tensors, read off the ops that make them: "positive", "nonnegative" or None; and which may have no value where the program has
-one. Trusted.
+"""Signs of tensors, read off the ops that make them: "positive", "nonnegative" or None; and which tensors may have no value where the
+program has one. Trusted.
 
-Enough for norms and counts. Masks bring −∞ into sums, and its exponential is 0: so it is followed too. What divides by something that may
-be 0, or takes a root or logarithm, and need not have a value, is unsure, and so is what is made of it.
+Enough for norms and counts. Masks bring −∞ into sums, and its exponential is 0, so −∞ is traced too. A quotient by an expression that may
+be 0, a root or a logarithm is unsure unless it must have a value, and so is everything made of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What of the logical program must have a value for its outputs to have one, whatever the inputs are. Trusted.
+"""Which nodes of the logical program are finite wherever its outputs are, for all inputs. Trusted.
 
-A quotient in a branch that may not be taken, or of which only some elements are used, need not have a value where the
-outputs have one: the conditions of such ops are not assumed. Nor are those of what may be infinite: exp(log 0) is 0. But a
-root of a negative number is no number at all, and nothing makes one of it.
+The conditions of these nodes are assumed. A quotient in a branch that may not be taken, or of which only some elements are used,
+need not have a value where the outputs have one, so its condition is not assumed. Nor is that of a subexpression that may be
+infinite: exp(log 0) is 0. But a root of a negative number is no number, and no function makes a number of it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Step(NamedTuple):
 
 @dataclass
 class Use:
-    """How much of a tensor must be finite: all of it, or positions along a dimension, as bits of a number. Or all of it must be numbers.
-    And whether something takes it that may be finite where it is not."""
+    """How much of a tensor must be finite: all of it, or positions along a dimension, as bits of a number; whether all of it must be
+    numbers, finite or not; and whether some use of it may be finite where it is infinite."""
 
     whole: bool = False
     along: dict[int, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ Within = tuple[frozenset[Node], frozenset[Node], dict[int, Use]]
 
 
 class Strict:
-    """Of every op of a program, the nodes that must be finite, the roots that must be numbers, and what its outputs must be."""
+    """For every op of a program: the nodes that must be finite, the roots that must be numbers, and what its outputs must be."""
 
     def __init__(self, wanted: Iterable[str], ops: Sequence[Step]):
         self.nodes: list[frozenset[Node]] = [frozenset()] * len(ops)

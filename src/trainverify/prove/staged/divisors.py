@@ -1,7 +1,7 @@
-"""What the logical program divides by, or takes roots or logarithms of, for any element: none of it is 0 where the program is defined.
+"""Expressions that the logical program divides by, or takes roots or logarithms of, for any element: none is 0 where it is defined.
 
-A stage may rest on that also for elements that it does not show. Only what both sides can speak of is of interest: other tokens' sums are
-not looked at, so that the stages of all tokens look alike.
+A stage may assume that, also for elements that it does not show. Only divisors made of symbols of the plan's side are collected: other
+tokens' sums are left out, so that the stages of all tokens are isomorphic.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Numbers for expressions over symbols: one expression, one number, however often it occurs; and what is known of each.
+"""Numbers for expressions over symbols: one expression, one number, however often it occurs; and facts about each.
 
-Nothing is rewritten, but what is multiplied by the number 0 is left out, and counts have one order.
+Nothing is rewritten, except that terms multiplied by the number 0 are left out, and that counts have one order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Elements that are 0 wherever another one is, read off the ops that make them: a weight is a factor of all gradients of its expert.
 
-Like signs, this is known of symbols: a stage that masks by such a weight being positive changes nothing of what vanishes with it.
+A stage knows this of its symbols, like signs: masking by such a weight being positive does not change what vanishes with it.
 """
 
 from __future__ import annotations
