@@ -21,7 +21,7 @@ from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Op, Program
 from trainverify.ops import OPS
 from trainverify.primitives import node as F
-from trainverify.prove.propose.points import Run, _rounding
+from trainverify.prove.propose.points import PointRun, _rounding
 from trainverify.prove.propose.proposal import Proposal
 from trainverify.prove.staged.graphs import LOGICAL
 from trainverify.prove.staged.inner import Inner
@@ -148,4 +148,4 @@ def test_rounding_is_small_beside_the_whole_tensor() -> None:
     assert _rounding(small, at, run)
     assert not _rounding(small, replace(at, distance=np.inf), run)
     off = {**run.logical, o.output.tensor: run.logical[o.output.tensor] * (1 + 1e-9)}
-    assert not _rounding(small, at, Run(off, run.plan))
+    assert not _rounding(small, at, PointRun(off, run.plan))

@@ -9,7 +9,7 @@ import trainverify as tv
 from prove.staged.cutting import cut, cut_once, llama
 from tools.campaign.agree import staged
 from trainverify.prove.propose.search import Search
-from trainverify.prove.propose.zeros import Known, Leaf, Made
+from trainverify.prove.propose.zeros import Known, Leaf, TermTree
 from trainverify.prove.staged.graphs import LOGICAL, NOTHING
 from trainverify.verdicts import verify
 from trainverify.zoo.gpt import Config
@@ -104,12 +104,14 @@ def test_terms(of_llama: Search) -> None:
     minus = make("map", ("sub", None, "NoneType"), [x, y])
     largest = make("map", ("max", None, "NoneType"), [x, zero])
     seen = Known()
-    assert seen.zero(Made(minus, (Leaf(5, REAL), Leaf(5, REAL))))
-    assert not seen.zero(Made(minus, (Leaf(5, REAL), Leaf(6, REAL))))
-    assert seen.zero(Made(minus, (Leaf(NOTHING, REAL), Leaf(NOTHING, REAL))))
-    assert not seen.zero(Made(largest, (Leaf(5, REAL),)))
-    assert seen.zero(Made(minus, (Made(minus, (Leaf(1, REAL), Leaf(2, REAL))), Made(minus, (Leaf(1, REAL), Leaf(2, REAL))))))
-    assert not seen.zero(Made(minus, (Made(minus, (Leaf(1, REAL), Leaf(2, REAL))), Made(minus, (Leaf(2, REAL), Leaf(1, REAL))))))
+    assert seen.zero(TermTree(minus, (Leaf(5, REAL), Leaf(5, REAL))))
+    assert not seen.zero(TermTree(minus, (Leaf(5, REAL), Leaf(6, REAL))))
+    assert seen.zero(TermTree(minus, (Leaf(NOTHING, REAL), Leaf(NOTHING, REAL))))
+    assert not seen.zero(TermTree(largest, (Leaf(5, REAL),)))
+    assert seen.zero(TermTree(minus, (TermTree(minus, (Leaf(1, REAL), Leaf(2, REAL))), TermTree(minus, (Leaf(1, REAL), Leaf(2, REAL))))))
+    assert not seen.zero(
+        TermTree(minus, (TermTree(minus, (Leaf(1, REAL), Leaf(2, REAL))), TermTree(minus, (Leaf(2, REAL), Leaf(1, REAL)))))
+    )
 
 
 def dead(factor: float) -> tv.Program:

@@ -23,7 +23,7 @@ from trainverify.primitives.node import Node
 from trainverify.prove.algebra.grids import Grid, Key
 from trainverify.prove.algebra.places import Dims
 from trainverify.prove.listed.claims import BlockClaim
-from trainverify.prove.propose.points import Run, runs
+from trainverify.prove.propose.points import PointRun, runs
 from trainverify.prove.propose.table import NOISE
 
 ELEMENTS: Final = 5_000_000  # of all tensors of all ranks
@@ -53,7 +53,7 @@ def pieces(system: System, grid: Grids) -> Pieces | None:
 class Pieces:
     """Which blocks of the plan's tensors have values proportional to those of blocks of logical ones."""
 
-    def __init__(self, small: Small, grid: Grids, points: Sequence[Run]):
+    def __init__(self, small: Small, grid: Grids, points: Sequence[PointRun]):
         self.small = small
         self.grid = grid
         self._runs = points

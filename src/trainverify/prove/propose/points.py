@@ -37,7 +37,7 @@ FADES: Final = 0.01  # what is left of rounding with more digits, at most
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class PointRun:
     """Both programs on one point."""
 
     logical: dict[str, Array]
@@ -106,7 +106,7 @@ def _sorted(node: Node) -> bool:
 
 def runs(
     small: Small, lineage: tuple[Layout, ...], points: Sequence[int], sizes: Sequence[Sequence[float]], domain: Numeric = NUMERIC
-) -> list[Run]:
+) -> list[PointRun]:
     """Both programs on random inputs, at each point of the first size that the logical program stands. Large ones reach what small ones do
     not, such as the clipping of gradients; but norms make large numbers of small ones, and what saturates drowns in rounding."""
     random_points(small, points, ())
@@ -118,16 +118,16 @@ def runs(
             while left[n] and not defined(small, logical[n]):
                 inputs[n] = _scaled(small, point, left[n].pop(0))
                 logical[n] = run_logical(small, inputs[n], domain)
-        return [Run(*both) for both in zip(logical, run_plans(small, lineage, inputs, domain), strict=True)]
+        return [PointRun(*both) for both in zip(logical, run_plans(small, lineage, inputs, domain), strict=True)]
 
 
-def moving(small: Small, lineage: tuple[Layout, ...], known: Sequence[Run], points: Sequence[int]) -> list[Run]:
+def moving(small: Small, lineage: tuple[Layout, ...], known: Sequence[PointRun], points: Sequence[int]) -> list[PointRun]:
     """Of these points with large inputs those on which a smaller or larger number is another than on all so far, such as the factor that
     gradients are clipped by: while nothing is clipped, what is clipped looks like what is not."""
     first = known[0].logical
     chosen = [o for s in small.logical_steps if _bounded(s.nodes) for o in s.outputs if first[o].size == 1]
     still = {o: first[o] for o in chosen if all(run.logical[o] == first[o] for run in known)}
-    made: list[Run] = []
+    made: list[PointRun] = []
     for point in points:
         if not still:
             break
@@ -141,7 +141,7 @@ def moving(small: Small, lineage: tuple[Layout, ...], known: Sequence[Run], poin
             continue
         moved = {o for o, v in still.items() if logical[o] != v}
         if moved:
-            made.append(Run(logical, run_plan(small, lineage, inputs, NUMERIC)))
+            made.append(PointRun(logical, run_plan(small, lineage, inputs, NUMERIC)))
             still = {o: v for o, v in still.items() if o not in moved}
     return made
 
@@ -168,9 +168,9 @@ class Digits:
     def __init__(self, small: Small, lineage: tuple[Layout, ...]):
         self._small = small
         self._lineage = lineage
-        self._made: dict[Run, Run] = {}
+        self._made: dict[PointRun, PointRun] = {}
 
-    def fade(self, at: Run, gap: Callable[[Run], float]) -> bool:
+    def fade(self, at: PointRun, gap: Callable[[PointRun], float]) -> bool:
         """Whether a gap is small beside other numbers, and much smaller with more digits: a mistake stays as it is."""
         here = gap(at)
         if not here <= MAYBE * at.largest:
@@ -179,7 +179,7 @@ class Digits:
             inputs = {n: at.logical[n] for n in self._small.logical.sources}
             with np.errstate(all="ignore"):
                 more = run_logical(self._small, inputs, EXTENDED), run_plan(self._small, self._lineage, inputs, EXTENDED)
-            self._made[at] = Run(*more)
+            self._made[at] = PointRun(*more)
         return gap(self._made[at]) <= FADES * here
 
 
@@ -196,7 +196,7 @@ def clearly_different(small: Small, wanted: Collection[Obligation], lineage: tup
     return found
 
 
-def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run], digits: Digits | None = None) -> set[Obligation]:
+def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[PointRun], digits: Digits | None = None) -> set[Obligation]:
     """Obligations that are off on all of these that say something: on some, what should be 0 is rounding in both programs."""
     left: set[tuple[Obligation, int]] = set()
     seen: set[tuple[Obligation, int]] = set()
@@ -214,7 +214,7 @@ def different(small: Small, wanted: Sequence[Obligation], runs: Sequence[Run], d
     return {obligation for obligation, _ in left & seen}
 
 
-def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...], points: Sequence[int]) -> list[Run]:
+def with_everything(small: Small, wanted: Sequence[Obligation], lineage: tuple[Layout, ...], points: Sequence[int]) -> list[PointRun]:
     """Both programs as if everything were chosen; nothing if none chooses, or if it tells them apart: one may rest on what a choice is."""
     domain = _chosen(small)
     if domain is None:
@@ -290,11 +290,11 @@ class Asleep:
         return self._count == 0 or self._since >= self._patience
 
 
-def _rounding(small: Small, x: Suspect, at: Run, digits: Digits | None = None) -> bool:
+def _rounding(small: Small, x: Suspect, at: PointRun, digits: Digits | None = None) -> bool:
     """Whether a rank is off by nothing but rounding: beside the whole tensor, as all that it holds may be elements that should be 0; or
     with more digits, as the whole tensor may be."""
 
-    def gap(run: Run) -> float:
+    def gap(run: PointRun) -> float:
         whole = run.logical[x.obligation.output.tensor]
         gaps = [np.abs(got - want).max(initial=0.0) for got, want, _ in held(small, x.obligation, x.layout, x.rank, whole, run.plan)]
         return float(max(gaps, default=0.0))
@@ -310,9 +310,9 @@ def _rounding(small: Small, x: Suspect, at: Run, digits: Digits | None = None) -
 class Drawn:
     """Points that both programs were run on."""
 
-    runs: list[Run]  # all of them, those with small inputs first
+    runs: list[PointRun]  # all of them, those with small inputs first
     quiet: int  # how many of these there are
-    ordinary: list[Run]  # without those on which everything is chosen: they say what may be what, not what differs
+    ordinary: list[PointRun]  # without those on which everything is chosen: they say what may be what, not what differs
     wrong: bool  # whether there is nothing to prove, but to say where it is wrong
 
 
@@ -321,7 +321,7 @@ def drawn(
 ) -> Drawn:
     """As many as it takes until elements of logical tensors are told apart and what is chosen now and then was chosen once; `named` are the
     tensors that have elements of their own."""
-    quiet, everything, first, wrong = list[Run](), list[Run](), list[Run](), False
+    quiet, everything, first, wrong = list[PointRun](), list[PointRun](), list[PointRun](), False
     asleep, tried, looked = Asleep(patience(small)), 0, False
     sizes, by_order = ordinary_sizes(small), chooses_by_order(small)
     while not (_told_apart(small, [*quiet, *everything]) and asleep.settled) and tried < MOST:
@@ -350,7 +350,7 @@ def drawn(
     return Drawn([*quiet, *everything, *loud], len(quiet) + len(everything), [*quiet, *loud], wrong)
 
 
-def _told_apart(small: Small, runs: Sequence[Run]) -> bool:
+def _told_apart(small: Small, runs: Sequence[PointRun]) -> bool:
     """Whether there are enough points, and no two elements of an integer input are equal on all: what is made of them would be, too."""
     if len(runs) < QUIET:
         return False

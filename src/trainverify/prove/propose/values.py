@@ -13,7 +13,7 @@ from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.primitives.node import topological
 from trainverify.prove.definedness import MAY_FAIL
-from trainverify.prove.propose.points import LENIENT, Digits, Run, drawn
+from trainverify.prove.propose.points import LENIENT, Digits, PointRun, drawn
 from trainverify.prove.propose.table import CLOSE, NOISE, ROUGH, Table
 from trainverify.prove.staged.elements import Elements
 from trainverify.prove.staged.graphs import LOGICAL, Place
@@ -119,7 +119,7 @@ def _near(a: Array, b: Array) -> bool:
     return bool((np.abs(a - b) <= CLOSE * max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))).all())
 
 
-def _sides(goal: Goal, at: Run) -> tuple[Array, Array] | None:
+def _sides(goal: Goal, at: PointRun) -> tuple[Array, Array] | None:
     """What both programs have on a point; None if the plan has nothing."""
     want = np.zeros(len(goal.ids)) if goal.ids_in_tensor is None else at.logical[goal.name].reshape(-1)[goal.ids_in_tensor]
     got: Array = 0.0
@@ -132,6 +132,6 @@ def _sides(goal: Goal, at: Run) -> tuple[Array, Array] | None:
     return got, want
 
 
-def _gap(goal: Goal, at: Run) -> float:
+def _gap(goal: Goal, at: PointRun) -> float:
     both = _sides(goal, at)
     return np.inf if both is None else float(np.abs(both[0] - both[1]).max(initial=0.0))

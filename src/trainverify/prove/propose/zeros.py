@@ -35,11 +35,11 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Made:
+class TermTree:
     """A term, and what its leaves are."""
 
     term: Term
-    leaves: tuple[Made | Leaf, ...]
+    leaves: tuple[TermTree | Leaf, ...]
 
 
 class Known:
@@ -49,7 +49,7 @@ class Known:
         self._known: dict[Any, bool] = {}
         self.missed = 0  # looks in vain
 
-    def zero(self, made: Made, faint: bool = False) -> bool:
+    def zero(self, made: TermTree, faint: bool = False) -> bool:
         """Whether an element is 0 for all values of its leaves. Faint ones, which were rounding only, get more time."""
         key = _key(made, {NOTHING: NOTHING})
         if key not in self._known:
@@ -89,11 +89,11 @@ class Zeros:
                     same[first + at] = NOTHING
                     break
 
-    def _made_of(self, place: Place, at: int, before: int) -> Made | None:
+    def _made_of(self, place: Place, at: int, before: int) -> TermTree | None:
         """How an element of a logical tensor is made, back behind so many gradients, and of what; None if some of it may be infinite."""
         a = self.elements
         term, leaves = self.graph.definition(place, at)
-        found: list[Made | Leaf] = []
+        found: list[TermTree | Leaf] = []
         for p, q in leaves:
             i = int(a.ids[p[2]].reshape(-1)[q])
             owner, position = a.where(i)
@@ -110,23 +110,23 @@ class Zeros:
             else:
                 number = int(self.structure.places[p][q])
                 found.append(Leaf(NOTHING if number == self.structure.nothing else number, kind))
-        return Made(term, tuple(found))
+        return TermTree(term, tuple(found))
 
 
-def _key(made: Made | Leaf, order: dict[int, int]) -> Any:
+def _key(made: TermTree | Leaf, order: dict[int, int]) -> Any:
     """Names go, structure stays."""
     if isinstance(made, Leaf):
         return order.setdefault(made.number, len(order)), made.kind
     return made.term, tuple([_key(m, order) for m in made.leaves])
 
 
-def _zero(made: Made, seconds: float) -> bool:
+def _zero(made: TermTree, seconds: float) -> bool:
     scalars = Scalars(TERMS, time.process_time() + seconds)
     domain = Element(scalars)
     symbols: dict[int, Any] = {NOTHING: {}}
 
-    def of(m: Made | Leaf) -> Any:
-        if isinstance(m, Made):
+    def of(m: TermTree | Leaf) -> Any:
+        if isinstance(m, TermTree):
             return value(m.term, lambda k: of(m.leaves[k]), domain)
         if m.number not in symbols:
             symbols[m.number] = symbol(scalars, m.number, *m.kind)

@@ -14,7 +14,7 @@ from trainverify.prove.staged.graphs import Call, Graph, Place
 from trainverify.prove.staged.records import Part
 from trainverify.prove.staged.terms import Term
 
-Made = tuple[Array, Array]  # how elements are made, as numbers; rows of input and position, those of the first element first
+Origins = tuple[Array, Array]  # how elements are made, as numbers; rows of input and position, those of the first element first
 Divisor = tuple[Call, Any, Term]  # the op, what it does with the term (the last argument), and the term, over inputs of the op
 
 
@@ -23,7 +23,7 @@ class Closure:
     """What was found on the way back."""
 
     numbers: dict[Place, Array] = field(default_factory=dict)  # the positions that are needed, in order
-    made: dict[Place, Made] = field(default_factory=dict)
+    made: dict[Place, Origins] = field(default_factory=dict)
     below: list[tuple[Call, Any, int, Array]] = field(default_factory=list)  # divisors: the op, what it does, how they are made and of what
 
     def symbols(self, part: Part) -> list[Array]:
@@ -34,7 +34,7 @@ class Closure:
 class Closures:
     def __init__(self, graph: Graph):
         self.graph = graph
-        self._made: dict[Hashable, Made] = {}
+        self._made: dict[Hashable, Origins] = {}
 
     def of(self, part: Part, wanted: Mapping[Place, Sequence[Array]], divisors: Sequence[Divisor] = ()) -> Closure:
         """What these positions of tensors of a piece are made of, and what these divisors of its ops are."""
@@ -67,7 +67,7 @@ class Closures:
                 found.numbers[p] = np.unique(np.concatenate(needed[p]))
         return found
 
-    def made(self, place: Place, positions: Array) -> Made:
+    def made(self, place: Place, positions: Array) -> Origins:
         """How elements of a tensor are made, and of what."""
         call = self.graph.makers[place]
         output = call.outputs.index(place)

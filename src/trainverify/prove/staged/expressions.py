@@ -16,7 +16,7 @@ from trainverify.prove.staged.graphs import NOTHING, Call, Place
 from trainverify.prove.staged.masks import Masks
 from trainverify.prove.staged.numbered import Numbered
 from trainverify.prove.staged.records import Factor, Part, Short, Stage
-from trainverify.prove.staged.terms import Made, Term, finite_arguments
+from trainverify.prove.staged.terms import CanonicalTerm, Term, finite_arguments
 
 SMALL_STAGE: Final = 300  # expressions of a stage that are looked through as they are
 ROUNDS: Final = 12
@@ -334,7 +334,7 @@ class Expressions(Numbered):
             known_of = self._leaves((got, factor, want), stops)[0] if granted else set()
             more = [term(g) for g, leaves in granted.items() if leaves <= known_of]
             goals[n] = make("goal", None, [term(got), term(factor), term(want), *more])
-        forms: dict[int, Made] = {n: self.graph.terms.canonical(goal) for n, goal in goals.items()}
+        forms: dict[int, CanonicalTerm] = {n: self.graph.terms.canonical(goal) for n, goal in goals.items()}
         if len({form for form, _ in forms.values()}) > DIFFERENT:
             forms = {n: self.graph.terms.arranged(goal) for n, goal in goals.items()}
         made = {}

@@ -15,7 +15,7 @@ from trainverify.domains.arrays import Array
 from trainverify.evaluate.small import Meeting, Small, Step
 from trainverify.primitives.node import Node, topological
 from trainverify.prove.staged.inner import Inner, Piece
-from trainverify.prove.staged.terms import Made, Term, Terms
+from trainverify.prove.staged.terms import CanonicalTerm, Term, Terms
 
 Place = tuple[int, int, str]
 LOGICAL: Final = -1
@@ -53,7 +53,7 @@ class Graph:
         self.same = self.terms.make("leaf", 0)  # what only passes on
         self._rows: dict[int, list[list[Term]]] = {}  # by signature
         self._placed: dict[int, list[Array] | None] = {}
-        self._canonical: dict[Term, Made] = {}
+        self._canonical: dict[Term, CanonicalTerm] = {}
         self._compares: dict[int, bool] = {}  # by signature
         self._chooses: dict[int, bool] = {}
         self._work: dict[int, int] = {}

@@ -73,7 +73,7 @@ class Term:
 
 
 Leaf = tuple[int, int]  # number of an input, flat position in it
-Made = tuple[Term, tuple[Leaf, ...]]  # a term over leaves numbered as they appear, and what they are
+CanonicalTerm = tuple[Term, tuple[Leaf, ...]]  # a term over leaves numbered as they appear, and what they are
 
 
 class Terms(ArrayDomain):
@@ -149,7 +149,7 @@ class Terms(ArrayDomain):
             self._keys.append(key)
         return found
 
-    def canonical(self, term: Term) -> Made:
+    def canonical(self, term: Term) -> CanonicalTerm:
         """Leaves numbered in the order in which they appear."""
         leaves: dict[Leaf, int] = {}
         done: dict[Term, Term] = {}
@@ -238,7 +238,7 @@ class Terms(ArrayDomain):
             stack += fresh
         return {t.info for t in seen if t.op == "leaf"}
 
-    def arranged(self, term: Term) -> Made:
+    def arranged(self, term: Term) -> CanonicalTerm:
         """The same up to the order in which sums are added up, so that an element that is one of many summands may be any of them: leaves
         are numbered from the outside, and products are sorted by the leaves that are nearest."""
         numbers: dict[Leaf, int] = {}
