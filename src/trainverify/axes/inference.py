@@ -175,6 +175,12 @@ class Inference:
                 return args[1]
             case "rowwise":
                 return self._rowwise(node, args)
+            case "window":  # which window an element is in has nothing to do with where it was
+                d, how = node.attrs
+                return [*self._replace(args[0], d, self.fresh([how.count])[0]), *self.fresh([how.kernel])]
+            case "overlap":
+                d, how = node.attrs
+                return self._replace(args[0][:-1], d, self.fresh([how.size])[0])
         raise ValueError(f"no primitive {node.prim!r}")
 
     def _contract(self, node: Node, args: list[Dims]) -> Dims:

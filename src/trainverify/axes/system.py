@@ -83,11 +83,14 @@ class System:
         flat: bool = False,
         axes: Axes | None = None,
         shifts: bool = False,
+        windows: bool = False,
     ):
         self.table = table
         self.plan = plan
         self.talk = talk
         self.schedule = plan_order
+        self.windows = windows  # whether those of convolutions are one map between positions, not slices
+        self._windowed: System | None = None
         self.flat = flat  # tensors written in one dimension keep axes of their own: for buckets that are cut anywhere
         self.inference = Inference(flat, axes, shifts)
         self.lists = self.inference.axes.lists
@@ -137,6 +140,16 @@ class System:
         self.inference.finish()
         return self
 
+    def windowed(self) -> System:
+        """The same programs with windows as one map between positions; if there are none, the same system."""
+        if self._windowed is None:
+            ops = [x for variants in (self.logical_ops, *self.unit_ops) for v in variants.values() for x in v]
+            some = not (self.windows or self.lists) and any(x.lowered.windowed is not None for x in ops)
+            how = (self.flat, None, self.inference.shifts, True)
+            made = System(self.logical, self.plan, self.table, self.talk, self.schedule, *how) if some else self
+            self._windowed = made.collect(self.obligations) if some else self
+        return self._windowed
+
     def listed(self) -> System:
         """The same programs over axes of which everything that is cut is listed position by position."""
         axes = ListedAxes()
@@ -148,7 +161,8 @@ class System:
 
     def _lower(self, op: Op, program: Program, bindings: Mapping[str, object], members: int = 0) -> Lowered:
         attrs = {k: resolve(v, bindings) for k, v in op.attrs}  # type: ignore[arg-type]
-        return self.table.lower(op.name, attrs, tuple(None if i is None else program.tensors[i] for i in op.inputs), members)
+        found = self.table.lower(op.name, attrs, tuple(None if i is None else program.tensors[i] for i in op.inputs), members)
+        return (found.windowed if self.windows else None) or found
 
     def _apply(self, scope: Scope, op: Op, lowered: Lowered) -> NodeAxes:
         self.inference.axes.where = op

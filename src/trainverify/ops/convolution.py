@@ -1,4 +1,4 @@
-"""Convolution and pooling. Windows are strided slices, so the rest is a contraction or a reduction."""
+"""Convolution and pooling: windows, and a contraction or a reduction of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from trainverify.ops.arithmetic import divided
 from trainverify.ops.table import op
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Literal, Node
+from trainverify.primitives.windows import Windows, window
 
 _CONVOLUTION = "convolution"
 Sizes = int | tuple[int, ...]
@@ -21,15 +22,11 @@ def each(value: Sizes, n: int) -> tuple[int, ...]:
     return sizes
 
 
-def windows(x: Node, dim: int, kernel: int, stride: int, padding: int, dilation: int, filler: Literal = 0) -> Node:
-    """A new last dimension of size `kernel`; along `dim` remain the places where the window starts."""
-    d = F.axis(dim, x.ndim)
-    x = F.pad(x, d, padding, padding, filler)
-    count = (x.shape[d] - dilation * (kernel - 1) - 1) // stride + 1
-    if count < 1 or kernel < 1:
-        raise F.ShapeError(f"a window of {kernel} (dilation {dilation}) in a dimension of size {x.shape[d]}")
-    slices = [F.take(x, d, i * dilation, i * dilation + (count - 1) * stride + 1, stride) for i in range(kernel)]
-    return F.concat([F.reshape(s, (*s.shape, 1)) for s in slices], x.ndim)
+def windows(x: Node, d: int, kernel: int, stride: int, padding: int, dilation: int, filler: Literal = 0) -> Node:
+    """A new last dimension of size `kernel`; along `d` remain the places where the window starts."""
+    if min(stride, dilation) < 1:
+        raise F.ShapeError(f"a stride of {stride} and a dilation of {dilation}")
+    return window(x, d, Windows(x.shape[d], kernel, stride, dilation, padding, padding, filler))
 
 
 def convolved(x: Node, weight: Node, bias: Node | None, options: tuple[Sizes, Sizes, Sizes], groups: int) -> Node:

@@ -17,13 +17,14 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, Literal
 
 from trainverify.graph.types import DTYPES, TensorType, result_dtype
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node, ShapeError
+from trainverify.primitives.plain import compound, plain
 from trainverify.primitives.vjp import vjp
 
 GRAD: Final = ".grad"
@@ -86,6 +87,7 @@ class Lowered:
     inputs: tuple[Node | None, ...]
     outputs: tuple[Node, ...]
     types: tuple[TensorType, ...]
+    windowed: Lowered | None = None  # the same with windows as one primitive, if there are any
 
     @property
     def adds(self) -> bool:
@@ -256,7 +258,16 @@ def _lower(definition: OpDef, attrs: Mapping[str, Any], inputs: tuple[TensorType
     kinds = [TensorType(o.shape[drop:], result_dtype(o.kind, dtypes, wish)) for o in outputs[:count]]
     if definition.gradient_of is not None:  # a gradient has the type of what it is the gradient of
         kinds = [t for i in attrs["wrt"] if (t := inputs[i]) is not None]
-    return Lowered(fresh, tuple(outputs[:count]), tuple(kinds))
+    made = Lowered(fresh, tuple(outputs[:count]), tuple(kinds))
+    return replace(_plain(made), windowed=made) if compound(made.outputs) else made
+
+
+def _plain(lowered: Lowered) -> Lowered:
+    """With windows written out."""
+    given = [n for n in lowered.inputs if n is not None]
+    found = iter(plain([*lowered.outputs, *given]))
+    outputs = tuple(next(found) for _ in lowered.outputs)
+    return Lowered(tuple(None if n is None else next(found) for n in lowered.inputs), outputs, lowered.types)
 
 
 def _without_detach(node: Node, args: tuple[Node, ...]) -> Node:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
 import trainverify.primitives.node as F
 from trainverify.primitives.node import Node
 from trainverify.primitives.scalars import SCALARS
+from trainverify.primitives.windows import overlap, window
 
 Cotangents = Sequence[Node | None]
 
@@ -154,6 +156,8 @@ RULES: Final[dict[str, Callable[[Node, Node], Cotangents]]] = {
     "select": _select,
     "gather": _gather,
     "rowwise": _rowwise,
+    "window": lambda node, g: [overlap(g, *node.attrs)],
+    "overlap": lambda node, g: [window(g, node.attrs[0], replace(node.attrs[1], filler=0))],
     "one_hot": lambda node, g: [None],
     "const": lambda node, g: [],
     "iota": lambda node, g: [],

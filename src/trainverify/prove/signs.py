@@ -120,8 +120,11 @@ def _state(node: Node, known: Mapping[Node, int], inputs: Sequence[int]) -> int:
             return expression_state("map", node.attrs, args)
         case "contract":
             return FINITE if all(a == FINITE for a in args) else WILD
-        case "pad":
-            return max(*args, expression_state("real", node.attrs[3], ()))
+        case "pad" | "window":
+            filler = node.attrs[3] if node.prim == "pad" else node.attrs[1].filler
+            return max(*args, expression_state("real", filler, ()))
+        case "overlap":
+            return FINITE if args[0] == FINITE else WILD
         case "reduce":
             return expression_state("reduce", node.attrs[0], args)
     return max(args, default=FINITE)

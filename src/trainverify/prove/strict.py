@@ -126,6 +126,14 @@ def _arguments(node: Node, level: int, kept: Sequence[int]) -> list[Use]:
             n, stride = node.shape[d], abs(step)
             bits = ((1 << (n * stride)) - 1) // ((1 << stride) - 1)  # one in every `stride`, n times
             return [Use(along={d: bits << min(start, start + step * (n - 1))} if level == FINITE else {})]
+        case "window" if level == FINITE:  # nor do those between windows
+            d, how = node.attrs
+            return [Use(along={d: how.seen()})]
+        case "overlap" if level == FINITE:  # nor do elements of windows that lie outside
+            d, how = node.attrs
+            return [Use(along={d: sum(1 << p for p in how.inside())})]
+        case "window" | "overlap":
+            return nothing
     rows = [picks(a) for a in node.args] if node.prim == "contract" or node.attrs[:1] == ("mul",) else []
     if any(rows):  # elements that are not looked up are not multiplied by 0
         return [Use(whole=level == FINITE, number=level == NUMBER) if picks else Use() for picks in rows]

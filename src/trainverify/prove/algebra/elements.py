@@ -274,6 +274,11 @@ class Elements(Integers):
                     self._range(name[0], root.axis)
                     leaves = self._plain(root.axis)
                     return self._digits_of(name, leaves, mixed_radix(int(c), [a.size for a in leaves]))
+        if any(k.infinite(u) for a in args for m in a for u, _, _ in m) and all(k.below(a) for a in args):
+            try:
+                return k.indicator_of("eq0", k.add(k.number(args[0]), scale(k.number(args[1]), -1)))
+            except Unsupported:  # −∞ equals itself and no number: 0 or 1, whatever they are
+                return k.same(*sorted(args, key=lambda p: repr(k.encode(p))))
         return k.indicator_of("eq0", k.add(k.number(args[0]), scale(k.number(args[1]), -1)))
 
     def _select(self, args: Sequence[Poly]) -> Poly:

@@ -97,7 +97,7 @@ class _Pending:
 class Prover:
     def __init__(self, system: System, enumerate_all: bool = False, blocks: bool = True, progress: Progress = silent):
         """With `blocks`, what is repeated is worked out once."""
-        self.system = system
+        self.system = system = system.windowed()
         self.progress = progress
         self.kernel = Kernel()
         self.forms = Forms(self.kernel, system.inference.axes, dict(system.logical.domains))

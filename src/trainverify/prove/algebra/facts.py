@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from trainverify.prove.algebra.ring import Ring
 from trainverify.prove.algebra.terms import (
+    BORDERED,
     EVERYTHING,
     Assuming,
     Coef,
@@ -18,6 +20,7 @@ from trainverify.prove.algebra.terms import (
     Poly,
     Ungranted,
     Unsupported,
+    bordered_windows,
     instance,
     named_need,
 )
@@ -74,6 +77,8 @@ class Facts(Ring):
         if what in ("nonzero", "positive") and self.name(uid) == "exp":  # of a maximum, if that is a number
             ((m,),) = [self.argument(uid, idx)]
             return all(self.certain(named_need("finite", u, at), known) for u, at, _ in m)
+        if what in ("nonzero", "positive") and a.kind == "sum" and self._counts_peaks(uid, idx):
+            return True
         return what == "finite" and a.kind == "max" and self._unmasked(uid, idx, known)
 
     def _settled(self, f: Factor) -> bool:
@@ -104,11 +109,30 @@ class Facts(Ring):
             elif a.kind.startswith("row arg"):
                 known = False  # positions
             elif a.kind == "max" or a.kind.startswith("row"):
-                known = any(self.infinite(u) for _, factors in a.data[0][0] for u, _, _ in factors)
+                known = a.kind.startswith(BORDERED) or any(self.infinite(u) for _, factors in a.data[0][0] for u, _, _ in factors)
+                known = known and not (a.kind == "max" and self._reaches_inside(uid))
             else:
                 known = False
             self._infinite[uid] = known
         return known
+
+    def _reaches_inside(self, uid: int) -> bool:
+        """Whether a maximum takes in all elements of windows of numbers with −∞ outside: of every window some element lies inside."""
+        inside, over = self.opened_max((uid, tuple(self.bound() for _ in self.atoms[uid].sizes), 1))
+        free = set(over)
+        while len(inside) == 1:
+            ((m, c),) = inside.items()
+            if c != 1 or len(m) != 1 or m[0][2] != 1 or not self.atoms[m[0][0]].kind.startswith(BORDERED):
+                break
+            how = bordered_windows(self.atoms[m[0][0]].kind)
+            (_, _, at_sizes), _ = self.atoms[m[0][0]].data
+            inside, at = self.opened_row(m[0])
+            digits = next(n for n in range(len(at) + 1) if math.prod(at_sizes[len(at) - n :]) == how.kernel)
+            element = at[len(at) - digits :]
+            if not free.issuperset(element) or len(set(element)) < digits or not how.all_reached():
+                return False
+            free -= set(element)
+        return not any(self.infinite(u) for m in inside for u, _, _ in m)
 
     def masked(self, uid: int) -> bool:
         """Whether an atom may be infinite, or is a Σ of such."""
@@ -122,7 +146,7 @@ class Facts(Ring):
     def from_below(self, uid: int) -> bool:
         """Whether an atom is a maximum, or something masked, that may be −∞ but never ∞."""
         a = self.atoms[uid]
-        if a.kind != "max":
+        if a.kind != "max" and not a.kind.startswith(BORDERED):
             return self.name(uid) == "log_indicator"
         return all(self._below(c, [u for u, w, _ in fs for _ in range(1 if w == 1 else 2)]) for c, fs in a.data[0][0])
 
@@ -137,6 +161,10 @@ class Facts(Ring):
             return True
         alone = len(unbounded) == 1 and all(self.atoms[u].kind == "delta" for u in factors if u not in unbounded)
         return alone and (c < 0 if self.name(unbounded[0]) == "infinity" else c > 0 and self.from_below(unbounded[0]))
+
+    def _counts_peaks(self, uid: int, idx: tuple[Index, ...]) -> bool:
+        """Whether a Σ counts where the values of a row equal their maximum, by the functions that are built on this."""
+        raise NotImplementedError
 
     def _unmasked(self, uid: int, idx: tuple[Index, ...], known: Collection[Need]) -> bool:
         """Whether a maximum of masked values is one of values, by the functions that are built on this."""

@@ -16,7 +16,7 @@ from trainverify.axes.inference import NodeAxes
 from trainverify.axes.structure import Axis, is_shifted
 from trainverify.ops.table import Lowered
 from trainverify.primitives.node import Node, topological
-from trainverify.prove.algebra.elements import Elements, called
+from trainverify.prove.algebra.elements import called
 from trainverify.prove.algebra.grids import Grid, Offset
 from trainverify.prove.algebra.places import Dims, Value
 from trainverify.prove.algebra.terms import (
@@ -33,13 +33,14 @@ from trainverify.prove.algebra.terms import (
     scale,
     with_constant,
 )
+from trainverify.prove.algebra.windowed import Windowed
 from trainverify.prove.strict import picks
 
-_ROWS: Final = frozenset({"contract", "reduce", "rowwise", "gather", "one_hot"})  # primitives that take several elements to one
+_ROWS: Final = frozenset({"contract", "reduce", "rowwise", "gather", "one_hot", "window", "overlap"})  # primitives that take several elements to one
 
 
 @dataclass
-class Forms(Elements):
+class Forms(Windowed):
     """Interprets nodes over one kernel and one set of axes."""
 
     strict: Collection[Node] = ()  # nodes of the op at hand that have a value wherever the logical program has one
@@ -130,6 +131,10 @@ class Forms(Elements):
                 return self._gather(node, args, given, axes)
             case "rowwise":
                 return self._rowwise(node, args[0], given[0], dims)
+            case "window":
+                return self.window(node, args[0], given[0], dims)
+            case "overlap":
+                return self.overlap(node, args[0], given[0], dims)
         raise Unsupported(f"primitive {node.prim}")
 
     def _row_by_row(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:

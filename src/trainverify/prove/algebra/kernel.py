@@ -17,6 +17,7 @@ does not hold: forms are canonical only as far as its laws go, which `tests/prov
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,6 +26,7 @@ from typing import Any, Final
 from trainverify.prove.algebra.sums import Sums
 from trainverify.prove.algebra.terms import (
     NOTHING,
+    SAME,
     Coef,
     Factor,
     Index,
@@ -44,6 +46,7 @@ from trainverify.prove.algebra.terms import (
     variables,
 )
 
+PEAK_DIGITS: Final = 4  # of a row whose maxima are counted
 CASES: Final = 3  # masks that are told apart in the argument of a function
 AT_ZERO: Final[Mapping[str, int]] = {"tanh": 0, "erf": 0, "sin": 0, "cos": 1, "abs": 0, "sign": 0, "floor": 0, "as_int": 0}
 
@@ -292,6 +295,23 @@ class Kernel(Sums):
         if len(found) > CASES:
             found = {c for c in found if self.atoms[c[0]].kind == "fn"}
         return min(found, default=None)
+
+    def _counts_peaks(self, uid: int, idx: tuple[Index, ...]) -> bool:
+        """Whether a Σ counts where the values of a row equal their maximum: one of them does."""
+        (body, sizes), _ = self.atoms[uid].data
+        if len(body) != 1 or self.name(body[0][0]) != SAME or len(sizes) > PEAK_DIGITS:
+            return False
+        ((counted, at, _),), over = self.opened_sum(uid, idx)
+        pair = self.arguments(counted, at)
+        for value, peak in (pair, pair[::-1]):
+            single = next(iter(peak)) if len(peak) == 1 and set(peak.values()) == {1} else ()
+            if len(single) != 1 or single[0][2] != 1 or self.atoms[single[0][0]].kind != "max" or over.keys() & set(single[0][1]):
+                continue
+            inside, fresh = self.opened_max(single[0])
+            for order in itertools.permutations(over):
+                if [over[v] for v in order] == [*fresh.values()] and self.substitute(inside, dict(zip(fresh, order, strict=True))) == value:
+                    return True
+        return False
 
     def _unmasked(self, uid: int, idx: tuple[Index, ...], known: Collection[Need]) -> bool:
         """Whether a maximum of masked values is one of values: the Σ of their exponentials, 0 at −∞, is known not to be 0."""

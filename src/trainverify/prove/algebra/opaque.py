@@ -10,6 +10,7 @@ from trainverify.prove.algebra.names import Names
 from trainverify.prove.algebra.terms import (
     NOTHING,
     OPAQUE,
+    SAME,
     Coef,
     Factor,
     Index,
@@ -34,6 +35,14 @@ class Opaque(Names):
         ((factor,),) = made
         self.reasons.setdefault(factor[0], why)
         return made
+
+    def same(self, a: Poly, b: Poly) -> Poly:
+        """1 where two values are equal, numbers or −∞."""
+        joined: Poly = {}
+        for i, p in enumerate((a, b)):
+            marker: Poly = {((self.atom("marker", i, ()), (), 1),): 1}
+            joined = self.add(joined, self.times(marker, self.single(p)) if p else {})
+        return self.fn(SAME, joined, (2, None), indicator=True, nonnegative=True)
 
     def arguments(self, uid: int, idx: Sequence[Index]) -> list[Poly]:
         """Those of such a function."""

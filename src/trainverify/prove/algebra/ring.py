@@ -159,6 +159,19 @@ class Ring:
             out = self.add(out, self.monomial(parts, c))
         return out, fresh
 
+    def opened_row(self, f: Factor) -> tuple[Poly, list[Index]]:
+        """What a row is made of, and the indices of the result of its function."""
+        if self.trace is not None:
+            self.trace.looked.add(f[0])
+        (form, sizes, _), _ = self.atoms[f[0]].data
+        names = [self.bound() for _ in sizes]
+        slots = self.occurrences(f[0], f[1])
+        out: Poly = {}
+        for c, factors in form:
+            parts = [(u, tuple(names[e] if e >= 0 else next(slots) for e in entries), w) for u, w, entries in factors]
+            out = self.add(out, self.monomial(parts, c))
+        return out, list(slots)
+
     def monomial(self, factors: Iterable[Factor], coef: Coef = 1) -> Poly:
         """A product in canonical order: equal factors joined, indicators idempotent, equalities applied."""
         powers: dict[tuple[int, tuple[Index, ...]], Power] = {}

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
 
+from trainverify.primitives.windows import Windows
+
 Index = int  # constant if ≥ 0, variable if < 0
 Power = int | Fraction
 Factor = tuple[int, tuple[Index, ...], Power]
@@ -22,6 +24,8 @@ EVERYTHING: Final[Assuming] = frozenset(("nonzero", "positive", "nonnegative", "
 OF_ROOTS: Final[Assuming] = frozenset(("nonnegative", "defined"))  # of what may be infinite, but must be a number
 NOTHING: Final[Assuming] = frozenset()
 OPAQUE: Final = "?"  # names of functions of which no law is used begin with it
+BORDERED: Final = "row window "  # windows with −∞ outside of their row
+SAME: Final = "same"  # [a = b] of numbers or −∞
 
 
 class Needs(set[Need]):
@@ -300,3 +304,8 @@ def named_need(what: str, uid: int, idx: Sequence[Index]) -> Need:
     """A condition with its variables numbered as they appear."""
     names: dict[Index, Index] = {}
     return what, uid, tuple(i if i >= 0 or is_parameter(i) else names.setdefault(i, -1 - len(names)) for i in idx)
+
+
+def bordered_windows(kind: str) -> Windows:
+    """The windows that a kind of row is named after."""
+    return Windows(*map(int, kind.removeprefix(BORDERED).split()))
