@@ -18,7 +18,8 @@ from flint import arb, fmpq
 
 from trainverify.axes.structure import Axes, Axis
 from trainverify.primitives.scalars import SCALARS, Undecided, hashed_uniform, nearest_float
-from trainverify.prove.algebra.terms import OPAQUE, Atom, Coef, Index, Poly, Power
+from trainverify.primitives.windows import Windows
+from trainverify.prove.algebra.terms import BORDERED, OPAQUE, SAME, Atom, Coef, Index, Poly, Power, bordered_windows
 
 Number = Any  # float or arb
 Place = tuple[tuple[int, ...], dict[Index, int]]  # the tags of a block, and the values of its position variables
@@ -271,6 +272,9 @@ class Evaluator:
         numbers = self.numbers
         terms = self._terms(form, slots)
         markers = {u for _, fs in terms for u, _, _ in fs if self._is_marker(u)}
+        if name == SAME:
+            a, b = self._values(name, param[0], terms)
+            return numbers.of(int(bool(a == b)))
         if name.startswith(OPAQUE):
             return self._by_name(name.removeprefix(OPAQUE), param, terms)
         if markers or (name == "max2" or (name in SCALARS and SCALARS[name].arity > 1)):
@@ -328,6 +332,14 @@ class Evaluator:
     def _marker(self, uid: int) -> int:
         return int(str(self.atoms[uid].data).removeprefix("argument "))
 
+    def _in_window(self, how: Windows, values: Sequence[Number], at: Sequence[int], sizes: Sequence[int]) -> Number:
+        """Element k of window p, which are written in one row of digits."""
+        position = 0
+        for i, s in zip(at, sizes, strict=True):
+            position = position * s + i
+        t = how.place(*divmod(position, how.kernel))
+        return values[t] if 0 <= t < how.size else self.numbers.of(-math.inf)
+
     def _row(self, a: Atom, idx: tuple[int, ...]) -> Number:
         """max, or `row FUNCTION DESCENDING [tags]`: a function of all values along an axis, slow digit first."""
         (form, sizes, *result), _ = a.data
@@ -348,6 +360,8 @@ class Evaluator:
         fn = fn.removeprefix(OPAQUE)
         if fn in ("max", "min", "sum", "prod"):
             return self._folded(fn, values)
+        if a.kind.startswith(BORDERED):
+            return self._in_window(bordered_windows(a.kind), values, slots[rank:], result[0])
         descending, *tags = more
         if tags:
             raise NotImplementedError("results of a row function on unequal pieces")

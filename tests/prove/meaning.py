@@ -166,7 +166,7 @@ def check_program(
             out.without.append(f"{name}: {value}")
             continue
         out.tensors += 1
-        point.compare(name, value, system.scope.dims[name], np.asarray(numbers[name]), {}, out, lambda n=name: exact_numbers()[n])
+        point.compare(name, value, prover.system.scope.dims[name], np.asarray(numbers[name]), {}, out, lambda n=name: exact_numbers()[n])
     return out
 
 
@@ -175,9 +175,9 @@ def check_plan(logical: Program, plan: Plan, seed: int, listed: bool = False) ->
     system, wanted = system_of(logical, plan)
     prover = ListedProver(system.listed(), pieces) if listed else Prover(system)
     prover.prove(wanted)
-    system = prover.system
     inputs = inputs_of(logical, seed)
-    small = shrink_system(system, FULL)
+    small = shrink_system(system.listed() if listed else system, FULL)
+    system = prover.system
     assert not small.reduced
     values = run_plan(small, plan.lineage, inputs, NUMERIC)
     point = Point(prover, inputs)

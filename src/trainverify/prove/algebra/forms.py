@@ -36,7 +36,7 @@ from trainverify.prove.algebra.terms import (
 from trainverify.prove.algebra.windowed import Windowed
 from trainverify.prove.strict import picks
 
-_ROWS: Final = frozenset({"contract", "reduce", "rowwise", "gather", "one_hot", "window", "overlap"})  # primitives that take several elements to one
+_ROWS: Final = frozenset({"contract", "reduce", "rowwise", "gather", "one_hot", "window", "overlap"})  # take several elements to one
 
 
 @dataclass
