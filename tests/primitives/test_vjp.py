@@ -12,8 +12,10 @@ import pytest
 from trainverify.domains.numeric import NUMERIC
 from trainverify.primitives import node as F
 from trainverify.primitives.node import Node
+from trainverify.primitives.plain import plain
 from trainverify.primitives.scalars import SCALARS, conditions
 from trainverify.primitives.vjp import RULES, NotDifferentiable, vjp
+from trainverify.primitives.windows import Windows, overlap, window
 
 IDS = F.input_(1, (2, 2), "int")
 IDS_VALUE = np.array([[2, 0], [1, 1]])
@@ -38,6 +40,8 @@ FUNCTIONS: dict[str, Callable[[Node], Node]] = {
     "gather": lambda x: F.gather(x, IDS, 1),
     "rowwise cumsum": lambda x: F.rowwise("cumsum", x, 1),
     "rowwise sort": lambda x: F.rowwise("sort", x, 1, descending=True) * F.iota(3),
+    "window": lambda x: window(x * x, 1, Windows(3, 2, 2, 1, 1, 1)) * F.iota(2),
+    "overlap": lambda x: overlap(F.reshape(x * x, (2, 3, 1)), 0, Windows(3, 1, 2)) * F.iota(3),
     "used twice": lambda x: x * x + F.flip(x, 1) * x,
 }
 
@@ -49,7 +53,7 @@ def jacobian(y: Node, value: Any) -> Any:
         step = np.zeros(value.size)
         step[i] = 1e-6
         step = step.reshape(value.shape)
-        ahead, behind = (NUMERIC.run([y], [v, IDS_VALUE])[0] for v in (value + step, value - step))
+        ahead, behind = (NUMERIC.run(plain([y]), [v, IDS_VALUE])[0] for v in (value + step, value - step))
         columns.append((ahead - behind) / 2e-6)
     return np.stack(columns, -1).reshape(*y.shape, *value.shape)
 
@@ -61,7 +65,7 @@ def test_rule(name: str) -> None:
     g = F.input_(2, y.shape, "real")
     rng = np.random.default_rng(4)
     value, seed = rng.standard_normal((2, 3)), rng.standard_normal(y.shape)
-    found = NUMERIC.run(vjp([y], [g], [x]), [value, IDS_VALUE, seed])[0]
+    found = NUMERIC.run(plain(vjp([y], [g], [x])), [value, IDS_VALUE, seed])[0]
     np.testing.assert_allclose(found, np.tensordot(seed, jacobian(y, value), y.ndim), rtol=1e-6, atol=1e-7)
 
 

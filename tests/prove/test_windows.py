@@ -10,8 +10,7 @@ import pytest
 
 import trainverify as tv
 from prove.meaning import check_plan, check_program
-from prove.showing import shown
-from prove.test_wrong_plans import attempt
+from prove.showing import attempt, shown
 from trainverify.build.program import ProgramBuilder
 from trainverify.build.tape import Tensor
 from trainverify.domains.numeric import NUMERIC

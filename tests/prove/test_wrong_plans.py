@@ -5,21 +5,10 @@ from __future__ import annotations
 import pytest
 
 import trainverify as tv
-from prove.meaning import check_program, system_of
+from prove.meaning import check_program
+from prove.showing import attempt
 from prove.wrong_plans import CASES
-from trainverify.check import validate
-from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.ops import OPS
-from trainverify.prove.algebra.engine import Proof, prove, prove_again
-from trainverify.verdicts import single
-
-
-def attempt(logical: Program, plan: Plan | Program) -> Proof:
-    plan = single(plan) if isinstance(plan, Program) else plan
-    assert [f for f in validate(logical, plan, OPS) if f.severity != "warning"] == []
-    system, wanted = system_of(logical, plan)
-    return prove_again(system, wanted, prove(system, wanted))
 
 
 @pytest.mark.parametrize("name", CASES)
