@@ -318,3 +318,18 @@ def test_very_many_obligations(folder: Path) -> None:
     assert lines[[line[:1] for line in lines].index(["status"]) + 1][:3] == ["different", "updated", "parameter"]
     assert "\n… and 21 more: proved\n" in out
     assert len(json.loads(run("verify", "wide.json", "other.json.gz", "--json")[1])["obligations"]) == 81
+
+
+# -- completion ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("typed", "word", "found"), [("trainverify ver", "1", "verify"), ("trainverify verify --js", "2", "--json")])
+def test_shells_complete_commands_and_options(typed: str, word: str, found: str) -> None:
+    code, out, err = run(_TRAINVERIFY_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=word)
+    assert (code, out.split(), err) == (0, [found], "")
+
+
+def test_completion_for_a_shell_is_shown() -> None:
+    code, out, _ = run("--show-completion", "bash")
+    assert code == 0
+    assert "_TRAINVERIFY_COMPLETE" in out

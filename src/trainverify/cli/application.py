@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -70,10 +71,11 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit(0)
 
 
+COMPLETION: Final = "_TRAINVERIFY_COMPLETE"  # a shell asks for completions
 HELP: Final = {"help_option_names": ["-h", "--help"]}  # of every command: contexts inherit it
 
 app = typer.Typer(
-    cls=Commands, context_settings=HELP, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__
+    cls=Commands, context_settings=HELP, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__
 )
 
 
@@ -95,6 +97,10 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         code = app(list(arguments), prog_name="trainverify", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except SystemExit as done:  # a shell was answered; nothing else ends the process
+        if COMPLETION not in os.environ and not any(a.endswith("-completion") for a in arguments):
+            raise
+        return done.code if isinstance(done.code, int) else 0
     except Exception as error:
         if not hasattr(error, "format_message"):  # what the parser raises for wrong usage
             raise
