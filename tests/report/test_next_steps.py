@@ -66,9 +66,17 @@ def test_forms_are_for_the_verbose() -> None:
     assert report.json()["forms"] == list(report.forms)
 
 
-def test_what_inherits_the_mistake_is_counted() -> None:
-    text = printed(verify(model(), plan("sum"), points=1))
-    assert "2 of the 2 that differ are computed from w.grad\n" in text
+def test_what_inherits_the_mistake_is_one_line() -> None:
+    report = verify(model(), plan("sum"), points=1)
+    text, everything = printed(report), printed(report, verbose=True)
+    assert "1 more differs as it is computed from these: updated parameter w (--verbose lists them)\n" in text
+    assert "different  updated parameter w" not in text
+    assert "different  updated parameter w" in everything
+    assert "2 of the 2 that differ are computed from w.grad\n" in everything
+    assert {o["name"]: o["inherited"] for o in report.json()["obligations"] if o["status"] == "different"} == {
+        "gradient of w": False,
+        "updated parameter w": True,
+    }
 
 
 def test_fail_fast() -> None:

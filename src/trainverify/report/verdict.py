@@ -18,6 +18,7 @@ from trainverify.explain.place import Place
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Program
 from trainverify.ops.table import OpTable
+from trainverify.report.heirs import computed_from, heirs
 from trainverify.report.next_steps import what_to_try
 
 Verdict = Literal["PROVED", "PROVED(reduced)", "PROVED(sampled)", "REFUTED", "INVALID", "UNKNOWN"]
@@ -25,7 +26,7 @@ EXIT: Final[dict[str, int]] = {"PROVED": 0, "REFUTED": 1, "INVALID": 1, "UNKNOWN
 _COLUMNS: Final = ("status", "obligation", "tensor", "ranks", "engine", "scope")
 _CLEAN: Final = ("proved", "agreed")
 _MOST: Final = 60  # obligations listed in a text report; the JSON report has all
-_FEW: Final = 3  # assumptions of one form that are listed each
+_FEW: Final = 3  # assumptions of one form that are listed each; outputs made of the first wrong tensor
 _HOLDS: Final = re.compile(r"input (\S+) holds (.*)")
 _LONG: Final = 400  # characters of a note
 _COLOURS: Final = {"PROVED": "green", "REFUTED": "red", "INVALID": "red", "UNKNOWN": "yellow"}
@@ -75,13 +76,14 @@ class Report:
         return 0 if accepted.get(self.verdict) else EXIT[self.verdict]
 
     def json(self) -> dict[str, Any]:
+        later = self.heirs()
         return {
             "verdict": self.verdict,
             "reason": self.reason,
             "subject": self.subject,
             "exit_code": self.exit_code,
             "findings": [finding_json(f) for f in self.findings],
-            "obligations": [vars(o) for o in self.obligations],
+            "obligations": [vars(o) | {"inherited": o in later} for o in self.obligations],
             "difference": None if self.difference is None else _difference_json(self.difference),
             "first_wrong": None if self.place is None else _place_json(self.place),
             "assumptions": list(self.assumptions),
@@ -90,6 +92,14 @@ class Report:
             "next_steps": self.next_steps(),
             "seconds": round(self.seconds, 3),
         }
+
+    def heirs(self) -> set[Shown]:
+        """Outputs that differ because others do."""
+        bad = {o.tensor: o for o in self.obligations if o.status == "different"}
+        if self.compared is None or len(bad) < 2:
+            return set()
+        first = self.place.logical if self.place is not None else None
+        return {bad[t] for t in heirs(self.compared.logical, bad, first or None, _FEW)}
 
     def causes(self) -> list[str]:
         """What a front end knows about the cause, in its own terms."""
@@ -115,8 +125,15 @@ class Report:
         if self.place is not None:
             _print_place(console, self.place)
         if self.obligations:
-            _print_obligations(console, self.obligations, len(self.obligations) if verbose else _MOST)
-            if (counted := inherited(self)) is not None:
+            folded = set() if verbose else self.heirs()
+            listed = tuple(o for o in self.obligations if o not in folded)
+            _print_obligations(console, listed, len(listed) if verbose else _MOST)
+            if folded:
+                some = ", ".join([o.name for o in self.obligations if o in folded][:_FEW])
+                verb = "differs as it is" if len(folded) == 1 else "differ as they are"
+                text = f"{len(folded)} more {verb} computed from these: {some}{', …' if len(folded) > _FEW else ''} (--verbose lists them)"
+                console.print(escape(text), highlight=False)
+            elif (counted := inherited(self)) is not None:
                 console.print(escape(counted), highlight=False)
         if self.assumptions and self.verdict != "INVALID":
             console.print("[bold]Assumed[/], and not shown by this verdict:")
@@ -170,10 +187,7 @@ def inherited(report: Report) -> str | None:
     bad = [o for o in report.obligations if o.status == "different"]
     if report.compared is None or report.place is None or not report.place.logical or len(bad) < 2:
         return None
-    after = {report.place.logical}
-    for op in report.compared.logical.ops:
-        if not after.isdisjoint(op.inputs):
-            after.update(op.outputs)
+    after = {report.place.logical} | computed_from(report.compared.logical, {report.place.logical})
     count = sum(o.tensor in after for o in bad)
     others = [o.name for o in bad if o.tensor not in after]
     also = f"; not {names(others, 3)}" if others and count else ""
