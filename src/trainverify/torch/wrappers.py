@@ -38,6 +38,7 @@ class Wrappers:
 
     def install(self) -> None:
         """For the rest of this process."""
+        from torch.distributed import Reducer
         from torch.distributed.fsdp import FSDPModule
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
         from torch.distributed.tensor.parallel import style
@@ -65,6 +66,7 @@ class Wrappers:
             if hasattr(FSDPModule, name):
                 _after(FSDPModule, name, group_set)
         _after(DistributedDataParallel, "__init__", ddp_made)
+        Reducer._rebuild_buckets = lambda reducer: False  # in a second iteration: other buckets, the same sums
         for kind in vars(style).values():
             if isinstance(kind, type) and issubclass(kind, style.ParallelStyle) and kind is not style.ParallelStyle:
                 _after(kind, "__init__", style_made)
