@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from trainverify.evaluate.small import Meeting, Small, Step
 from trainverify.explain.watch import NO_LIMIT, Watch
 from trainverify.graph.program import Op
 
+MANY: Final = 40_000  # tensors up to which it is kept of each which others depend on it
 Node = tuple[int, str]  # (class of ranks, tensor); its value has one row per rank of the class
 
 
@@ -41,6 +44,18 @@ Edits = Mapping[Node, Edit]
 
 class Circular(Exception):
     """An edit that needs what depends on it."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A set of tensors as bits of a number."""
+
+    bits: int
+    position: Mapping[Node, int]
+
+    def __contains__(self, node: object) -> bool:
+        at = self.position.get(node)  # type: ignore[call-overload]
+        return at is not None and bool(self.bits >> at & 1)
 
 
 class Graph:
@@ -86,7 +101,7 @@ class Graph:
                         ready.append(j)
         return found
 
-    def after(self, start: Iterator[Node] | Sequence[Node]) -> set[Node]:
+    def after(self, start: Sequence[Node]) -> set[Node]:
         """All tensors that depend on some."""
         found = set(start)
         todo = list(found)
@@ -96,6 +111,27 @@ class Graph:
                     if n not in found:
                         found.add(n)
                         todo.append(n)
+        return found
+
+    def reached(self, start: Iterable[Node]) -> Reached | set[Node]:
+        """The same as something to ask: whether a tensor depends on these."""
+        if len(self.position) > MANY:
+            return self.after([*start])
+        bits, reach = 0, self._reach
+        for n in start:
+            bits |= reach.get(n, 0)
+        return Reached(bits, self.position)
+
+    @cached_property
+    def _reach(self) -> dict[Node, int]:
+        """Of every tensor, itself and all that depend on it, as bits of a number by their positions."""
+        found = {n: 1 << i for n, i in self.position.items()}
+        for i in reversed(self.order):
+            task, bits = self.tasks[i], 0
+            for n in task.makes:
+                bits |= found[n]
+            for n in task.reads:
+                found[n] = found.get(n, 0) | bits
         return found
 
     def marks(self, given: Mapping[Node, int]) -> dict[Node, int]:
@@ -119,7 +155,7 @@ class Replay(PlanValues):
         super().__init__(base.values, base.done)
         self.graph = graph
         self.edits = edits
-        self.changed = graph.after(list(edits))
+        self.changed = graph.reached(edits)
         self.new: dict[Node, Array] = {}
         self.unedited: dict[Node, Array] = {}
         self.runs = 0

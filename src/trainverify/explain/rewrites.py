@@ -177,7 +177,7 @@ class Rewrites:
         """Tensors that nothing uses, of the same shape, made from a tensor: those that an op makes of it first."""
         if given not in self.graph.makers and given not in self.graph.users:
             return
-        after = self.graph.after([given])
+        after = self.graph.reached([given])
         for c, names in self._unused.items():
             for t in sorted(names, key=lambda t: not self._made_of((given[0], t), given[1])) if c == given[0] else ():
                 if (c, t) in after and (c, t) not in (given, user) and self._like(given, (c, t)):

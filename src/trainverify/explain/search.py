@@ -497,6 +497,8 @@ class Search:
     def _agree(self, repair: Repair, kind: Kind) -> bool:
         for i, point in enumerate(self.points):
             replay = Replay(self.graph, point.plan, repair.edits)
+            if any(self._node(s) not in replay.changed for s in self.wrong):
+                return False  # it stays wrong
             try:
                 spoils = i == 0 and not kind.padding and self._spoils(repair, replay, kind.suspicious)
                 good = not spoils and all(self._agrees(s, point, replay) for s in self.wrong)
