@@ -30,7 +30,7 @@ class Row:
 
 def _row(
     model: str,
-    layers: int = 2,
+    layers: int | None = 2,
     packed: bool = False,
     master: bool = False,
     loss: str | None = None,
@@ -51,6 +51,8 @@ LLAMA, GPT, DEEPSEEK = "llama3-8b", "gpt2", "deepseek-16b"
 
 ALONE: Final = (
     _row(LLAMA, dp=4),
+    _row("resnet50", layers=None, dp=8),  # all blocks, 224 × 224
+    _row("resnet152", layers=None, dp=2),
     _row(LLAMA, tp=4),
     _row("llama3-70b", tp=16),  # more ranks than key-value heads
     _row(LLAMA, tp=4, sp=True),
