@@ -45,6 +45,7 @@ CODES: Final[dict[str, str]] = {
     "TV308": "nothing to verify",
     "TV309": "preconditions that differ",
     "TV310": "lineage between different kinds of sources",
+    "TV311": "approximation that is not needed",
     "TV401": "tensor of another micro-batch",
     "TV402": "claim that does not hold",
     "TV403": "forward and backward passes that do not pair up",

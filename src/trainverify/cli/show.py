@@ -41,6 +41,8 @@ def command(
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"plan {plan.name} on {plan.mesh}"
+    for text in plan.allow:
+        yield f"  allow {text}"
     for name, ranks in plan.groups.items():
         yield f"  group {name}: {ranks_text(ranks)}"
     for f in plan.functions.values():

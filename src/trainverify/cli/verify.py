@@ -26,6 +26,11 @@ from trainverify.zoo.recipes import Wish
 Workers = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="Processes that prove stages; 0: this one.")]
 AcceptReduced = Annotated[bool, typer.Option("--accept-reduced", help="PROVED(reduced) counts as proved: exit code 0.")]
 
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="NAME[:OPTION=VALUE,…]", help="An approximation that the plan may make; see docs/approximations.md."),
+]
+
 
 @guarded
 @with_outputs
@@ -46,6 +51,7 @@ def command(
     accept_reduced: AcceptReduced = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first difference, without the search for its cause.")] = False,
     steps: Annotated[int, typer.Option(min=1, max=16, metavar="N", help="Compare N training steps, one after the other.")] = 1,
+    allow: Allow = None,
     outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Is the training step in PLAN equal to the one in LOGICAL?"""
@@ -71,7 +77,7 @@ def command(
             one, many = several_steps(one, steps), several_steps(many, steps)
         except BuildError as error:
             raise Refused(f"--steps {steps}: {error}") from error
-        return verify(one, many, table, points, seed, tell, engine, workers, accept_reduced, fail_fast)
+        return verify(one, many, table, points, seed, tell, engine, workers, accept_reduced, fail_fast, allow=allow or ())
 
     return judged(
         "verify",

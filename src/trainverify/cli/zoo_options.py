@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
@@ -15,6 +16,7 @@ from trainverify.graph.program import Program
 from trainverify.refusal import Refused
 from trainverify.terminal import change
 from trainverify.zoo.parallel.degrees import ContextKind, Degrees, Normalise, Schedule, Sharding
+from trainverify.zoo.parallel.deviations import Deviations
 from trainverify.zoo.recipes import Wish, family_of
 
 
@@ -49,6 +51,10 @@ ZOO: dict[str, tuple[Any, Any]] = {
     "capacity": (change("Places of an expert for each sequence; without it no token is dropped."), None),
     "loss": (_choice(Literal["per_token", "per_sequence", "sum"] | None, "What a batch's loss is."), None),
     "packed": (_choice(bool, "Several documents in a row: segments and positions are inputs."), False),
+    "local_batch_norm": (_choice(bool, "Deviates: every rank normalises by its own images."), False),
+    "node_limited": (change("Deviates: the experts of a token lie on N of the expert-parallel ranks."), None),
+    "rank_capacity": (change("Deviates: an expert takes N tokens of a rank's micro-batch, and drops the others."), None),
+    "no_auxiliary": (_choice(bool, "Deviates: the balance of experts is not differentiated."), False),
     "master": (_choice(bool, "Weights in bf16, the optimizer updates f32 copies."), False),
 }
 
@@ -80,13 +86,14 @@ def with_zoo(command: Callable[..., int]) -> Callable[..., int]:
 def wish(name: str, chosen: dict[str, Any]) -> Wish:
     names = ("layers", "batch", "sequence", "vocabulary", "capacity", "loss", "packed", "master")
     changes = {n: chosen.pop(n) for n in names}
+    deviations = Deviations(**{f.name: chosen.pop(f.name) for f in fields(Deviations)})
     stages, chunks = chosen.pop("stages"), chosen.pop("chunks")
     try:
         counts = None if stages is None else tuple(int(n) for n in stages.split(","))
     except ValueError:
         raise Refused(f"--stages {stages}: numbers of layers separated by commas") from None
     several = 2 if chosen["schedule"] == "interleaved" else 1
-    return Wish(name, Degrees(**chosen, stages=counts, chunks=chunks or several), **changes)
+    return Wish(name, Degrees(**chosen, stages=counts, chunks=chunks or several), **changes, deviations=deviations)
 
 
 def built(model: Wish) -> tuple[Program, Plan]:

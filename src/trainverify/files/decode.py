@@ -222,7 +222,7 @@ class Decoder(ValueDecoder):
     # plans
 
     def plan(self, data: Any) -> Plan:
-        fields(data, (*_HEAD, "name", "mesh", "templates"), ("groups", "functions", "lineage", "edits"))
+        fields(data, (*_HEAD, "name", "mesh", "templates"), ("groups", "functions", "lineage", "edits", "allow"))
         name = at(self.name, data, "name")
         mesh = at(self.mesh, data, "mesh")
         groups = at(lambda d: self.table(d, lambda g: self.ranks(g, mesh), "groups"), data, "groups", {})
@@ -236,7 +236,8 @@ class Decoder(ValueDecoder):
         lineage = at(lambda d: self.lineage(d, mesh), data, "lineage", ())
         added: dict[int, set[str]] = {}
         edits = at(lambda d: self.edits(d, mesh, functions, owner, added), data, "edits", ())
-        return Plan(name, mesh, templates, groups, lineage, functions, edits)
+        allow = at(lambda d: each(self.name, listed(d)), data, "allow", ())
+        return Plan(name, mesh, templates, groups, lineage, functions, edits, allow)
 
     def mesh(self, data: Any) -> Mesh:
         axes = pairs(data, self.name, lambda n: integer(n, 1, self.limits.ranks))

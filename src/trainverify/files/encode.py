@@ -57,7 +57,7 @@ def _plan(p: Plan) -> Tree:
         "mesh": [list(axis) for axis in p.mesh.axes],
         **_given(groups={n: _ranks(g) for n, g in _sorted(p.groups)}, functions=_functions(p.functions)),
         "templates": [_template(t) for t in p.templates],
-        **_given(lineage=[encode_layout(x) for x in p.lineage], edits=[_edit(e) for e in p.edits]),
+        **_given(lineage=[encode_layout(x) for x in p.lineage], edits=[_edit(e) for e in p.edits], allow=list(p.allow)),
     }
 
 

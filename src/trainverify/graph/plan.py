@@ -61,6 +61,7 @@ class Plan:
     lineage: Lineage = ()
     functions: Mapping[str, Function] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
+    allow: tuple[str, ...] = ()  # approximations that it declares: the logical program is changed by them, and the report says so
 
     @property
     def size(self) -> int:

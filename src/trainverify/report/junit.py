@@ -33,7 +33,7 @@ def junit(report: Report, now: float | None = None) -> str:
     suite = ElementTree.SubElement(root, "testsuite", name=_plain(report.subject) or "trainverify", package="trainverify", id="0")
     suite.attrib |= {"timestamp": stamp, "hostname": "localhost", "time": f"{report.seconds:.3f}", **numbers}
     properties = ElementTree.SubElement(suite, "properties")
-    for name, value in (("verdict", report.verdict), ("reason", report.reason), ("exit_code", str(report.exit_code))):
+    for name, value in (("verdict", report.headline), ("reason", report.reason), ("exit_code", str(report.exit_code))):
         ElementTree.SubElement(properties, "property", name=name, value=_plain(value))
     for n, c in enumerate(cases):
         seconds = report.seconds if n == 0 else 0.0
@@ -48,7 +48,7 @@ def junit(report: Report, now: float | None = None) -> str:
 
 def _cases(report: Report) -> Iterator[Case]:
     whole: Outcome = {0: "passed", 1: "failure"}.get(report.exit_code, "error")  # type: ignore[assignment]
-    yield Case("verdict", "trainverify", whole, f"{report.verdict}: {report.reason}", "\n".join(_explained(report)))
+    yield Case("verdict", "trainverify", whole, f"{report.headline}: {report.reason}", "\n".join(_explained(report)))
     for f in report.findings:
         outcome: Outcome = {"error": "failure", "warning": "passed"}.get(f.severity, "error")  # type: ignore[assignment]
         yield Case(f"{f.code} {CODES[f.code]}: {f.message}", "trainverify.findings", outcome, f.message, str(f))

@@ -45,7 +45,7 @@ def sarif(report: Report, artifact: str | None = None) -> str:
         "originalUriBaseIds": {"SRCROOT": {"description": {"text": "The folder in which trainverify ran."}}},
         "columnKind": "unicodeCodePoints",
         "results": results,
-        "properties": {"verdict": report.verdict, "reason": report.reason, "subject": report.subject},
+        "properties": {"verdict": report.headline, "reason": report.reason, "subject": report.subject},
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
@@ -56,7 +56,7 @@ def _results(report: Report, artifact: str | None) -> Iterator[dict[str, Any]]:
     if report.verdict == "REFUTED" or (report.verdict == "INVALID" and report.place is not None):
         yield _difference(report, artifact)
     elif report.exit_code == 3:
-        text = f"{report.verdict}: {report.reason}"
+        text = f"{report.headline}: {report.reason}"
         yield _result(UNKNOWN, "warning", text, None, artifact, report.subject)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from rich.console import Console
 from rich.markup import escape
 
+from trainverify.approximate import Change
 from trainverify.check.findings import CODES, Finding, names
 from trainverify.evaluate.compare import Difference
 from trainverify.evaluate.moved import described, seed_of
@@ -28,6 +29,8 @@ _CLEAN: Final = ("proved", "agreed")
 _MOST: Final = 60  # obligations listed in a text report; the JSON report has all
 _FEW: Final = 3  # assumptions of one form that are listed each; outputs made of the first wrong tensor
 _HOLDS: Final = re.compile(r"input (\S+) holds (.*)")
+_DIFF: Final = 24  # lines of a diff that are shown
+_SITES: Final = 8  # places of a longer diff that are shown
 _LONG: Final = 400  # characters of a note
 _COLOURS: Final = {"PROVED": "green", "REFUTED": "red", "INVALID": "red", "UNKNOWN": "yellow"}
 
@@ -68,7 +71,13 @@ class Report:
     accept_reduced: bool = False  # the user takes a proof at reduced sizes for a proof
     accept_sampled: bool = False  # the user takes a proof about captured ranks for one about all ranks
     forms: tuple[str, ...] = ()  # got and want in normal form, of what is not proved
+    approximations: tuple[Change, ...] = ()  # changes of the logical program that the user allowed
     compared: Compared | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def headline(self) -> str:
+        """The verdict, with the approximations that it rests on: `PROVED with local-batch-norm`."""
+        return self.verdict + (f" with {', '.join(c.name for c in self.approximations)}" if self.approximations else "")
 
     @property
     def exit_code(self) -> int:
@@ -78,7 +87,7 @@ class Report:
     def json(self) -> dict[str, Any]:
         later = self.heirs()
         return {
-            "verdict": self.verdict,
+            "verdict": self.headline,
             "reason": self.reason,
             "subject": self.subject,
             "exit_code": self.exit_code,
@@ -86,6 +95,7 @@ class Report:
             "obligations": [vars(o) | {"inherited": o in later} for o in self.obligations],
             "difference": None if self.difference is None else _difference_json(self.difference),
             "first_wrong": None if self.place is None else _place_json(self.place),
+            "approximations": [c.json() for c in self.approximations],
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
             "forms": list(self.forms),
@@ -112,9 +122,11 @@ class Report:
     def print(self, console: Console, verbose: bool = False) -> None:
         """As text; `verbose` has all obligations and assumptions one by one, and the normal forms."""
         colour = _COLOURS[self.verdict.partition("(")[0]]
-        console.print(f"[bold {colour}]{self.verdict}[/] {escape(self.subject)}: {escape(self.reason)}", highlight=False)
+        console.print(f"[bold {colour}]{self.headline}[/] {escape(self.subject)}: {escape(self.reason)}", highlight=False)
         for line in self.causes():
             console.print(f"  [bold]{escape(line)}[/]", highlight=False)
+        for change in self.approximations:
+            _print_change(console, change, verbose)
         for f in self.findings:
             text = str(f).replace("\n", "\n  ")
             console.print(f"  [{'yellow' if f.severity == 'warning' else 'red'}]{escape(text)}[/]", highlight=False)
@@ -155,6 +167,19 @@ class Report:
         console.print(f"  [bold]{escape(str(d.obligation))}[/] differs on rank {d.rank}:", highlight=False)
         console.print(f"    {d.layout.local} on rank {d.rank}: got {d.got}", highlight=False, markup=False)
         console.print(f"    {d.layout.logical}{list(d.index)}: want {d.want}", highlight=False, markup=False)
+
+
+def _print_change(console: Console, change: Change, verbose: bool) -> None:
+    """The diff of the logical program, place by place; without `verbose` the first ones."""
+    removed, added = change.counts
+    title = f"{change.text}, allowed by {change.origin}: {removed} lines of the logical program removed, {added} added"
+    console.print(f"  [bold]{escape(title)}[/]", highlight=False)
+    lines = [line for site in change.sites for line in site]
+    shown = lines if verbose or len(lines) <= _DIFF else [line for site in change.sites[:_SITES] for line in site][:_DIFF]
+    for line in shown:
+        console.print(f"    {line}", style="red" if line.startswith("- ") else "green", highlight=False, markup=False)
+    if len(shown) < len(lines):
+        console.print(f"    … and {len(lines) - len(shown)} lines more (--verbose shows all)", highlight=False, markup=False)
 
 
 def grouped(assumptions: Sequence[str]) -> list[str]:

@@ -6,9 +6,12 @@ PROVED comes from a proof engine only. Random evaluation can refute, and it can 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from trainverify.approximate import Approximation
+from trainverify.approximate import declared as declared_approximations
 from trainverify.check import validate
 from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.rank_values import told_apart
@@ -28,6 +31,7 @@ from trainverify.prove.algebra.engine import prove
 from trainverify.prove.attempt import Attempt, Engine, attempt
 from trainverify.report import Compared, Report
 from trainverify.verdicts import budgets
+from trainverify.verdicts.approximated import with_approximations
 from trainverify.verdicts.case import Case, Locator, Progress, silent
 from trainverify.verdicts.evaluation import by_size_alone, report
 from trainverify.verdicts.prepared import assumptions, declared, folded, related, single
@@ -45,26 +49,34 @@ def verify(
     accept_reduced: bool = False,
     fail_fast: bool = False,
     locator: Locator = locate,
+    allow: Sequence[str | Approximation] = (),
 ) -> Report:
     """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one.
 
     `locator` finds the first wrong tensor of a refuted plan. With `fail_fast`, one random point is tried before any proof, and a
-    difference is reported as it is, without the search for its cause.
+    difference is reported as it is, without the search for its cause. `allow` has approximations, beside those that the plan declares:
+    the logical program is changed by them, and the report says so.
     """
     began = time.perf_counter()
     if points < 1:
         raise ValueError("a proof without a random evaluation behind it is not reported: points must be 1 or more")
     if isinstance(plan, Program):
         plan = single(plan)
-    plan = with_gradients(logical, plan)
-    subject = f"{plan.name} on {plan.mesh} against {logical.name}"
-    with seldom_collected():
-        found = _verify(logical, plan, ops, points, seed, progress, subject, engine, workers, nowhere if fail_fast else locator)
-    if fail_fast and found.place is not None and not found.place.tensor:
-        found = replace(found, place=None, notes=(*found.notes, "the cause was not searched for (--fail-fast)"))
-    assumed = assumptions(logical, plan) + found.assumptions
-    about = Compared(logical, plan, ops)
-    return replace(found, assumptions=assumed, seconds=time.perf_counter() - began, accept_reduced=accept_reduced, compared=about)
+
+    def judge(one: Program, many: Plan, fast: bool) -> Report:
+        many = with_gradients(one, many)
+        subject = f"{many.name} on {many.mesh} against {one.name}"
+        with seldom_collected():
+            found = _verify(one, many, ops, points, seed, progress, subject, engine, workers, nowhere if fast else locator)
+        if fast and found.place is not None and not found.place.tensor:
+            found = replace(found, place=None, notes=(*found.notes, "the cause was not searched for (--fail-fast)"))
+        return replace(found, assumptions=assumptions(one, many) + found.assumptions, compared=Compared(one, many, ops))
+
+    if several := declared_approximations(plan, allow):
+        found = with_approximations(logical, plan, several, ops, progress, lambda one, many, fast: judge(one, many, fast or fail_fast))
+    else:
+        found = judge(logical, plan, fail_fast)
+    return replace(found, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
 
 
 def nowhere(*arguments: object) -> Place:

@@ -15,6 +15,7 @@ from trainverify.graph.program import Program
 from trainverify.zoo import deepseek, gpt, llama, resnet
 from trainverify.zoo.parallel.deepseek import deepseek_plan, deepseek_step
 from trainverify.zoo.parallel.degrees import Degrees
+from trainverify.zoo.parallel.deviations import NONE, Deviations
 from trainverify.zoo.parallel.gpt import gpt_plan, gpt_step
 from trainverify.zoo.parallel.llama import llama_plan, llama_step
 from trainverify.zoo.parallel.resnet import resnet_plan, resnet_step
@@ -32,24 +33,37 @@ class Family:
     title: str
     presets: Mapping[str, Config]
     step: Callable[..., Program]  # (config, master=…) → the step on one device
-    plan: Callable[..., Plan]  # (config, degrees, master=…) → the same step on the ranks of a mesh
+    plan: Callable[..., Plan]  # (config, degrees, master=…, deviations=…) → the same step on the ranks of a mesh
 
 
-def _deepseek_plan(config: Config, how: Degrees, master: bool = False) -> Plan:
+def _llama_plan(config: Config, how: Degrees, master: bool = False, deviations: Deviations = NONE) -> Plan:
+    deviations.only("Llama")
+    return llama_plan(config, how, master=master)
+
+
+def _gpt_plan(config: Config, how: Degrees, master: bool = False, deviations: Deviations = NONE) -> Plan:
+    deviations.only("GPT")
+    return gpt_plan(config, how, master=master)
+
+
+def _deepseek_plan(config: Config, how: Degrees, master: bool = False, deviations: Deviations = NONE) -> Plan:
     """Tokens are counted first, so that the balance of experts has the same weight everywhere."""
-    return deepseek_plan(config, replace(how, normalise="loss"), master=master)
+    return deepseek_plan(config, replace(how, normalise="loss"), master=master, deviations=deviations)
 
 
-def _resnet_plan(config: Config, how: Degrees, master: bool = False) -> Plan:
+def _resnet_plan(config: Config, how: Degrees, master: bool = False, deviations: Deviations = NONE) -> Plan:
     """On one device it is the step itself."""
+    deviations.only("ResNet", "local_batch_norm")
     if how == Degrees():
+        if deviations != NONE:
+            raise BuildError("on one device the batch of a rank is the whole batch: --local-batch-norm goes with --dp")
         return one_device(resnet_step(config, master=master))
-    return resnet_plan(config, how, master=master)
+    return resnet_plan(config, how, master=master, synchronised=not deviations.local_batch_norm)
 
 
 FAMILIES: Final[tuple[Family, ...]] = (
-    Family("Llama", llama.PRESETS, llama_step, llama_plan),
-    Family("GPT", gpt.PRESETS, gpt_step, gpt_plan),
+    Family("Llama", llama.PRESETS, llama_step, _llama_plan),
+    Family("GPT", gpt.PRESETS, gpt_step, _gpt_plan),
     Family("DeepSeek", deepseek.PRESETS, deepseek_step, _deepseek_plan),
     Family("ResNet", resnet.PRESETS, resnet_step, _resnet_plan),
 )
@@ -70,6 +84,7 @@ class Wish:
     capacity: int | None = None  # places of an expert for each sequence
     packed: bool = False
     master: bool = False  # weights in bf16, with f32 copies that the optimizer updates
+    deviations: Deviations = NONE
 
     def config(self) -> Config:
         family = family_of(self.name)
@@ -101,7 +116,7 @@ class Wish:
     def build(self) -> tuple[Program, Plan]:
         """The step on one device, and the plan; BuildError where sizes do not allow it, or no engine proves such a plan."""
         family, config = family_of(self.name), self.config()
-        plan = family.plan(config, self.how, master=self.master)
+        plan = family.plan(config, self.how, master=self.master, deviations=self.deviations)
         if (why := unproved(family.title, self.how, plan)) is not None:
             raise BuildError(why)
         return family.step(config, master=self.master), plan

@@ -64,6 +64,7 @@ def plan_changes(old: Plan, new: Plan) -> list[Change]:
     found = [
         *between("plan", "name", {"": old.name}, {"": new.name}),
         *between("plan", "mesh", {"": str(old.mesh)}, {"": str(new.mesh)}),
+        *between("plan", "approximation", {a: a for a in old.allow}, {a: a for a in new.allow}),
         *between("plan", "group", _groups(old.groups), _groups(new.groups)),
         *between("plan", "lineage", _lineage(old), _lineage(new)),
     ]

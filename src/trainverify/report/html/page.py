@@ -36,7 +36,7 @@ class Entry:
 
 def page(entries: Sequence[Entry]) -> str:
     head = entries[0].report if len(entries) == 1 else None
-    title = f"{head.verdict} {head.subject}" if head is not None else f"trainverify: {len(entries)} plans"
+    title = f"{head.headline} {head.subject}" if head is not None else f"trainverify: {len(entries)} plans"
     body = [_contents(entries)] if len(entries) > 1 else []
     body += [_report(n, e) for n, e in enumerate(entries)]
     data = [_data(e.report) for e in entries]
@@ -78,7 +78,7 @@ def _contents(entries: Sequence[Entry]) -> Raw:
 
 
 def _badge(report: Report) -> Raw:
-    return tag("span", report.verdict, class_=f"badge {_STATES[report.verdict.partition('(')[0]]}")
+    return tag("span", report.headline, class_=f"badge {_STATES[report.verdict.partition('(')[0]]}")
 
 
 def _report(n: int, entry: Entry) -> Raw:
@@ -95,6 +95,7 @@ def _report(n: int, entry: Entry) -> Raw:
     parts += _pictures(report)
     if report.obligations:
         parts.append(_obligations(n, report))
+    parts += _changed(report)
     parts += _assumed(report)
     return tag("article", joined(parts), id=f"report-{n}")
 
@@ -196,6 +197,17 @@ def _data(report: Report) -> dict[str, Any]:
         [o.name, o.tensor, o.holders, *(texts.setdefault(t, len(texts)) for t in (o.status, o.engine, o.scope))] for o in ordered[:ROWS]
     ]
     return {"texts": list(texts), "rows": rows}
+
+
+def _changed(report: Report) -> Iterator[Raw]:
+    """The diffs of the logical program that approximations make."""
+    for change in report.approximations:
+        removed, added = change.counts
+        lines = [line for site in change.sites for line in site]
+        more = [f"… and {len(lines) - ROWS} lines more"] if len(lines) > ROWS else []
+        diff = tag("pre", "\n".join([*lines[:ROWS], *more]))
+        summary = tag("summary", f"{removed} lines of the logical program removed, {added} added")
+        yield _section(f"{change.text}, allowed by {change.origin}", tag("p", change.says), tag("details", summary, diff))
 
 
 def _assumed(report: Report) -> Iterator[Raw]:

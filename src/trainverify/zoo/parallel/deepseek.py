@@ -22,6 +22,7 @@ from trainverify.graph.program import Program
 from trainverify.zoo.deepseek import BALANCE, Config, forward
 from trainverify.zoo.language import join_heads, split_heads, swiglu
 from trainverify.zoo.parallel.degrees import Axes, Degrees, axes_for, divided
+from trainverify.zoo.parallel.deviations import NONE, Deviations
 from trainverify.zoo.parallel.experts import Experts
 from trainverify.zoo.parallel.llama import ADAMW
 from trainverify.zoo.parallel.model import Model, gradients, run
@@ -37,7 +38,12 @@ def deepseek_step(config: Config, optimizer: Optimizer | None = ADAMW, clip: flo
 
 
 def deepseek_plan(
-    config: Config, how: Degrees, optimizer: Optimizer | None = ADAMW, clip: float | None = 1.0, master: bool = False
+    config: Config,
+    how: Degrees,
+    optimizer: Optimizer | None = ADAMW,
+    clip: float | None = 1.0,
+    master: bool = False,
+    deviations: Deviations = NONE,
 ) -> Plan:
     """The same step on dp·tp·pp ranks; `how.ep` of the data-parallel ones divide the experts among them."""
     how.only("DeepSeek", *(("cp", "cp_kind") if how.cp > 1 else ()), "ep", "chunks", "zero", "shards")
@@ -48,13 +54,31 @@ def deepseek_plan(
         raise BuildError("plans of DeepSeek have a loss per token, and balance the experts of every sequence")
     if how.normalise != "loss":
         raise BuildError('plans of DeepSeek divide the loss before its backward pass: normalise="loss"')
+    config = deviating(config, how, deviations)
     axes = expert_axes(how, config.heads)
     p = plan("deepseek", axes.mesh)
     named = gradients(forward(config)) if how.zero in (1, 2) else {}
     for index, layers in enumerate(how.layers(config.layers)):
         with p.ranks(pp=index) as r:
-            run(DeepSeekModel(Stage(r, how, axes, index, named), config, layers), optimizer, clip, master)
+            run(DeepSeekModel(Stage(r, how, axes, index, named), config, layers, deviations), optimizer, clip, master)
     return p.build()
+
+
+def deviating(config: Config, how: Degrees, deviations: Deviations) -> Config:
+    """The model as a plan computes it that deviates from it."""
+    deviations.only("DeepSeek", "node_limited", "rank_capacity", "no_auxiliary")
+    if deviations != NONE and config.dense_layers >= config.layers:
+        raise BuildError("a model without experts has no routing to deviate from: --layers with more of them")
+    if deviations.rank_capacity is not None and (config.capacity is not None or how.cp > 1):
+        raise BuildError("--rank-capacity counts the tokens of whole sequences of a rank, without --capacity and --cp")
+    if deviations.node_limited is None:
+        return config
+    gate, most = config.gate, deviations.node_limited
+    if how.ep < 2 or most >= how.ep:
+        raise BuildError(f"--node-limited {most}: the experts of a token lie on fewer ranks than --ep {how.ep}")
+    if gate.active > most * divided(gate.experts, how.ep, "experts", "expert-parallel ranks"):
+        raise BuildError(f"--node-limited {most}: {gate.active} experts of a token do not fit on {most} of {how.ep} ranks")
+    return replace(config, gate=replace(gate, groups=how.ep, top_groups=most))
 
 
 def expert_axes(how: Degrees, heads: int) -> Axes:
@@ -71,10 +95,12 @@ def expert_axes(how: Degrees, heads: int) -> Axes:
 
 
 class DeepSeekModel(Model):
-    def __init__(self, stage: Stage, config: Config, layers: list[range]):
+    def __init__(self, stage: Stage, config: Config, layers: list[range], deviations: Deviations = NONE):
         super().__init__(stage, layers, config.batch, config.sequence, config.hidden, config.vocabulary)
         self.config = config
-        self.experts = {i: Experts(stage, config, f"layers.{i}.mlp.") for i in chain(*layers) if i >= config.dense_layers}
+        self.differentiated = not deviations.no_auxiliary  # the balance
+        places = deviations.rank_capacity
+        self.experts = {i: Experts(stage, config, f"layers.{i}.mlp.", places) for i in chain(*layers) if i >= config.dense_layers}
         self.balance: list[Tensor] = []
 
     def declare(self) -> None:
@@ -189,7 +215,8 @@ class DeepSeekModel(Model):
         if self.config.shared_experts:
             gate, up, down = (s[f"{at}shared_experts.{n}_proj"] for n in ("gate", "up", "down"))
             y = r.add(y, swiglu(r, inside, gate, up, down, "moe.shared"), name="moe.part")
-        return self.with_balance(s.leave(y, "moe.out"), balance)
+        out = s.leave(y, "moe.out")
+        return self.with_balance(out, balance) if self.differentiated else out
 
     def gathered(self, chosen: Tensor) -> Tensor:
         """The choices for all tokens of the region; they have no gradient."""

@@ -23,8 +23,9 @@ from trainverify.zoo.parallel.stage import Stage
 class Experts:
     """One layer's mixture."""
 
-    def __init__(self, stage: Stage, config: Config, at: str):
+    def __init__(self, stage: Stage, config: Config, at: str, places: int | None = None):
         self.stage = stage
+        self.places = places  # of an expert for the tokens of a rank's micro-batch; others are dropped
         self.config = config
         self.at = at
 
@@ -83,12 +84,21 @@ class Experts:
             r.reshape(t, shape=(tokens, t.shape[-1]), name=f"moe.{n}.rows")
             for t, n in ((x, "input"), (weights, "weights"), (chosen, "chosen"))
         )
+        if self.places is not None:
+            taken = self.taken(chosen, self.places)
+            weights, chosen = (r.mul(t, taken, name=f"moe.{n}.kept") for t, n in ((weights, "weights"), (chosen, "chosen")))
         place = r.arange(start=0, stop=tokens, name="moe.place")
         hot = r.float(r.one_hot(place, num_classes=self.capacity(tokens), name="moe.place.hot"), name="moe.place.float")
         sent = r.einsum(chosen, hot, rows, spec="te,tc,th->ech", name="moe.sent")
         back = self.returned(self.computed(self.received(sent)))
         routed = r.einsum(weights, hot, back, spec="te,tc,ech->th", name="moe.combined")
         return r.reshape(routed, shape=(batch, sequence, hidden), name="moe.routed.part")
+
+    def taken(self, chosen: Tensor, places: int) -> Tensor:
+        """[tokens, experts]: 1 while fewer than so many tokens before this one go to the expert. No derivative."""
+        r = self.stage.r
+        before = r.sub(r.cumsum(chosen, dim=0, name="moe.count"), chosen, name="moe.before")
+        return r.float(r.lt(before, value=places, name="moe.taken"), name="moe.taken.float")
 
     def capacity(self, tokens: int) -> int:
         """Places per expert: as many as tokens, so that none is ever dropped."""
