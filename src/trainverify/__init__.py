@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:  # each is imported when it is first used
+    from trainverify.approximate import Approximation
     from trainverify.build.plan import plan
     from trainverify.build.program import program
     from trainverify.completion.step import SGD, AdamW, complete
@@ -22,6 +23,7 @@ __all__ = [
     "OPS",
     "SGD",
     "AdamW",
+    "Approximation",
     "Layout",
     "Mesh",
     "Part",
@@ -50,6 +52,7 @@ _HOMES: Final = {
     "OPS": "trainverify.ops",
     "SGD": "trainverify.completion.step",
     "AdamW": "trainverify.completion.step",
+    "Approximation": "trainverify.approximate",
     "Layout": "trainverify.graph.lineage",
     "Mesh": "trainverify.graph.mesh",
     "Part": "trainverify.graph.lineage",

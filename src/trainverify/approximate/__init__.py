@@ -1,9 +1,22 @@
 """Approximations that a user allows: named changes of the logical program, which is then what a plan must equal."""
 
-from trainverify.approximate.apply import Applied, Change, applied
+from trainverify.approximate.apply import Applied, Change, applied, as_declared
 from trainverify.approximate.approximation import Approximation, Changed, Setting
 from trainverify.approximate.declared import Declared, declared
-from trainverify.approximate.rewrite import Unfit
+from trainverify.approximate.rewrite import Unfit, substituted
 from trainverify.approximate.table import APPROXIMATIONS
 
-__all__ = ["APPROXIMATIONS", "Applied", "Approximation", "Change", "Changed", "Declared", "Setting", "Unfit", "applied", "declared"]
+__all__ = [
+    "APPROXIMATIONS",
+    "Applied",
+    "Approximation",
+    "Change",
+    "Changed",
+    "Declared",
+    "Setting",
+    "Unfit",
+    "applied",
+    "as_declared",
+    "declared",
+    "substituted",
+]

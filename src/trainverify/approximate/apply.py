@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainverify.approximate.approximation import Setting
-from trainverify.approximate.declared import Declared
+from trainverify.approximate.declared import Declared, declared
 from trainverify.approximate.rewrite import Unfit
 from trainverify.graph.lineage import Layout, Pattern, Placements, Shard, pattern_dims
 from trainverify.graph.plan import Plan
@@ -65,6 +65,11 @@ def applied(logical: Program, plan: Plan, several: Sequence[Declared], ops: OpTa
     for one in several:
         found = _changed(found, one, ops)
     return found
+
+
+def as_declared(logical: Program, plan: Plan, ops: OpTable = OPS) -> Applied:
+    """With the approximations that the plan itself declares."""
+    return applied(logical, plan, declared(plan, ()), ops)
 
 
 def _changed(found: Applied, one: Declared, ops: OpTable) -> Applied:

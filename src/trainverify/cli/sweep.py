@@ -44,7 +44,7 @@ def command(
         rows = sweep(all_cases, how, workers) if cluster is None else on_cluster(cluster, all_cases, how)
         for row in rows:
             found[row.name] = row
-            tell(f"{len(found)} of {len(all_cases)}: {row.verdict} {row.name}")
+            tell(f"{len(found)} of {len(all_cases)}: {row.headline} {row.name}")
     ordered = [found[c.name] for c in all_cases]
     if html is not None:
         files.write_text(html, page(matrix.name, ordered))
@@ -52,7 +52,13 @@ def command(
         files.write_text(junit_file, junit(ordered))
     seconds, code = time.perf_counter() - began, exit_code(ordered)
     if as_json:
-        return emit("sweep", code, rows=[asdict(r) for r in ordered], counts=counted(ordered), total_seconds=round(seconds, 3))
+        return emit(
+            "sweep",
+            code,
+            rows=[asdict(r) | {"verdict": r.headline} for r in ordered],
+            counts=counted(ordered),
+            total_seconds=round(seconds, 3),
+        )
     Console(width=None if out.is_terminal else 1000, highlight=False, file=sys.stdout).print(table(ordered))
     kept = sum(r.cached for r in ordered)
     total = ", ".join(f"{n} {v}" for v, n in counted(ordered).items())
@@ -66,5 +72,5 @@ def table(rows: list[Row]) -> Table:
         found.add_column(column)
     for r in rows:
         why = " · ".join(t for t in ("" if r.verdict == "PROVED" else r.reason, r.place, r.note) if t)
-        found.add_row(r.verdict, escape(r.name), "kept" if r.cached else f"{r.seconds:.1f} s", escape(why))
+        found.add_row(r.headline, escape(r.name), "kept" if r.cached else f"{r.seconds:.1f} s", escape(why))
     return found

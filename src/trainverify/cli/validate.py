@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trainverify import files
+from trainverify.approximate import as_declared
 from trainverify.check import validate
 from trainverify.cli.findings import show_findings
 from trainverify.cli.user_ops import OpsFile, table_with
@@ -34,4 +35,8 @@ def command(
         return show_findings(validate(content, None, table), as_json, file.name)
     program = None if logical is None else files.read_program(logical)
     notes = ["lineage and outputs were not checked: that needs --logical"] if program is None else []
+    if program is not None and content.allow:
+        found = as_declared(program, content, table)
+        program, content = found.logical, found.plan
+        notes = [f"checked against the logical program with {', '.join(c.name for c in found.changes)}, which the plan declares"]
     return show_findings(validate(program, content, table), as_json, file.name, notes)

@@ -33,6 +33,11 @@ class Row:
     place: str = ""
     cached: bool = False
     note: str = ""
+    allowed: str = ""  # approximations that the verdict rests on
+
+    @property
+    def headline(self) -> str:
+        return f"{self.verdict} with {self.allowed}" if self.allowed else self.verdict
 
 
 def default_folder() -> Path:
@@ -121,7 +126,7 @@ def restored(name: str, content: dict[str, Any]) -> Row | None:
         row = Row(**{**content, "name": name, "cached": True, "note": ""})
     except TypeError:
         return None
-    plain = all(isinstance(v, str) for v in (row.verdict, row.reason, row.place)) and isinstance(row.seconds, int | float)
+    plain = all(isinstance(v, str) for v in (row.verdict, row.reason, row.place, row.allowed)) and isinstance(row.seconds, int | float)
     return row if plain and row.verdict in VERDICTS else None
 
 

@@ -11,11 +11,13 @@ from typing import Any, Final
 
 from trainverify.refusal import Refused
 from trainverify.zoo.parallel.degrees import Degrees
+from trainverify.zoo.parallel.deviations import Deviations
 from trainverify.zoo.recipes import NAMES, Wish
 
 MOST: Final = 100_000  # configurations of one matrix
 DEGREES: Final = frozenset(f.name for f in fields(Degrees))
-CHANGES: Final = frozenset(f.name for f in fields(Wish)) - {"name", "how"}
+CHANGES: Final = frozenset(f.name for f in fields(Wish)) - {"name", "how", "deviations"}
+DEVIATIONS: Final = frozenset(f.name for f in fields(Deviations))
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Case:
     logical: str | None = None
     plan: str | None = None
     steps: int = 1
+    allow: tuple[str, ...] = ()  # approximations
 
 
 def cases(path: Path) -> tuple[Case, ...]:
@@ -72,7 +75,7 @@ def _zoo(path: Path, where: str, block: Mapping[str, Any]) -> Iterator[Case]:
     options = {k: v if isinstance(v, list) else [v] for k, v in block.items() if k != "exclude"}
     excluded = [_table(path, f"{where}.exclude", e) for e in block.get("exclude", [])]
     for name in (*options, *(k for e in excluded for k in e)):
-        if name not in DEGREES | CHANGES | {"model", "steps"}:
+        if name not in DEGREES | CHANGES | DEVIATIONS | {"model", "steps", "allow"}:
             raise Refused(f"{path}: {where}.{name}: no option of a model (see trainverify zoo --help)")
     for model in options.get("model", []):
         if model not in NAMES:
@@ -91,21 +94,23 @@ def _case(path: Path, where: str, chosen: Mapping[str, Any]) -> Case:
     if how.get("schedule") == "interleaved":
         how.setdefault("chunks", 2)
     try:
-        wish = Wish(chosen["model"], Degrees(**how), **{k: v for k, v in chosen.items() if k in CHANGES})
+        deviations = Deviations(**{k: v for k, v in chosen.items() if k in DEVIATIONS})
+        wish = Wish(chosen["model"], Degrees(**how), **{k: v for k, v in chosen.items() if k in CHANGES}, deviations=deviations)
     except (TypeError, ValueError) as error:
         raise Refused(f"{path}: {where}: {error}") from error
-    return Case(" ".join([chosen["model"], *words]), wish, steps=_steps(path, where, chosen))
+    return Case(" ".join([chosen["model"], *words]), wish, steps=_steps(path, where, chosen), allow=_allow(path, where, chosen))
 
 
 def _files(path: Path, where: str, block: Mapping[str, Any]) -> Case:
     for name in block:
-        if name not in ("logical", "plan", "name", "steps"):
-            raise Refused(f"{path}: {where}.{name}: not a part of a pair of files (logical, plan, name, steps)")
+        if name not in ("logical", "plan", "name", "steps", "allow"):
+            raise Refused(f"{path}: {where}.{name}: not a part of a pair of files (logical, plan, name, steps, allow)")
     for name in ("logical", "plan"):
         if not isinstance(block.get(name), str):
             raise Refused(f"{path}: {where}.{name}: a file is expected")
     logical, plan = (str(path.parent / block[n]) for n in ("logical", "plan"))
-    return Case(str(block.get("name", f"{block['plan']} against {block['logical']}")), None, logical, plan, _steps(path, where, block))
+    name = str(block.get("name", f"{block['plan']} against {block['logical']}"))
+    return Case(name, None, logical, plan, _steps(path, where, block), _allow(path, where, block))
 
 
 def _steps(path: Path, where: str, block: Mapping[str, Any]) -> int:
@@ -113,6 +118,15 @@ def _steps(path: Path, where: str, block: Mapping[str, Any]) -> int:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise Refused(f"{path}: {where}.steps: {steps!r}: a number of steps, 1 or more")
     return steps
+
+
+def _allow(path: Path, where: str, block: Mapping[str, Any]) -> tuple[str, ...]:
+    """One approximation, or a list of them; "" is none."""
+    given = block.get("allow", "")
+    several = given if isinstance(given, list) else [given]
+    if not all(isinstance(a, str) for a in several):
+        raise Refused(f"{path}: {where}.allow: approximations by name are expected (docs/approximations.md)")
+    return tuple(a for a in several if a)
 
 
 __all__ = ["Case", "cases"]

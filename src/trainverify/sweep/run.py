@@ -43,7 +43,7 @@ def judge(case: Case, how: How) -> Row:
     try:
         with limited(how.seconds, None):
             logical, plan = built(case)
-            key = digest(logical, plan, how.points)
+            key = digest(logical, plan, how.points, case.allow)
             if cache is not None:
                 found, note = cache.get(key)
                 notes = notes or note
@@ -51,7 +51,7 @@ def judge(case: Case, how: How) -> Row:
                 if row is not None:
                     _remember(cache, case, how, key)
                     return replace(row, note=notes)
-            report = verify(logical, plan, points=how.points)
+            report = verify(logical, plan, points=how.points, allow=case.allow)
     except OutOfTime as error:
         return Row(case.name, "UNKNOWN", f"time limit: {error}", how.seconds or 0.0, note=notes)
     except MemoryError:
@@ -59,7 +59,9 @@ def judge(case: Case, how: How) -> Row:
     except (BuildError, Refused) as error:
         return Row(case.name, NOT_BUILT, str(error), 0.0, note=notes)
     place = "" if report.place is None else f"{report.place.tensor} on rank {report.place.rank}: {report.place.cause}"
-    row = Row(case.name, report.verdict, report.reason, round(report.seconds, 3), place)
+    row = Row(
+        case.name, report.verdict, report.reason, round(report.seconds, 3), place, allowed=", ".join(c.name for c in report.approximations)
+    )
     if cache is not None and row.verdict in VERDICTS:
         cache.put(key, kept(row))
         _remember(cache, case, how, key)
@@ -89,7 +91,7 @@ def _known(case: Case, how: How, cache: Cache | None) -> tuple[Row | None, str]:
 
 
 def _link(case: Case, how: How) -> str:
-    return digest("zoo", case.wish, case.steps, how.points, version())
+    return digest("zoo", case.wish, case.steps, how.points, case.allow, version())
 
 
 def _remember(cache: Cache, case: Case, how: How, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import Final
@@ -29,7 +30,8 @@ def exit_code(rows: Sequence[Row]) -> int:
 
 
 def counted(rows: Sequence[Row]) -> dict[str, int]:
-    return {v: sum(r.verdict == v for r in rows) for v in (*EXIT, NOT_BUILT) if any(r.verdict == v for r in rows)}
+    """How many have each verdict; a verdict that rests on approximations counts apart."""
+    return dict(Counter(r.headline for v in (*EXIT, NOT_BUILT) for r in rows if r.verdict == v))
 
 
 def junit(rows: Sequence[Row]) -> str:
@@ -42,7 +44,7 @@ def junit(rows: Sequence[Row]) -> str:
     for row, kind in zip(rows, found, strict=True):
         case = ElementTree.SubElement(suite, "testcase", name=row.name, classname="trainverify.sweep", time=f"{row.seconds:.3f}")
         if kind:
-            ElementTree.SubElement(case, kind, message=f"{row.verdict}: {row.reason}").text = row.place
+            ElementTree.SubElement(case, kind, message=f"{row.headline}: {row.reason}").text = row.place
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
@@ -50,7 +52,7 @@ def junit(rows: Sequence[Row]) -> str:
 def page(title: str, rows: Sequence[Row]) -> str:
     """One page without scripts, in light and dark."""
     body = "".join(
-        f"<tr><td>{escape(r.name)}</td><td class={_class(r)}>{escape(r.verdict)}</td><td>{r.seconds:.1f} s</td>"
+        f"<tr><td>{escape(r.name)}</td><td class={_class(r)}>{escape(r.headline)}</td><td>{r.seconds:.1f} s</td>"
         f"<td>{'kept' if r.cached else 'new'}</td><td>{escape(' · '.join(t for t in (r.reason, r.place, r.note) if t))}</td></tr>\n"
         for r in rows
     )

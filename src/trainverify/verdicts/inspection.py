@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainverify.approximate import as_declared
 from trainverify.check import validate
 from trainverify.check.findings import Finding
 from trainverify.evaluate.rank_values import told_apart
@@ -22,10 +23,8 @@ from trainverify.verdicts.prepared import related, single
 
 def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress: Progress = silent) -> list[Found] | list[Finding]:
     """Where every tensor of the plan comes from, discovered; findings instead if the plan is not well-formed."""
-    if isinstance(plan, Program):
-        plan = single(plan)
     progress("checking the plan")
-    plan = with_gradients(logical, plan)
+    logical, plan = _declared(logical, plan, ops)
     wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
     if wrong:
         return wrong
@@ -40,11 +39,16 @@ def lineage(logical: Program, plan: Plan | Program, ops: OpTable = OPS, progress
 
 def reduction(logical: Program, plan: Plan | Program, ops: OpTable = OPS) -> Sequence[Shape] | Sequence[Finding]:
     """The shapes of all tensors at the sizes of staged proofs; findings instead if the plan is not well-formed."""
-    plan = single(plan) if isinstance(plan, Program) else plan
-    plan = with_gradients(logical, plan)
+    logical, plan = _declared(logical, plan, ops)
     wrong = [f for f in validate(logical, plan, ops) if f.severity != "warning"]
     if wrong:
         return wrong
     parts = told_apart(plan, ops)
     wanted, _ = obligations(logical, plan, parts)
     return list(shapes(reduced(related(logical, plan, ops, parts, wanted))))
+
+
+def _declared(logical: Program, plan: Plan | Program, ops: OpTable) -> tuple[Program, Plan]:
+    """Both programs, with the approximations that the plan declares."""
+    found = as_declared(logical, single(plan) if isinstance(plan, Program) else plan, ops)
+    return found.logical, with_gradients(found.logical, found.plan)
