@@ -46,6 +46,7 @@ def test_trusted_code_imports_nothing_else() -> None:
         "report",
         "limits.py",
         "progress.py",
+        "refusal.py",
     }
     for name in rows:
         path = SOURCE / name

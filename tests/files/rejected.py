@@ -162,7 +162,11 @@ IN_PROGRAM: list[tuple[list[str | int], Any, str]] = [
 MESH = "mesh(dp=2, tp=3)"
 IN_PLAN: list[tuple[list[str | int], Any, str]] = [
     (["templates"], DELETE, "templates: missing"),
-    (["tensors"], {}, "tensors: unknown field; known: format, version, kind, name, mesh, templates, groups, functions, lineage, edits"),
+    (
+        ["tensors"],
+        {},
+        "tensors: unknown field; known: format, version, kind, name, mesh, templates, groups, functions, lineage, edits, allow",
+    ),
     (["templates", 0, "program", "kind"], "program", f"templates[0].program.kind: unknown field; known: {FIELDS}"),
     # mesh
     (["mesh"], {"dp": 2}, "mesh: expected a list, got an object"),

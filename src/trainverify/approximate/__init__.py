@@ -2,12 +2,13 @@
 
 from trainverify.approximate.apply import Applied, Change, applied, as_declared
 from trainverify.approximate.approximation import Approximation, Changed, Setting
-from trainverify.approximate.declared import Declared, declared
+from trainverify.approximate.declared import Allow, Declared, declared
 from trainverify.approximate.rewrite import Unfit, substituted
 from trainverify.approximate.table import APPROXIMATIONS
 
 __all__ = [
     "APPROXIMATIONS",
+    "Allow",
     "Applied",
     "Approximation",
     "Change",

@@ -36,7 +36,7 @@ def capacity(program: Program, setting: Setting) -> Changed:
             if i in changes:
                 raise Unfit(f"{program.ops[i]}: it reads the weights of two gates")
             changes[i] = _dropping(weights, tokens, places)
-    changed = substituted(program, changes, setting.ops, {})
+    changed = substituted(program, changes, setting.ops)
     says = f"an expert takes the first {places} of {tokens} adjacent tokens that choose it; the others have weight 0 there"
     return Changed(changed, says)
 

@@ -12,6 +12,7 @@ from trainverify.approximate.rewrite import Unfit
 from trainverify.approximate.table import APPROXIMATIONS
 from trainverify.graph.plan import Plan
 
+Allow = Iterable[str | Approximation]
 Origin = Literal["the plan", "the user"]
 
 
@@ -29,7 +30,7 @@ class Declared:
         return self.approximation.name + (f":{options}" if options else "")
 
 
-def declared(plan: Plan, allow: Iterable[str | Approximation]) -> tuple[Declared, ...]:
+def declared(plan: Plan, allow: Allow) -> tuple[Declared, ...]:
     """What the plan declares, then what the caller does; each once."""
     found: dict[str, Declared] = {}
     several: list[tuple[str | Approximation, Origin]] = [*((a, "the plan") for a in plan.allow), *((a, "the user") for a in allow)]

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Final
 
 from trainverify.build.tape import BuildError, Tape, Tensor
-from trainverify.graph.program import Op, Program
+from trainverify.graph.program import EMPTY, Op, Program
 from trainverify.graph.types import TensorType
+from trainverify.ops import OPS
 from trainverify.ops.table import GRAD, OpError, OpTable
 from trainverify.refusal import Refused
 
@@ -25,7 +26,7 @@ class Unfit(Refused):
     """An approximation that cannot be made of this program."""
 
 
-def substituted(program: Program, changes: Mapping[int, Fragment], ops: OpTable, types: Mapping[str, TensorType]) -> Program:
+def substituted(program: Program, changes: Mapping[int, Fragment], ops: OpTable = OPS, types: Mapping[str, TensorType] = EMPTY) -> Program:
     """The program with other ops in the place of forward ops (by position), backward ops included.
 
     `types` are the new types of sources; results may have other types too, where only changed ops read them.

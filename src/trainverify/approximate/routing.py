@@ -24,7 +24,7 @@ def node_limited_routing(program: Program, setting: Setting) -> Changed:
         raise Unfit(f"score={score}: a group counts as its best expert (max), or as the sum of its best two (top2)")
     for op in found.values():
         _check(program, op, groups, top, score)
-    changed = substituted(program, dict.fromkeys(found, _limited(groups, top, score)), setting.ops, {})
+    changed = substituted(program, dict.fromkeys(found, _limited(groups, top, score)), setting.ops)
     return Changed(changed, f"the experts of a token are chosen from the best {top} of {groups} groups of adjacent experts")
 
 

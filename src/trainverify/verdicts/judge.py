@@ -6,11 +6,10 @@ PROVED comes from a proof engine only. Random evaluation can refute, and it can 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from trainverify.approximate import Approximation
+from trainverify.approximate import Allow
 from trainverify.approximate import declared as declared_approximations
 from trainverify.check import validate
 from trainverify.evaluate.full_size import ByClasses
@@ -49,7 +48,7 @@ def verify(
     accept_reduced: bool = False,
     fail_fast: bool = False,
     locator: Locator = locate,
-    allow: Sequence[str | Approximation] = (),
+    allow: Allow = (),
 ) -> Report:
     """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one.
 
