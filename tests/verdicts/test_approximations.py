@@ -14,13 +14,16 @@ from rich.console import Console
 
 from approximate import models
 from trainverify import cli, files
-from trainverify.approximate import Approximation, Changed, Setting
+from trainverify.approximate import Approximation, Changed, Setting, Unfit
 from trainverify.completion.steps import several_steps
+from trainverify.graph.lineage import Pattern
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
+from trainverify.graph.types import TensorType
 from trainverify.report import Report
 from trainverify.report.html import page
 from trainverify.report.html.page import Entry
+from trainverify.testing.assertion import assert_equivalent
 from trainverify.verdicts import verify
 from trainverify.zoo import resnet
 from trainverify.zoo.deepseek import Config, Gate
@@ -209,6 +212,38 @@ def test_declared_by_the_plan_it_is_said_everywhere(tmp_path: Path, capsys: pyte
     assert cli.run(["show", str(tmp_path / "plan.json")]) == 0
     assert "allow local-batch-norm" in capsys.readouterr().out
     assert cli.run(["validate", str(tmp_path / "plan.json"), "--logical", str(tmp_path / "step.json")]) == 0
+
+
+def test_a_passing_test_warns() -> None:
+    with pytest.warns(UserWarning, match="PROVED with local-batch-norm: net on"):
+        assert_equivalent(models.step(), models.plan(4, allow=LOCAL), points=1)
+
+
+def test_an_ill_formed_program_is_not_changed() -> None:
+    step = models.step()
+    broken = replace(step, tensors={**step.tensors, "h": TensorType(())})
+    assert verify(broken, models.plan(4), allow=[LOCAL]).headline == "INVALID"
+    plan = models.plan(4)
+    layouts = tuple(replace(lay, form=Pattern("(dp b")) if lay.logical == "x" else lay for lay in plan.lineage)
+    with pytest.raises(Unfit, match="does not fit: pattern"):
+        verify(step, replace(plan, lineage=layouts), allow=[LOCAL])
+
+
+def test_in_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table names what is allowed, and a verdict that is kept is not that of the same files without it."""
+    files.write(tmp_path / "step.json", models.step())
+    files.write(tmp_path / "plan.json", models.plan(4))
+    pair = 'logical = "step.json"\nplan = "plan.json"\n'
+    matrix = tmp_path / "matrix.toml"
+    matrix.write_text(f'[[files]]\n{pair}name = "strict"\n[[files]]\n{pair}name = "allowed"\nallow = "{LOCAL}"\n')
+    for _ in range(2):
+        assert cli.run(["sweep", str(matrix), "--cache", str(tmp_path / "cache"), "--workers", "1", "--json"]) == 1
+        tree = json.loads(capsys.readouterr().out)
+        assert [r["verdict"] for r in tree["rows"]] == ["REFUTED", "PROVED with local-batch-norm"]
+        assert tree["counts"] == {"PROVED with local-batch-norm": 1, "REFUTED": 1}
+    assert all(r["cached"] for r in tree["rows"])
+    matrix.write_text(f"[[files]]\n{pair}allow = 3\n")
+    assert cli.run(["sweep", str(matrix)]) == 2
 
 
 def test_unfit_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

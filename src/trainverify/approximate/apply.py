@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trainverify.approximate.approximation import Setting
 from trainverify.approximate.declared import Declared, declared
 from trainverify.approximate.rewrite import Unfit
-from trainverify.graph.lineage import Layout, Pattern, Placements, Shard, pattern_dims
+from trainverify.graph.lineage import Layout, LineageError, Pattern, Placements, Shard, pattern_dims
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Op, Output, Program, inline
 from trainverify.ops import OPS
@@ -78,7 +78,7 @@ def _changed(found: Applied, one: Declared, ops: OpTable) -> Applied:
     try:
         changed = one.approximation.change(before, Setting(found.plan, one.options, ops))
         plan = replace(found.plan, lineage=tuple(_relaid(lay, changed.by_rank) for lay in found.plan.lineage))
-    except Unfit as error:
+    except (Unfit, LineageError) as error:
         raise Unfit(f"{name} (declared by {one.origin}) does not fit: {error}") from error
     if (what := _contract(before, changed.program)) is not None:
         raise Unfit(f"{name} (declared by {one.origin}) does not fit: it changes {what} of {before.name}")

@@ -102,6 +102,9 @@ def _renamed(op: Op, names: Mapping[str, str]) -> Op:
 
 def _backward_of(program: Program, changes: Mapping[int, Fragment]) -> dict[int, int]:
     """Backward op → changed forward op, by position; refuses a backward pass that is not the derivative of its forward op."""
+    for i in changes:
+        if program.ops[i].phase != "forward":
+            raise Unfit(f"{program.ops[i]}: computed again outside of the forward pass")
     makers = {program.ops[i].outputs[0]: i for i in changes}
     found: dict[int, int] = {}
     for index, op in enumerate(program.ops):

@@ -15,6 +15,7 @@ from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.graph.program import Program
 from trainverify.refusal import Refused
 from trainverify.terminal import AsJson, guarded
+from trainverify.verdicts.approximated import ill_formed
 
 
 @guarded
@@ -35,7 +36,7 @@ def command(
         return show_findings(validate(content, None, table), as_json, file.name)
     program = None if logical is None else files.read_program(logical)
     notes = ["lineage and outputs were not checked: that needs --logical"] if program is None else []
-    if program is not None and content.allow:
+    if program is not None and content.allow and not ill_formed(program, table):
         found = as_declared(program, content, table)
         program, content = found.logical, found.plan
         notes = [f"checked against the logical program with {', '.join(c.name for c in found.changes)}, which the plan declares"]

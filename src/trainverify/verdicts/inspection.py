@@ -17,6 +17,7 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.discover import Found, discover
 from trainverify.prove.algebra.engine import Prover
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
+from trainverify.verdicts.approximated import ill_formed
 from trainverify.verdicts.case import Progress, silent
 from trainverify.verdicts.prepared import related, single
 
@@ -50,5 +51,8 @@ def reduction(logical: Program, plan: Plan | Program, ops: OpTable = OPS) -> Seq
 
 def _declared(logical: Program, plan: Plan | Program, ops: OpTable) -> tuple[Program, Plan]:
     """Both programs, with the approximations that the plan declares."""
-    found = as_declared(logical, single(plan) if isinstance(plan, Program) else plan, ops)
-    return found.logical, with_gradients(found.logical, found.plan)
+    plan = single(plan) if isinstance(plan, Program) else plan
+    if plan.allow and not ill_formed(logical, ops):
+        found = as_declared(logical, plan, ops)
+        logical, plan = found.logical, found.plan
+    return logical, with_gradients(logical, plan)
