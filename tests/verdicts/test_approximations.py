@@ -30,6 +30,7 @@ from trainverify.zoo.deepseek import Config, Gate
 from trainverify.zoo.parallel import Degrees, deepseek_plan, deepseek_step
 from trainverify.zoo.parallel.deviations import Deviations
 from trainverify.zoo.parallel.resnet import resnet_plan, resnet_step
+from trainverify.zoo.recipes import Wish
 from verdicts.changes import Change, attrs, in_program
 from zoo.parallel.mistakes import skipped
 
@@ -121,6 +122,15 @@ def test_another_bug_is_refuted(bug: str) -> None:
     report = run(make(), allow, bug=change)
     assert report.headline == f"REFUTED with {allow.partition(':')[0]}", (report.reason, report.findings)
     assert report.exit_code == 1
+
+
+@pytest.mark.long
+def test_resnet_50_at_full_size() -> None:
+    """224 × 224 images on 8 ranks, as `--zoo resnet50 --dp 8 --local-batch-norm` builds it."""
+    pair = Wish("resnet50", Degrees(dp=8), deviations=Deviations(local_batch_norm=True)).build()
+    assert run(pair).headline == "REFUTED"
+    assert run(pair, LOCAL).headline == "PROVED with local-batch-norm"
+    assert run(pair, LOCAL, bug=skipped("all", "layer2.0.conv1.weight.grad.dp")).headline == "REFUTED with local-batch-norm"
 
 
 def test_the_cause_is_searched_in_the_changed_program() -> None:
