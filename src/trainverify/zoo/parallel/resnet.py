@@ -96,9 +96,10 @@ class _ResNet:
     def normed(self, conv: str, norm: str, x: Tensor, kernel: int, stride: int) -> Tensor:
         s, r, c = self.stage, self.r, self.config
         x = r.conv2d(x, s[conv + ".weight"], stride=stride, padding=kernel // 2, name=conv + ".out")
+        if not self.synchronised:
+            return self.normed_alone(norm, x)
         channels, m = x.shape[1], Fraction(c.momentum)
-        count = x.shape[0] * x.shape[2] * x.shape[3]
-        count *= s.how.dp if self.synchronised else 1
+        count = s.how.dp * x.shape[0] * x.shape[2] * x.shape[3]
         mean = r.div(self.total(x, f"{norm}.sum"), value=count, name=f"{norm}.mean")
         centred = r.sub(x, self.by_channel(mean), name=f"{norm}.centred")
         squares = self.total(r.square(centred, name=f"{norm}.centred.squares"), f"{norm}.squares")
@@ -118,10 +119,20 @@ class _ResNet:
             )
         return y
 
+    def normed_alone(self, norm: str, x: Tensor) -> Tensor:
+        """By the images of this rank, as a batch norm does that knows of no others."""
+        s, r, c = self.stage, self.r, self.config
+        mean = r.state(f"{norm}.running_mean", (x.shape[1],), "c")
+        var = r.state(f"{norm}.running_var", (x.shape[1],), "c", domain="nonnegative")
+        affine = [s[f"{norm}.{n}"] for n in ("weight", "bias")]
+        names = [f"{norm}.{n}" for n in ("out", "mean", "var", "running_mean.new", "running_var.new")]
+        y, _, _, new_mean, new_var = r.batch_norm(x, *affine, mean, var, momentum=c.momentum, eps=c.eps, name=names)
+        r.update(mean, new_mean)
+        r.update(var, new_var)
+        return y
+
     def total(self, x: Tensor, name: str) -> Tensor:
-        """Σ over images and places, of all ranks' if batch norms are synchronised; each rank's loss depends on it."""
-        if not self.synchronised:
-            return self.r.sum(x, dim=(0, 2, 3), name=name)
+        """Σ over all ranks' images and places; each rank's loss depends on it."""
         part = self.r.sum(x, dim=(0, 2, 3), name=f"{name}.part")
         return self.r.all_reduce(part, group="dp", backward="all_reduce", name=name)
 
