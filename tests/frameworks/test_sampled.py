@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is absent: frameworks are not captured")
 
 import trainverify.torch as tvt  # noqa: E402
-from trainverify.frameworks.job import Job, corners, verdict  # noqa: E402
+from trainverify.frameworks.job import How, Job, corners, verdict  # noqa: E402
 from trainverify.graph.mesh import Mesh  # noqa: E402
 from trainverify.ops import OPS  # noqa: E402
 from trainverify.report import Report  # noqa: E402
@@ -36,7 +36,7 @@ def judged(*wrong: int) -> Report:
         return trained(2.0 if rank in wrong else 1.0)
 
     job = Job("a framework", MESH, {"x": tvt.Reals((40, 3), "(dp b) k")}, {"dp": "avg"}, lambda: trained(1.0), ranks, ())
-    return verdict(job, OPS, lambda text: None, points=1)
+    return verdict(job, OPS, lambda text: None, How(points=1))
 
 
 def test_ranks_that_were_captured_are_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from trainverify.frameworks import torchtitan
 from trainverify.frameworks.job import Job, captured, judged
+from trainverify.frameworks.trust import checked
 from trainverify.ops import OPS
 from trainverify.translate.targets import CaptureError
 
@@ -52,37 +54,45 @@ class Row:
     capture_seconds: float
     proof_seconds: float
     shims: int
+    checked: int = 0  # of the shims, by a real run without them
+    real_run: str = ""  # what it shows
+    check_seconds: float = 0.0
 
 
 def measured(case: Case, job: Job, tell: Callable[[str], None]) -> Row:
-    began = time.perf_counter()
+    """The verdict with shims as they are, and next to it a real run without them."""
+    times = [time.perf_counter()]
     subject = captured(job, OPS, tell)
-    there = time.perf_counter()
+    times.append(time.perf_counter())
     report = judged(job, subject, OPS, tell)
-    done = time.perf_counter()
+    times.append(time.perf_counter())
+    real = checked(job, OPS, tell)
+    times.append(time.perf_counter())
+    capture, proof, check = (round(b - a, 1) for a, b in itertools.pairwise(times))
     ops = max(len(c.program.ops) for c in subject.ranks)
-    seconds = round(there - began, 1), round(done - there, 1)
+    seen = sum(not s.stays for s in job.shims) if real.agrees else 0
     counts = len(subject.ranks), job.mesh.size
-    return Row(job.framework, case.text, report.verdict, report.reason, ops, *counts, *seconds, len(job.shims))
+    return Row(
+        job.framework, case.text, report.verdict, report.reason, ops, *counts, capture, proof, len(job.shims), seen, real.text, check
+    )
 
 
 def bench(long: bool, tell: Callable[[str], None]) -> Iterator[Row]:
-    """Cases of frameworks that are installed; those of others are refused, with what to install."""
+    """Cases of frameworks that are installed; of others, and of those that cannot be captured, the reason."""
     for case in CASES:
         if case.long and not long:
             continue
         tell(f"{case.framework}, {case.text}")
         try:
-            job = torchtitan.job(case.options, case.world)
+            yield measured(case, torchtitan.job(case.options, case.world), tell)
         except CaptureError as error:
             yield Row(case.framework, case.text, "UNKNOWN", str(error), 0, 0, case.world, 0.0, 0.0, 0)
-            continue
-        yield measured(case, job, tell)
 
 
 def table(rows: Sequence[Row]) -> Table:
-    made = Table("framework", "parallelism", "verdict", "ops a rank", "ranks captured", "capture s", "proof s", "shims", box=None)
+    columns = "framework", "parallelism", "verdict", "ops a rank", "ranks captured", "capture s", "proof s", "shims", "checked", "check s"
+    made = Table(*columns, box=None)
     for r in rows:
-        counts = str(r.ops), f"{r.captured} of {r.ranks}", f"{r.capture_seconds:g}", f"{r.proof_seconds:g}", str(r.shims)
-        made.add_row(r.framework, r.parallelism, r.verdict, *counts)
+        counts = str(r.ops), f"{r.captured} of {r.ranks}", f"{r.capture_seconds:g}", f"{r.proof_seconds:g}"
+        made.add_row(r.framework, r.parallelism, r.verdict, *counts, str(r.shims), str(r.checked), f"{r.check_seconds:g}")
     return made

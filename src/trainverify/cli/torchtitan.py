@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -32,6 +33,12 @@ def command(
     accept_sampled: Annotated[
         bool, typer.Option("--accept-sampled", help="PROVED(sampled), of captured ranks only, counts as proved: exit code 0.")
     ] = False,
+    accept_shims: Annotated[
+        bool,
+        typer.Option(
+            "--accept-shims", help="Take the shims as they are. Else they are checked by a tiny real run; what is not makes UNKNOWN."
+        ),
+    ] = False,
     cached: Annotated[bool, typer.Option("--cache/--no-cache", help="Use captures of the same sources and arguments again.")] = True,
     folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")] = None,
     as_json: AsJson = False,
@@ -44,7 +51,8 @@ def command(
     """Is the training step of torchtitan, with its own options, equal to the same without parallelism? Its Trainer runs on fake tensors."""
     try:
         from trainverify.frameworks import torchtitan
-        from trainverify.frameworks.job import verdict
+        from trainverify.frameworks.job import How, verdict
+        from trainverify.frameworks.trust import checked
         from trainverify.torch.cache import Cache, default_folder
         from trainverify.translate.targets import CaptureError
     except ImportError as error:
@@ -54,7 +62,9 @@ def command(
         try:
             job = torchtitan.job(tuple(options), world_size)
             cache = Cache(default_folder(), "torchtitan", job.framework) if cached else None
-            report = verdict(job, OPS, tell, points=points, seed=seed, engine=engine, folder=folder, all_ranks=all_ranks, cache=cache)
+            trust = None if accept_shims else partial(checked, table=OPS, tell=tell)
+            how = How(points, seed, engine, folder, all_ranks)
+            report = verdict(job, OPS, tell, how, cache, trust)
         except CaptureError as error:
             raise Refused(str(error)) from error
         if cache is not None and cache.used:

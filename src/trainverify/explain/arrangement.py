@@ -64,6 +64,8 @@ def _whole(locator: Locator, graph: Graph, reached: Mapping[Node, int]) -> Itera
 def _elsewhere(locator: Locator, c: int, row: int, local: str) -> bool:
     """Whether a tensor is, as it is, some other logical tensor: the same weight transposed, say."""
     for name in locator.matches(c, row, local):
+        if name not in locator.known:  # a proof says so: its values do not tell it apart
+            return True
         where, whole = locator.positions(c, row, local, name), np.asarray(locator.logical[name])
         if where is not None and where.shape == whole.shape and _aligned(where.reshape(-1), whole.reshape(-1)):
             return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from trainverify.frameworks.shims import Shim, listed
+from trainverify.frameworks.shims import Checked, Shim, listed
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
@@ -43,6 +43,19 @@ class Job:
     shims: tuple[Shim, ...]
     remarks: tuple[str, ...] = ()  # for the verdict line
     cuts: Mapping[str, Any] = field(default_factory=dict)
+    trial: Callable[[Path], Trial] | None = None  # given an empty folder
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The same parallelism at a tiny size: a job to capture with shims, and the same steps for real without them.
+
+    A real step of a rank has its own data loader, and then says with `batch` what it read; that of the reference takes a batch."""
+
+    job: Job
+    reference: Callable[[], Any]
+    distributed: Callable[[int, int], Any]
+    text: str
 
 
 def in_process(work: Callable[[], Any], what: str) -> Any:
@@ -91,24 +104,34 @@ def captured(job: Job, table: OpTable, tell: Callable[[str], None], all_ranks: b
     return Subject(found[0].reference, found[0].ranks, job.mesh, job.batch, job.cuts, job.loss, None, found)
 
 
+@dataclass(frozen=True)
+class How:
+    """How a job is verified: random points, the engine, where programs are written to, whether every rank is captured."""
+
+    points: int = 3
+    seed: int = 0
+    engine: Engine = "algebra"
+    folder: Path | None = None
+    all_ranks: bool = False
+
+
+Check = Callable[[Job], Checked]
+
+
 def verdict(
     job: Job,
     table: OpTable,
     tell: Callable[[str], None],
-    *,
-    points: int = 3,
-    seed: int = 0,
-    engine: Engine = "algebra",
-    folder: Path | None = None,
-    all_ranks: bool = False,
+    how: How = How(),
     cache: Cache | None = None,
+    check: Check | None = None,
 ) -> Report:
-    """The report, with the shims that it rests on."""
+    """The report, with the shims that it rests on: those are accepted, or checked by `check` once something is proved."""
     try:
-        subject = captured(job, table, tell, all_ranks, cache)
+        subject = captured(job, table, tell, how.all_ranks, cache)
     except Reads as error:
         return listed(Report("UNKNOWN", str(error), f"the ranks of {job.framework} on {job.mesh}"), job.shims, job.framework, job.remarks)
-    return judged(job, subject, table, tell, points, seed, engine, folder)
+    return judged(job, subject, table, tell, how, check)
 
 
 def judged(
@@ -116,11 +139,10 @@ def judged(
     subject: Subject,
     table: OpTable,
     tell: Callable[[str], None],
-    points: int = 3,
-    seed: int = 0,
-    engine: Engine = "algebra",
-    folder: Path | None = None,
+    how: How = How(),
+    check: Check | None = None,
 ) -> Report:
     """The report on what was captured."""
-    report = verdict_on(subject, table, points, seed, engine, False, folder, tell)
-    return listed(report, job.shims, job.framework, job.remarks)
+    report = verdict_on(subject, table, how.points, how.seed, how.engine, False, how.folder, tell)
+    found = check(job) if check is not None and report.verdict.startswith("PROVED") else None
+    return listed(report, job.shims, job.framework, job.remarks, check is None, found)

@@ -12,22 +12,59 @@ from trainverify.report import Report
 @dataclass(frozen=True)
 class Shim:
     """One replacement: where it is, what takes its place, and why. `apply` puts it there, for the rest of the process, given the
-    configuration of the job."""
+    configuration of the job. `stays` says why a real run cannot do without it either: such a run shows nothing about it."""
 
     name: str
     replaces: str
     why: str
     apply: Callable[[Any], None] = field(compare=False, repr=False)
+    stays: str = ""
 
     def __str__(self) -> str:
         return f"shim {self.name}: {self.replaces}: {self.why}"
 
 
-def listed(report: Report, shims: Sequence[Shim], framework: str, more: Sequence[str] = ()) -> Report:
-    """The report with the number of shims in its verdict line, and each of them among the assumptions."""
+@dataclass(frozen=True)
+class Checked:
+    """A real run without shims, next to a capture with them: whether both agree, and on what, or where they differ."""
+
+    agrees: bool
+    text: str
+
+
+def listed(
+    report: Report,
+    shims: Sequence[Shim],
+    framework: str,
+    more: Sequence[str] = (),
+    accepted: bool = True,
+    checked: Checked | None = None,
+) -> Report:
+    """The report with the number of shims in its verdict line, and each of them among the assumptions.
+
+    A proof that rests on shims that are neither accepted nor checked is none."""
+    seen = checked is not None and checked.agrees
+    open_ones = [s for s in shims if s.stays or not seen]
+    counted = f"{len(shims)} shims" + ("" if checked is None else f", {len(shims) - len(open_ones)} of them checked by a real run")
     told = "".join(f"; {m}" for m in more)
+    reason = f"{report.reason}; {framework}, {counted}{told}"
+    verdict = report.verdict
+    if report.verdict.startswith("PROVED") and open_ones and not accepted:
+        names = ", ".join(s.name for s in open_ones)
+        why = "" if checked is None or seen else f" ({checked.text})"
+        reason = f"{report.verdict} if shims change nothing, and not all are checked{why}: {names} (--accept-shims accepts them); {reason}"
+        verdict = "UNKNOWN"
     return replace(
         report,
-        reason=f"{report.reason}; {framework}, {len(shims)} shims{told}",
-        assumptions=(*report.assumptions, *(str(s) for s in shims)),
+        verdict=verdict,
+        reason=reason,
+        assumptions=(*report.assumptions, *(f"{s} ({_status(s, checked, accepted)})" for s in shims)),
+        notes=report.notes if checked is None else (*report.notes, f"shims: {checked.text}"),
     )
+
+
+def _status(shim: Shim, checked: Checked | None, accepted: bool) -> str:
+    if checked is not None and checked.agrees and not shim.stays:
+        return "checked: a real run without it agrees"
+    why = f": {shim.stays}" if shim.stays else ""
+    return f"{'accepted, ' if accepted else ''}not checked{why}"

@@ -26,6 +26,24 @@ class Said:
     source: Source | None = None
 
 
+@dataclass(frozen=True)
+class Call:
+    """Communication as PyTorch is asked for it: of what kind, in which group, and how many elements this rank gives (or receives)."""
+
+    kind: str
+    members: tuple[int, ...]
+    elements: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.elements} × {self.dtype} in ranks {','.join(map(str, self.members))}"
+
+
+def call_of(kind: str, members: Sequence[int], tensors: Sequence[torch.Tensor]) -> Call:
+    dtypes = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors)
+    return Call(kind, tuple(members), sum(t.numel() for t in tensors), " and ".join(dtypes))
+
+
 @dataclass
 class Ledger:
     """The calls of one rank that others have to make too."""
@@ -37,6 +55,7 @@ class Ledger:
     numbers: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(
         default_factory=dict
     )  # small constants, before and after the step
+    calls: list[Call] = field(default_factory=list)  # all communication of the step, in order
 
     def message(self, group: str, what: str, source: Source | None) -> None:
         self.messages.setdefault(group, []).append(Said(what, source))

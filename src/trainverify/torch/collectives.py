@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
-from trainverify.torch.agreement import Ledger, Said, lying
+from trainverify.torch.agreement import Ledger, Said, call_of, lying
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart, uncut
 from trainverify.torch.translate import Translator, key_of, type_of, view_of
@@ -181,7 +181,9 @@ class Talk:
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         make: Callable[[], Sequence[Value]],
-        said: tuple[Group, str] | None = None,
+        kind: str,
+        group: Group,
+        said: str | None = None,
     ) -> Flight:
         """Emit communication; outside the step, and where an input has no value, results have none either.
 
@@ -193,10 +195,11 @@ class Talk:
                 t.counts(o)
                 t.write(o, before)
             return Flight(-1, [], [], None, True)
+        self.ledger.calls.append(call_of(kind, group.members, inputs or outputs))
         if said is not None:
-            self.ledger.message(said[0].name, said[1], t.emitter.place.source)
+            self.ledger.message(group.name, said, t.emitter.place.source)
         try:
-            _dense((*inputs, *outputs), said is None or not said[1].startswith(_ANY_ORDER))
+            _dense((*inputs, *outputs), said is None or not said.startswith(_ANY_ORDER))
             values: Sequence[Value] = make()
         except NoValue as error:
             values = [error.why] * len(outputs)
@@ -246,7 +249,7 @@ class Talk:
                 made.append(self.emit("all_reduce", name, group, type_of(x), op=ours))
             return made
 
-        return self.guarded(tensors, tensors, make, (group, f"all_reduce {_way(op)} of {_lying(tensors)}"))
+        return self.guarded(tensors, tensors, make, "all_reduce", group, f"all_reduce {_way(op)} of {_lying(tensors)}")
 
     def used(self, group: Group, tensor: torch.Tensor, op: Any) -> Flight:
         """DDP's reducer adds up which parameters ranks have used; it reads the sum where this rank has not used one."""
@@ -271,7 +274,7 @@ class Talk:
             self.contiguous(tensor)
             return [self.from_root("broadcast", group, tensor, root, type_of(tensor))]
 
-        return self.guarded([tensor], [tensor], make, (group, f"broadcast from {root} of {lying(tensor)}"))
+        return self.guarded([tensor], [tensor], make, "broadcast", group, f"broadcast from {root} of {lying(tensor)}")
 
     def from_root(self, name: str, group: Group, x: torch.Tensor | None, root: int, kind: TensorType, **attrs: Any) -> str:
         """Communication in which only the root passes a tensor."""
@@ -297,7 +300,7 @@ class Talk:
             made = e.communicate("reduce", (name,), {"group": group.name, "root": root, "op": ours}, kind)
             return [made if made is not None else Unknown("what a reduce leaves on ranks that are not its root", e.place.source)]
 
-        return self.guarded([tensor], [tensor], make, (group, f"reduce {_way(op)} to {root} of {lying(tensor)}"))
+        return self.guarded([tensor], [tensor], make, "reduce", group, f"reduce {_way(op)} to {root} of {lying(tensor)}")
 
     def all_gather(self, group: Group, outputs: Sequence[torch.Tensor], x: torch.Tensor) -> Flight:
         """The members' tensors as a list."""
@@ -310,7 +313,7 @@ class Talk:
             whole = self.emit("all_gather", row, group, TensorType((n, *kind.shape), kind.dtype), dim=0)
             return [self.row(whole, i, kind.shape) for i in range(n)]
 
-        return self.guarded([x], outputs, make, (group, f"gathering all of {lying(x)}"))
+        return self.guarded([x], outputs, make, "all_gather", group, f"gathering all of {lying(x)}")
 
     def row(self, whole: str, i: int, shape: tuple[int, ...]) -> str:
         e = self.translator.emitter
@@ -333,7 +336,7 @@ class Talk:
             self.contiguous(x, output)
             return [self.gathered(group, x, type_of(output).shape)]
 
-        return self.guarded([x], [output], make, (group, f"gathering all of {lying(x)}"))
+        return self.guarded([x], [output], make, "all_gather", group, f"gathering all of {lying(x)}")
 
     def scattered(self, group: Group, name: str, shape: tuple[int, ...], op: str) -> str:
         """The sum over members, cut in memory order: the own block in this shape."""
@@ -354,7 +357,7 @@ class Talk:
             name = self.premultiplied(self.translator.named(x), factor)
             return [self.scattered(group, name, type_of(output).shape, ours)]
 
-        return self.guarded([x], [output], make, (group, f"reducing {_way(op)} parts of {lying(output)}"))
+        return self.guarded([x], [output], make, "reduce_scatter", group, f"reducing {_way(op)} parts of {lying(output)}")
 
     def reduce_scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], op: Any) -> Flight:
         def make() -> list[Value]:
@@ -364,7 +367,7 @@ class Talk:
             stacked = self.translator.emitter.op("stack", names, {"dim": 0})
             return [self.scattered(group, stacked, type_of(output).shape, ours)]
 
-        return self.guarded(xs, [output], make, (group, f"reducing {_way(op)} parts of {lying(output)}"))
+        return self.guarded(xs, [output], make, "reduce_scatter", group, f"reducing {_way(op)} parts of {lying(output)}")
 
     def exchanged(self, group: Group, name: str, shape: tuple[int, ...]) -> str:
         e = self.translator.emitter
@@ -382,7 +385,7 @@ class Talk:
                 raise Unmapped("an all-to-all with blocks of different sizes")
             return [self.exchanged(group, self.translator.named(x), type_of(output).shape)]
 
-        return self.guarded([x], [output], make, (group, f"all-to-all of {str(x.dtype).removeprefix('torch.')}"))
+        return self.guarded([x], [output], make, "all_to_all", group, f"all-to-all of {str(x.dtype).removeprefix('torch.')}")
 
     def all_to_all(self, group: Group, outputs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor]) -> Flight:
         def make() -> list[Value]:
@@ -393,7 +396,7 @@ class Talk:
             whole = self.exchanged(group, stacked, self.translator.emitter.shape(stacked))
             return [self.row(whole, i, type_of(o).shape) for i, o in enumerate(outputs)]
 
-        return self.guarded(xs, outputs, make, (group, f"all-to-all of {str(xs[0].dtype).removeprefix('torch.')}"))
+        return self.guarded(xs, outputs, make, "all_to_all", group, f"all-to-all of {str(xs[0].dtype).removeprefix('torch.')}")
 
     def scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], root: int) -> Flight:
         def make() -> list[Value]:
@@ -405,7 +408,7 @@ class Talk:
             assert made is not None
             return [e.reshape(made, kind.shape)]
 
-        return self.guarded(xs, [output], make, (group, f"scatter from {root} of {lying(output)}"))
+        return self.guarded(xs, [output], make, "scatter", group, f"scatter from {root} of {lying(output)}")
 
     def gather(self, group: Group, outputs: Sequence[torch.Tensor], x: torch.Tensor, root: int) -> Flight:
         def make() -> list[Value]:
@@ -416,7 +419,7 @@ class Talk:
             made = e.communicate("gather", (row,), {"group": group.name, "root": root, "dim": 0}, whole)
             return [] if made is None else [self.row(made, i, kind.shape) for i in range(n)]
 
-        return self.guarded([x], outputs, make, (group, f"gather to {root} of {lying(x)}"))
+        return self.guarded([x], outputs, make, "gather", group, f"gather to {root} of {lying(x)}")
 
     def barrier(self, group: Group) -> None:
         if self._begin():
@@ -436,7 +439,7 @@ class Talk:
             self.translator.emitter.communicate("send", (self.translator.named(x),), attrs, None)
             return []
 
-        return self.guarded([x], [], make)
+        return self.guarded([x], [], make, f"send to {group.members[to]}", group)
 
     def recv(self, group: Group, x: torch.Tensor, origin: int, tag: int) -> Flight:
         (x,) = self.in_memory([x])
@@ -449,4 +452,4 @@ class Talk:
             assert made is not None
             return [made]
 
-        return self.guarded([], [x], make)
+        return self.guarded([], [x], make, f"recv from {group.members[origin]}", group)

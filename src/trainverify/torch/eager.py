@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainverify.torch.discover import Named, preset, search, tensors_of
+from trainverify.torch.discover import Found, Named, preset, search, tensors_of
 from trainverify.torch.inputs import Batch
 from trainverify.torch.lines import Lines
 from trainverify.torch.placed import local
@@ -29,13 +29,19 @@ def run_eagerly(
     if rank is not None:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     step = build() if rank is None else build(rank, world)
-    found = search(step)
+    inputs = {n: torch.from_numpy(np.array(values[n])).to(getattr(torch, s.dtype)) for n, s in batch.items()}
+    return run_step(step, inputs, values, names)
+
+
+def run_step(step: Any, inputs: Mapping[str, torch.Tensor], values: Arrays, names: Sequence[str]) -> Outputs:
+    """The outputs of a step that is built, from given values of its parameters and state."""
+    said = getattr(step, "found", None)  # an adapter says where the parameters are
+    found = said if isinstance(said, Found) else search(step)
     named = list(tensors_of(found.modules))
     by_tensor = {id(n.tensor): n.name for n in named}
     for optimizer in found.optimizers:
         named += list(preset(optimizer, lambda p: by_tensor.get(id(p))))
     _set(named, values)
-    inputs = {n: torch.from_numpy(np.array(values[n])).to(getattr(torch, s.dtype)) for n, s in batch.items()}
     made: Outputs = {}
     grads: dict[str, torch.Tensor] = {}
     handle = _note_gradients(by_tensor, grads)
@@ -44,7 +50,7 @@ def run_eagerly(
         lines.name_modules(module)
     handles = [handle, *lines.hooks()]
     with Masks(lines, values):
-        returned = step(inputs)
+        returned = step(dict(inputs))
     for h in handles:
         h.remove()
     for key, value in (returned if isinstance(returned, Mapping) else {"loss": returned}).items():

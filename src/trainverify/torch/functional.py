@@ -9,6 +9,7 @@ import torch
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from trainverify.torch.agreement import lying
+from trainverify.torch.calls import kind_of
 from trainverify.torch.collectives import FUNCTIONAL, Flight, Group, Talk
 from trainverify.torch.translate import flat, key_of, type_of
 from trainverify.torch.values import Unmapped, Value
@@ -36,7 +37,8 @@ class Functional:
         group = self._group(given["group_name"])
         said = f"all_reduce {given.get('reduce_op')} of" if short.startswith("all_reduce") else f"{short.removesuffix('_coalesced')} of"
         told = " and ".join(map(lying, outputs if short.startswith("reduce_scatter") else inputs))
-        flight = self.talk.guarded(inputs, outputs, make, (group, f"{said} {'' if short.startswith('all_to_all') else told}"))
+        told = "" if short.startswith("all_to_all") else told
+        flight = self.talk.guarded(inputs, outputs, make, kind_of(str(schema.name)), group, f"{said} {told}")
         for t in outputs:
             self._flights[key_of(t)] = flight
 

@@ -6,28 +6,31 @@ A translation that loses or invents something shows here as a number. Every outp
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
-from trainverify.evaluate.run import PlanValues, random_inputs, run_logical, run_plan
+from trainverify.evaluate.run import PlanValues, random_points, run_logicals, run_plans
 from trainverify.evaluate.small import Small, shrink_system
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
-from trainverify.torch.eager import Arrays, Outputs, run_eagerly
+from trainverify.torch.eager import Outputs, run_eagerly
 from trainverify.torch.inputs import Batch
 from trainverify.torch.judge import Pair
 from trainverify.torch.launch import Failed, run
 from trainverify.translate.targets import CaptureError, Target, resolve
-from trainverify.verdicts import FULL, MAX_ELEMENTS, related
+from trainverify.verdicts import FULL, related
 
+MOST: Final = 4_000_000_000  # elements of all tensors of all ranks, most of which are dropped once they are used
 TOLERANCE: Final = 2e-4  # of the largest element of a tensor: float32 against float64
 
 
@@ -38,8 +41,7 @@ class Mismatch:
     error: float
 
     def __str__(self) -> str:
-        who = "the reference" if self.rank is None else f"rank {self.rank}"
-        return f"{who}: {self.output} differs by {self.error:.2g} of its largest element"
+        return f"{_who(self.rank)}: {self.output} differs by {self.error:.2g} of its largest element"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,58 @@ class Replay:
         return "; ".join(["replay does not agree", *map(str, self.mismatches[:5]), *self.missing[:5]])
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """Both programs in our numeric domain, at the sizes they were captured at."""
+
+    made: Pair
+    small: Small
+    inputs: Mapping[str, Array]
+    logical: Mapping[str, Array]
+    plan: PlanValues
+
+    @cached_property
+    def rows(self) -> dict[int, tuple[int, int]]:
+        """Class and row of a rank."""
+        return {rank: (c, row) for c, k in enumerate(self.small.classes) for row, rank in enumerate(k.ranks)}
+
+    def program(self, rank: int | None) -> Program:
+        return self.made.logical if rank is None else self.small.classes[self.rows[rank][0]].program
+
+    def value(self, rank: int | None, tensor: str) -> Array | None:
+        return self.logical.get(tensor) if rank is None else self.plan.get(*self.rows[rank], tensor)
+
+    def sources(self, rank: int | None) -> dict[str, Array]:
+        """What a rank starts from."""
+        if rank is None:
+            return dict(self.inputs)
+        return {n: v for n in self.program(rank).sources if (v := self.value(rank, n)) is not None}
+
+    def at(self, inputs: Mapping[str, Array]) -> Evaluated:
+        """The same programs at other values."""
+        ours = _ends(self.made.logical)
+        theirs = [(c, n) for c, k in enumerate(self.small.classes) for n in _ends(k.program)]
+        with np.errstate(all="ignore"):
+            (logical,) = run_logicals(self.small, [inputs], NUMERIC, ours)
+            (plan,) = run_plans(self.small, self.made.plan.lineage, [inputs], NUMERIC, theirs)
+        return Evaluated(self.made, self.small, inputs, logical, plan)
+
+
+def evaluated(made: Pair, ops: OpTable = OPS, seed: int = 0) -> Evaluated:
+    """Both programs at random values."""
+    parts = units(made.plan)
+    wanted, _ = obligations(made.logical, made.plan, parts)
+    system = related(made.logical, made.plan, ops, parts, wanted)
+    small = shrink_system(system, base=FULL, most=MOST)
+    random_points(small, [seed], _ends(made.logical))
+    return Evaluated(made, small, {}, {}, PlanValues()).at(small.points[seed])
+
+
+def _ends(program: Program) -> list[str]:
+    """What is looked at: sources and outputs. Other tensors are dropped once they are used."""
+    return [*program.sources, *(o.tensor for o in program.outputs)]
+
+
 def replay(
     reference: Target,
     distributed: Target,
@@ -70,55 +124,50 @@ def replay(
     seconds: float = 300.0,
 ) -> Replay:
     """Both programs at the sizes they were captured at, and the code they come from, on the same random values."""
-    parts = units(made.plan)
-    wanted, _ = obligations(made.logical, made.plan, parts)
-    system = related(made.logical, made.plan, ops, parts, wanted)
-    small = shrink_system(system, base=FULL, most=MAX_ELEMENTS)
-    inputs = random_inputs(small, seed)
-    with np.errstate(all="ignore"):
-        logical = run_logical(small, inputs, NUMERIC)
-        plan = run_plan(small, made.plan.lineage, inputs, NUMERIC)
-    rows = {rank: (c, row) for c, k in enumerate(small.classes) for row, rank in enumerate(k.ranks)}
-    sources = {r: _sources(small, plan, *rows[r]) for r in range(world_size)}
+    ours = evaluated(made, ops, seed)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
 
-        def one(target: Target, rank: int | None, values: Arrays, names: tuple[str, ...]) -> Callable[[], Outputs]:
+        def one(target: Target, rank: int | None) -> Callable[[], Outputs]:
+            values, names = ours.sources(rank), ours.program(rank).sources
             return lambda: run_eagerly(resolve(target), batch, values, rank, world_size, store, names)
 
-        works = [one(distributed, r, sources[r], _program(small, rows[r][0]).sources) for r in range(world_size)]
-        real = run([one(reference, None, inputs, made.logical.sources), *works], together=True, seconds=seconds)
-    found: list[Mismatch] = []
-    missing: list[str] = []
-    compared, worst = 0, 0.0
+        works = [one(reference, None), *(one(distributed, r) for r in range(world_size))]
+        real = run(works, together=True, seconds=seconds)
+    good: dict[int | None, Outputs] = {}
     for i, result in enumerate(real):
         rank = None if i == 0 else i - 1
         if isinstance(result, Failed):
-            raise CaptureError(f"{'the reference' if rank is None else f'rank {rank}'}, run for real: {result.kind}: {result.message}")
-        program = made.logical if rank is None else _program(small, rows[rank][0])
-        for o in program.outputs:
-            ours = logical.get(o.tensor) if rank is None else plan.get(*rows[rank], o.tensor)
-            theirs = result.get((o.role, o.of))
-            if theirs is None and o.role == "loss" and o.tensor.startswith("loss."):
+            raise CaptureError(f"{_who(rank)}, run for real: {result.kind}: {result.message}")
+        good[rank] = result
+    return compared(ours, good)
+
+
+def compared(ours: Evaluated, real: Mapping[int | None, Outputs]) -> Replay:
+    """Every output of every process that ran, element by element."""
+    found: list[Mismatch] = []
+    missing: list[str] = []
+    compared, worst = 0, 0.0
+    for rank, result in real.items():
+        for o in ours.program(rank).outputs:
+            value, theirs = ours.value(rank, o.tensor), result.get((o.role, o.of))
+            combined = o.role == "loss" and o.tensor.startswith("loss.")  # for the report only
+            if theirs is None and combined:
                 continue
-            if ours is None or theirs is None:
-                missing.append(f"{'the reference' if rank is None else f'rank {rank}'}: {o} is not there to compare")
+            if value is None or theirs is None:
+                missing.append(f"{_who(rank)}: {o} is not there to compare")
                 continue
-            if o.role == "loss" and rank is not None and o.tensor.startswith("loss."):
-                continue  # combined for the report only
-            error = _difference(np.asarray(ours), theirs)
+            if combined and rank is not None:
+                continue
+            error = _difference(np.asarray(value), theirs)
             compared, worst = compared + 1, max(worst, error)
             if not error <= TOLERANCE:
                 found.append(Mismatch(rank, str(o), error))
     return Replay(compared, worst, tuple(found), tuple(missing))
 
 
-def _program(small: Small, c: int) -> Program:
-    return small.classes[c].program
-
-
-def _sources(small: Small, plan: PlanValues, c: int, row: int) -> dict[str, np.ndarray[Any, Any]]:
-    return {n: v for n in _program(small, c).sources if (v := plan.get(c, row, n)) is not None}
+def _who(rank: int | None) -> str:
+    return "the reference" if rank is None else f"rank {rank}"
 
 
 def _difference(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> float:
@@ -131,4 +180,4 @@ def _difference(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> flo
     return float(np.abs(ours - theirs).max()) / scale
 
 
-__all__ = ["Mismatch", "Replay", "replay"]
+__all__ = ["Evaluated", "Mismatch", "Replay", "compared", "evaluated", "replay"]
