@@ -281,10 +281,10 @@ def test_narrow_terminal(folder: Path) -> None:
     code, text = on_terminal("verify", "model.json", "wrong.json", columns=30)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "")
     assert code == 1
-    assert "\ndifferent  updated parameter w\n    w.new, 3 ranks; evaluation, random points\n" in plain
+    assert "\ndifferent  gradient of w\n    w.grad, 3 ranks; evaluation, random points\n" in plain
     assert "…" not in plain
     code, text = on_terminal("verify", "model.json", "wrong.json", columns=200)
-    assert re.search("updated parameter w  w.new +3  evaluation", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text))
+    assert re.search("gradient of w +w.grad +3  evaluation", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text))
 
 
 def test_progress_on_stderr_of_a_terminal_only(folder: Path) -> None:

@@ -182,7 +182,7 @@ def test_wrong_usage(run: Run, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("a\nb"), RecursionError(), AssertionError("x"), SystemExit(0), KeyError("k")], ids=repr)
 def test_internal_error(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("trainverify.cli.verify.verify", broken)
@@ -213,7 +213,7 @@ def test_help_and_version_never_replace_a_verdict(run: Run) -> None:
 
 
 def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trainverify.cli.verify.verify", broken)
@@ -221,7 +221,7 @@ def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_out_of_memory_is_no_verdict_about_the_plan(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("trainverify.cli.verify.verify", broken)
