@@ -92,6 +92,7 @@ class Session:
         self.used: dict[str, Source | None] = {}
         self.named: list[Named] = []
         self.by_tensor: dict[int, str] = {}
+        self.said: dict[str, Described] = {}  # how tensors lie of which an adapter says it
         self.loss: torch.Tensor | None = None
         self.inputs: dict[str, torch.Tensor] = {}
         self.trained: set[str] = set()
@@ -105,12 +106,14 @@ class Session:
         for module in found.modules.values():
             self.lines.name_modules(module)
         self.named = list(tensors_of(found.modules))
-        names = {id(n.tensor): n.name for n in self.named}
+        names = {id(n.tensor): n.name for n in self.named} | {id(t): n for t, n in found.shards}
+        self.said = dict(found.placed)
         for optimizer in found.optimizers:
             self.named += list(preset(optimizer, lambda p: names.get(id(p))))
             for group in optimizer.param_groups:
                 self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
             self.counts |= dict(counted(optimizer, names))
+        self.said |= _inherited(found, self.named)
         self.by_tensor = names
         made = {n: self._input(n) for n in self.batch} if inputs is None else inputs
         t = self.translator
@@ -230,14 +233,14 @@ class Session:
             if n.name not in self.gradients and n.tensor.grad is not None:
                 self.note_gradient(n.name, n.tensor.grad)
         for n in self.named:
-            place = described(n.tensor)
+            place = described(n.tensor) or self.said.get(n.name)
             if place is not None:
                 captured_placed[n.name] = place
         for n in parameters:
             if n.name in self.gradients:
                 value, grad = self.gradients[n.name]
                 made = report(value, "gradient", n.name, f"gradient of {n.name}")
-                place = described(grad)
+                place = described(grad) or self.said.get(f"gradient of {n.name}")
                 if made is not None and place is not None:
                     captured_placed[f"gradient of {n.name}"] = place
         for key, metric in metrics.items():
@@ -310,6 +313,13 @@ class Session:
         return list(dict.fromkeys(found))
 
 
+def _inherited(found: Found, named: Sequence[Named]) -> dict[str, Described]:
+    """How gradients and states lie, as an adapter says it of their parameters."""
+    said = {**found.placed, **found.held}
+    states = {n.name: said[n.of] for n in named if n.of in said}
+    return {**states, **{f"gradient of {p}": place for p, place in said.items()}}
+
+
 def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:
     """Random values of a batch tensor: the rank's part of those that the reference gets."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -364,6 +374,8 @@ def capture(
     session.lines.wrappers.install()
     if rank is not None:
         start_group(session.talk, rank, world, store=store)
+    elif getattr(build, "grouped", False):
+        start_group(session.talk, 0, 1, store=None if store is None else f"{store}.alone")
     handles = session.lines.hooks()
     fake = FakeTensorMode(allow_non_fake_inputs=True) if store is None else contextlib.nullcontext()
     with fake, session.recorder:
