@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from trainverify.frameworks import megatron_options as said
 from trainverify.frameworks.job import Job, in_process
-from trainverify.frameworks.megatron_layout import by_rank, placed, shards, whole
+from trainverify.frameworks.megatron_layout import held, placed, shards, whole
 from trainverify.frameworks.megatron_shims import AFTER, BEFORE, SHIMS, _module
 from trainverify.frameworks.versions import KNOWN, TORCH, remark
 from trainverify.graph.mesh import Mesh
@@ -258,9 +258,9 @@ def _found(config: Any, models: list[Any], optimizer: Any) -> Found:
     model = whole(models, experts)
     gated = bool(config.gated_linear_unit)
     inner = [o.optimizer for o in getattr(optimizer, "chained_optimizers", [optimizer]) if o.optimizer is not None]
-    held = list(shards(optimizer, model))
-    parts = by_rank(model, {n: span for n, _, span in held}, ranks, rank, gated)
-    return Found({"model": model}, inner, placed(model, ranks, gated), parts, [(t, n) for n, t, _ in held])
+    own = list(shards(optimizer, model))
+    parts = held(model, {n: span for n, _, span in own}, ranks, rank, gated)
+    return Found({"model": model}, inner, placed(model, ranks, gated), parts, [(t, n) for n, t, _ in own])
 
 
 @dataclass(frozen=True)

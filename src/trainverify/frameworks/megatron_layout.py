@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from trainverify.torch.placed import Described
+from trainverify.translate.targets import CaptureError
 
 _GATED: Final = ".linear_fc1."  # gate and input of a gated layer, one after the other on every rank
 _BY_HEAD: Final = "softmax_offset"  # cut as `DotProductAttention.sharded_state_dict` says; it has no attribute that says it
@@ -88,40 +91,76 @@ def shards(optimizer: Any, model: nn.Module) -> Iterator[tuple[str, torch.Tensor
                     yield names[id(p)], shard, (int(where.start), int(where.end))
 
 
-def flat_parts(shape: Sequence[int], dim: int | None, ranks: int, rank: int, blocks: int, span: tuple[int, int]) -> list[list[int]]:
-    """Elements from start to stop of a rank's part of a parameter, as runs of the whole: [where in the shard, start, block, count, stride].
+@dataclass(frozen=True)
+class Cut:
+    """How tensor-parallel ranks share a parameter: dimension `dim` falls into blocks, of each of which every rank has its part."""
 
-    `shape` is the rank's; dimension `dim` of the whole falls into `blocks` blocks, of each of which every rank has its part."""
+    dim: int | None
+    blocks: int
+    ranks: int
+    rank: int
+
+    def rows(self, size: int, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Rows from start to stop of the rank's `size` rows: where they begin there, and a run of the whole's rows."""
+        if self.dim != 0:
+            yield start, start, stop - start, 1, 0
+            return
+        own = size // self.blocks
+        if (start, stop) == (0, size):
+            yield 0, self.rank * own, own, self.blocks, own * self.ranks if self.blocks > 1 else 0
+            return
+        while start < stop:
+            block, within = divmod(start, own)
+            count = min(own - within, stop - start)
+            yield start, (block * self.ranks + self.rank) * own + within, count, 1, 0
+            start += count
+
+
+def whole_rows(shape: Sequence[int], span: tuple[int, int]) -> tuple[int, int] | None:
+    """The rows of a parameter that a range of its elements is; None if it ends within one."""
+    width = math.prod(shape[1:])
+    return None if span[0] % width or span[1] % width else (span[0] // width, span[1] // width)
+
+
+def boxes(shape: Sequence[int], cut: Cut, rows: tuple[int, int]) -> list[list[Any]]:
+    """Rows of a rank's part of a parameter as boxes of the whole: [where, runs]."""
+    runs = [[0, s, 1, 0] for s in shape]
+    if cut.dim is not None and cut.dim > 0:
+        if cut.blocks > 1:
+            raise CaptureError(f"a distributed optimizer of a parameter whose dimension {cut.dim} falls into {cut.blocks} blocks")
+        runs[cut.dim] = [cut.rank * shape[cut.dim], shape[cut.dim], 1, 0]
+    return [
+        [[at - rows[0], *[0] * (len(shape) - 1)], [[start, block, count, stride], *runs[1:]]]
+        for at, start, block, count, stride in cut.rows(shape[0], *rows)
+    ]
+
+
+def flat_parts(shape: Sequence[int], cut: Cut, span: tuple[int, int]) -> list[list[int]]:
+    """Elements from start to stop of a rank's part, as runs of the flattened whole: [where in the shard, start, count]."""
     start, stop = span
-    if dim is None:
-        return [[0, start, stop - start, 1, 0]]
-    inner = 1
-    for s in shape[dim + 1 :]:
-        inner *= s
-    run = shape[dim] // blocks * inner  # elements that lie together in the whole
-    found: list[list[int]] = []
-    at = start
+    if cut.dim is None:
+        return [[0, start, stop - start]]
+    run = shape[cut.dim] // cut.blocks * math.prod(shape[cut.dim + 1 :])  # elements that lie together in the whole
+    found, at = [], start
     while at < stop:
         row, within = divmod(at, run)
-        full = (stop - at) // run if within == 0 else 0
-        begin = (row * ranks + rank) * run + within
-        if full > 1:
-            found.append([at - start, begin, run, full, run * ranks])
-            at += full * run
-        else:
-            size = min(run - within, stop - at)
-            found.append([at - start, begin, size, 1, 0])
-            at += size
+        count = min(run - within, stop - at)
+        found.append([at - start, (row * cut.ranks + cut.rank) * run + within, count])
+        at += count
     return found
 
 
-def by_rank(model: nn.Module, held: Mapping[str, tuple[int, int]], ranks: int, rank: int, gated: bool) -> dict[str, Described]:
-    """Flat parts of gradients and states of what a distributed optimizer holds."""
+def held(model: nn.Module, spans: Mapping[str, tuple[int, int]], ranks: int, rank: int, gated: bool) -> dict[str, Described]:
+    """How gradients and states lie of what a distributed optimizer holds; rows of a parameter have their own shape there."""
     params = dict(model.named_parameters())
     found: dict[str, Described] = {}
-    for name, span in held.items():
+    for name, span in spans.items():
         p = params[name]
         dim = cut_dim(name, p) if ranks > 1 else None
-        blocks = pieces(name, p, gated) if dim is not None else 1
-        found[name] = {"flat": flat_parts(tuple(p.shape), dim, ranks, rank, blocks, span)}
+        cut = Cut(dim, pieces(name, p, gated) if dim is not None else 1, ranks, rank)
+        rows = whole_rows(p.shape, span)
+        if rows is None:
+            found[name] = {"flat": flat_parts(p.shape, cut, span)}
+        else:
+            found[name] = {"shape": [rows[1] - rows[0], *p.shape[1:]], "boxes": boxes(p.shape, cut, rows)}
     return found

@@ -116,6 +116,10 @@ def transformer(given: dict[str, Any], config: type) -> dict[str, Any]:
     names = {f.name for f in dataclasses.fields(config)}
     made = {n: v for n, v in given.items() if n in names and v is not None}
     made["num_moe_experts"] = given["num_experts"]
+    if given["pipeline_model_parallel_size"] > 1:
+        import torch
+
+        made["pipeline_dtype"] = torch.float32
     if given["swiglu"]:
         import torch.nn.functional as F
 

@@ -71,6 +71,25 @@ def _norm(config: Any) -> None:
     _module("optimizer.clip_grads").l2_norm_impl = l2_norm
 
 
+def _groups(config: Any) -> None:
+    import torch.distributed as dist
+
+    package = _module("optimizer")
+    original = package._get_param_groups
+
+    def own(objects: list[Any], value: Any, group: Any = None) -> None:
+        objects[:] = [value] * len(objects)
+
+    def param_groups(*args: Any, **kwargs: Any) -> Any:
+        exchange, dist.all_gather_object = dist.all_gather_object, own
+        try:
+            return original(*args, **kwargs)
+        finally:
+            dist.all_gather_object = exchange
+
+    package._get_param_groups = param_groups
+
+
 def _random(config: Any) -> None:
     @contextlib.contextmanager
     def fork(self: Any, name: str = "") -> Iterator[None]:
@@ -93,6 +112,12 @@ BEFORE: Final = (  # Megatron-core is imported
 )
 AFTER: Final = (
     Shim("random numbers", "CudaRNGStatesTracker.fork does nothing", "states of the accelerator's generator", _random),
+    Shim(
+        "parameter groups",
+        "_get_param_groups: ranks do not tell each other which kinds of parameter groups they have",
+        "ranks are captured one by one; a group that a rank has only because others have it is empty",
+        _groups,
+    ),
     Shim(
         "norm",
         "clip_grads: the norm of norms is computed by tensors, not by numbers that Python reads",

@@ -6,7 +6,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,7 @@ class Session:
         self.named: list[Named] = []
         self.by_tensor: dict[int, str] = {}
         self.said: dict[str, Described] = {}  # how tensors lie of which an adapter says it
+        self.shapes: dict[str, list[int]] = {}  # of gradients that an optimizer holds in another shape
         self.loss: torch.Tensor | None = None
         self.inputs: dict[str, torch.Tensor] = {}
         self.trained: set[str] = set()
@@ -109,11 +110,12 @@ class Session:
         names = {id(n.tensor): n.name for n in self.named} | {id(t): n for t, n in found.shards}
         self.said = dict(found.placed)
         for optimizer in found.optimizers:
-            self.named += list(preset(optimizer, lambda p: names.get(id(p))))
+            self.named += [_shaped(n, found) for n in preset(optimizer, lambda p: names.get(id(p)))]
             for group in optimizer.param_groups:
                 self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
             self.counts |= dict(counted(optimizer, names))
         self.said |= _inherited(found, self.named)
+        self.shapes = {n: place["shape"] for n, place in found.held.items() if "shape" in place}
         self.by_tensor = names
         made = {n: self._input(n) for n in self.batch} if inputs is None else inputs
         t = self.translator
@@ -187,6 +189,8 @@ class Session:
     def note_gradient(self, name: str, grad: torch.Tensor) -> None:
         self.translator.emitter.place = self.lines.here()
         self.used.setdefault(name, self.translator.emitter.place.source)
+        if name in self.shapes:
+            grad = grad.view(self.shapes[name])
         self.gradients.setdefault(name, (self.translator.read(local(grad)), grad))
 
     # -- after the step ---------------------------------------------------------------------------------------------------
@@ -311,6 +315,12 @@ class Session:
                 text = f"memory of {storage.nbytes()} bytes that is older than the step is written by it and is compared with nothing"
                 found.append(Finding("TV505", text, self.rank, None, source, None, "warning"))
         return list(dict.fromkeys(found))
+
+
+def _shaped(n: Named, found: Found) -> Named:
+    """A state in the shape that an adapter says it has."""
+    shape = found.held.get(n.of or "", {}).get("shape")
+    return n if shape is None else replace(n, tensor=n.tensor.view(shape))
 
 
 def _inherited(found: Found, named: Sequence[Named]) -> dict[str, Described]:

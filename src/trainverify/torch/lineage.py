@@ -58,8 +58,9 @@ def form_of(place: Described, axes: Axes, rank: int) -> Form:
     if "pattern" in place:
         return layout("", str(place["pattern"])).form
     if "flat" in place:
-        found = [Part((at,), (Run(start, block, count, stride),), flat=True) for at, start, block, count, stride in place["flat"]]
-        return Parts(((rank, tuple(found)),))
+        return Parts(((rank, tuple(Part((at,), (Run(start, count),), flat=True) for at, start, count in place["flat"])),))
+    if "boxes" in place:
+        return Parts(((rank, tuple(Part(tuple(at), tuple(Run(*run) for run in runs)) for at, runs in place["boxes"])),))
     return placements_of(place, axes)
 
 
