@@ -25,6 +25,8 @@ def _plain(hint: Any) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         kinds = [a for a in typing.get_args(hint) if a is not type(None)]
         hint = kinds[0] if len(kinds) == 1 else None
+    if typing.get_origin(hint) is typing.Literal and all(isinstance(v, str) for v in typing.get_args(hint)):
+        return str
     return hint if hint in (int, float, str, bool) else None
 
 
