@@ -80,6 +80,10 @@ def facts(options: tuple[str, ...], world: int | None) -> Facts:
     tp, pp, cp, ep = (given[n] for n in said.SIZES)
     if cp > 1:
         raise CaptureError("context parallelism needs Transformer Engine: Megatron-core's own attention refuses it")
+    if given["num_experts"] is not None:
+        raise CaptureError("a mixture of experts is not captured: MoELayer makes a stream of the accelerator")
+    if given["bf16"]:
+        raise CaptureError("bfloat16 is not captured yet")
     ranks = world or tp * pp * ep
     if ranks == 1:
         raise CaptureError("one rank only: say --world-size N, or sizes of parallelism")
