@@ -188,6 +188,7 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("addmm", lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=3), (real(5), x, real(3, 5))),
     ("addmm", lambda a, b, c: torch.addmm(a, b, c, beta=0), (real(5), x, real(3, 5))),
     ("baddbmm", lambda a, b, c: torch.baddbmm(a, b, c, beta=0.5, alpha=3), (real(2, 3, 5), real(2, 3, 4), real(2, 4, 5))),
+    ("baddbmm", lambda b, c: torch.baddbmm(torch.empty(2, 3, 5, dtype=b.dtype), b, c, beta=0), (real(2, 3, 4), real(2, 4, 5))),
     ("nll_loss_forward", lambda a, t: A.nll_loss_forward(a, t, None, 1, 2), (real(7, 4), ids(4, 7))),
     ("nll_loss_forward", lambda a, t: A.nll_loss_forward(a, t, None, 2, -100), (real(7, 4), ids(4, 7))),
     ("nll_loss_forward", lambda a, t, w: A.nll_loss_forward(a, t, w, 1, 2), (real(7, 4), ids(4, 7), positive(4))),

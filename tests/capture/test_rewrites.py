@@ -167,6 +167,33 @@ def test_picked_scores_off_by_one() -> None:
     assert not starts(found)
 
 
+def picked_by_place(scores, labels, start: int, stop: int, turned: bool = False):
+    """As Megatron-core 0.16 picks scores of a sequence of rows, and lowers their shares: flattened, then masked in their shape."""
+    outside = (labels < start) | (labels >= stop)
+    shifted = labels - start
+    shifted[outside] = 0
+    flat, places = scores.reshape(-1, scores.shape[-1]), torch.arange(labels.numel())
+    found = flat[places, shifted.reshape(-1)].clone().reshape(labels.shape)
+    mask = outside.t().reshape(outside.shape) if turned else outside
+    found[mask] = 0.0
+    made = flat.clone()
+    made[places, shifted.reshape(-1)] -= 1.0 - mask.reshape(-1).to(scores.dtype)
+    return found, made
+
+
+def test_picked_by_place() -> None:
+    found = agree(lambda x, t: picked_by_place(x, t, 4, 9), real(2, 3, 5), LABELS.reshape(2, 3))
+    assert starts(found) == [4, 4]
+    assert "put_along_dim" not in ops(found)
+
+
+def test_picked_by_place_off_by_one_or_masked_in_another_order() -> None:
+    """Not taken for scores of the classes from 4 on. Equal in numbers."""
+    for stop, turned in ((8, False), (9, True)):
+        found = agree(lambda x, t, s=stop, o=turned: picked_by_place(x, t, 4, s, o), real(2, 3, 5), LABELS.reshape(2, 3))
+        assert 4 not in starts(found)
+
+
 def cut_backward(ids, grad, start: int, stop: int, again: int):
     """The gradient of rows that a rank looks up, masked as the lookup was."""
     outside = (ids < start) | (ids >= stop)

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is absent: frameworks are not captured")
 
 from trainverify.frameworks.job import ALL_RANKS, corners
+from trainverify.frameworks.megatron_layout import Cut, boxes, flat_parts, whole_rows
 from trainverify.frameworks.shims import Shim, listed
 from trainverify.frameworks.torchtitan_shims import ALL_SHIMS
 from trainverify.frameworks.torchtitan_step import Facts
@@ -71,8 +72,11 @@ def test_without_the_framework(missing: str) -> None:
 
 def test_versions_known_to_work() -> None:
     """The table of the page, what `make frameworks` installs, and the extra of PyTorch are those of the code."""
-    rows = dict(re.findall(r"^\| (\w+) \| ([\d., ]+) \|$", (ROOT / "docs" / "torchtitan.md").read_text("utf-8"), re.MULTILINE))
-    assert rows == {**{n: ", ".join(v) for n, v in KNOWN.items()}, "torch": TORCH}
+    pages = {"torchtitan": "torchtitan.md", "megatron-core": "megatron.md"}
+    assert set(pages) == set(KNOWN)
+    for name, page in pages.items():
+        rows = dict(re.findall(r"^\| ([\w-]+) \| ([\d., ]+) \|$", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE))
+        assert rows == {name: ", ".join(KNOWN[name]), "torch": TORCH}
     make = (ROOT / "Makefile").read_text("utf-8")
     assert all(f"{n}=={v[-1]}" in make for n, v in KNOWN.items())
     assert f"torch=={TORCH}" in (ROOT / "pyproject.toml").read_text("utf-8")
@@ -89,3 +93,18 @@ def test_the_page_lists_every_shim() -> None:
     assert re.findall(r"^\| ([\w ]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", shims, re.MULTILINE)[1:] == [
         (s.name, s.replaces, s.why, f"no: {s.stays}" if s.stays else "yes") for s in ALL_SHIMS
     ]
+
+
+def test_the_page_of_megatron_lists_every_shim() -> None:
+    page = (ROOT / "docs" / "megatron.md").read_text("utf-8").partition("## Shims")[2]
+    assert re.findall(r"^\| ([\w ]+) \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)[1:] == [(s.name, s.replaces, s.why) for s in MEGATRON]
+
+
+def test_rows_that_a_sharded_optimizer_holds() -> None:
+    """A rank's rows 1 to 4 of 4, where ranks share both halves of 3 × 4 rows; elements 5 to 9 of rows of 3 that 2 ranks share."""
+    assert whole_rows((4, 5), (5, 20)) == (1, 4)
+    assert whole_rows((4, 5), (5, 19)) is None
+    assert boxes((4, 5), Cut(0, 2, 3, 1), (1, 4)) == [[[0, 0], [[3, 1, 1, 0], [0, 5, 1, 0]]], [[1, 0], [[8, 2, 1, 0], [0, 5, 1, 0]]]]
+    assert boxes((4, 5), Cut(1, 1, 3, 2), (1, 4)) == [[[0, 0], [[1, 3, 1, 0], [10, 5, 1, 0]]]]
+    assert flat_parts((4, 3), Cut(1, 1, 2, 1), (5, 9)) == [[0, 11, 1], [1, 15, 3]]
+    assert flat_parts((4, 3), Cut(None, 1, 2, 1), (5, 9)) == [[0, 5, 4]]

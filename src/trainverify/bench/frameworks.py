@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Final
 
 from rich.table import Table
 
-from trainverify.frameworks import torchtitan
+from trainverify.frameworks import megatron, torchtitan
 from trainverify.frameworks.job import Job, captured, judged
 from trainverify.frameworks.trust import checked
 from trainverify.ops import OPS
@@ -19,6 +20,10 @@ from trainverify.translate.targets import CaptureError
 _P: Final = "--parallelism"
 _DEBUG: Final = ("--config", "llama3_debugmodel")
 _1F1B: Final = (f"{_P}.pipeline_parallel_degree", "2", f"{_P}.pipeline_parallel_schedule", "1F1B", "--training.disable_cuda_graphs")
+_GPT: Final = ("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--vocab-size", "128", "--seq-length", "16")
+_TP: Final = ("--tensor-model-parallel-size", "2")
+_PACKAGES: Final = {"torchtitan": "torchtitan", "Megatron-core": "megatron"}
+_JOBS: Final = {"torchtitan": torchtitan.job, "Megatron-core": megatron.job}
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,14 @@ CASES: Final = (
     Case("torchtitan", "HSDP 2 × 2", (*_DEBUG, f"{_P}.data_parallel_replicate_degree", "2"), 4),
     Case("torchtitan", "PP 2, 1F1B", (*_DEBUG, *_1F1B), 2),
     Case("torchtitan", "Llama-3-8B, FSDP2 8 × TP 8 + SP", ("--config", "llama3_8b", f"{_P}.tensor_parallel_degree", "8"), 64, True),
+    Case("Megatron-core", "TP 2", (*_GPT, *_TP), 2),
+    Case("Megatron-core", "TP 2 + SP", (*_GPT, *_TP, "--sequence-parallel"), 2),
+    Case("Megatron-core", "DP 2", _GPT, 2),
+    Case("Megatron-core", "DP 2, distributed optimizer", (*_GPT, "--use-distributed-optimizer"), 2),
+    Case(
+        "Megatron-core", "DP 2 × TP 2 + SP, distributed optimizer", (*_GPT, *_TP, "--sequence-parallel", "--use-distributed-optimizer"), 4
+    ),
+    Case("Megatron-core", "PP 2, 1F1B", (*_GPT, "--pipeline-model-parallel-size", "2"), 2),
 )
 
 
@@ -78,13 +91,14 @@ def measured(case: Case, job: Job, tell: Callable[[str], None]) -> Row:
 
 
 def bench(long: bool, tell: Callable[[str], None]) -> Iterator[Row]:
-    """Cases of frameworks that are installed; of others, and of those that cannot be captured, the reason."""
+    """Cases of frameworks that are installed; if none is, all are refused, with what to install."""
+    installed = {f for f, package in _PACKAGES.items() if importlib.util.find_spec(package) is not None} or set(_PACKAGES)
     for case in CASES:
-        if case.long and not long:
+        if case.framework not in installed or (case.long and not long):
             continue
         tell(f"{case.framework}, {case.text}")
         try:
-            yield measured(case, torchtitan.job(case.options, case.world), tell)
+            yield measured(case, _JOBS[case.framework](case.options, case.world), tell)
         except CaptureError as error:
             yield Row(case.framework, case.text, "UNKNOWN", str(error), 0, 0, case.world, 0.0, 0.0, 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-KNOWN: Final = {"torchtitan": ("0.3.0",)}
+KNOWN: Final = {"torchtitan": ("0.3.0",), "megatron-core": ("0.16.1",)}
 TORCH: Final = "2.13.0"
 
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,8 @@ class Session:
         self.used: dict[str, Source | None] = {}
         self.named: list[Named] = []
         self.by_tensor: dict[int, str] = {}
+        self.said: dict[str, Described] = {}  # how tensors lie of which an adapter says it
+        self.shapes: dict[str, list[int]] = {}  # of gradients that an optimizer holds in another shape
         self.loss: torch.Tensor | None = None
         self.inputs: dict[str, torch.Tensor] = {}
         self.trained: set[str] = set()
@@ -105,12 +107,15 @@ class Session:
         for module in found.modules.values():
             self.lines.name_modules(module)
         self.named = list(tensors_of(found.modules))
-        names = {id(n.tensor): n.name for n in self.named}
+        names = {id(n.tensor): n.name for n in self.named} | {id(t): n for t, n in found.shards}
+        self.said = dict(found.placed)
         for optimizer in found.optimizers:
-            self.named += list(preset(optimizer, lambda p: names.get(id(p))))
+            self.named += [_shaped(n, found) for n in preset(optimizer, lambda p: names.get(id(p)))]
             for group in optimizer.param_groups:
                 self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
             self.counts |= dict(counted(optimizer, names))
+        self.said |= _inherited(found, self.named)
+        self.shapes = {n: place["shape"] for n, place in found.held.items() if "shape" in place}
         self.by_tensor = names
         made = {n: self._input(n) for n in self.batch} if inputs is None else inputs
         t = self.translator
@@ -184,6 +189,8 @@ class Session:
     def note_gradient(self, name: str, grad: torch.Tensor) -> None:
         self.translator.emitter.place = self.lines.here()
         self.used.setdefault(name, self.translator.emitter.place.source)
+        if name in self.shapes:
+            grad = grad.view(self.shapes[name])
         self.gradients.setdefault(name, (self.translator.read(local(grad)), grad))
 
     # -- after the step ---------------------------------------------------------------------------------------------------
@@ -230,14 +237,14 @@ class Session:
             if n.name not in self.gradients and n.tensor.grad is not None:
                 self.note_gradient(n.name, n.tensor.grad)
         for n in self.named:
-            place = described(n.tensor)
+            place = described(n.tensor) or self.said.get(n.name)
             if place is not None:
                 captured_placed[n.name] = place
         for n in parameters:
             if n.name in self.gradients:
                 value, grad = self.gradients[n.name]
                 made = report(value, "gradient", n.name, f"gradient of {n.name}")
-                place = described(grad)
+                place = described(grad) or self.said.get(f"gradient of {n.name}")
                 if made is not None and place is not None:
                     captured_placed[f"gradient of {n.name}"] = place
         for key, metric in metrics.items():
@@ -310,6 +317,19 @@ class Session:
         return list(dict.fromkeys(found))
 
 
+def _shaped(n: Named, found: Found) -> Named:
+    """A state in the shape that an adapter says it has."""
+    shape = found.held.get(n.of or "", {}).get("shape")
+    return n if shape is None else replace(n, tensor=n.tensor.view(shape))
+
+
+def _inherited(found: Found, named: Sequence[Named]) -> dict[str, Described]:
+    """How gradients and states lie, as an adapter says it of their parameters."""
+    said = {**found.placed, **found.held}
+    states = {n.name: said[n.of] for n in named if n.of in said}
+    return {**states, **{f"gradient of {p}": place for p, place in said.items()}}
+
+
 def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:
     """Random values of a batch tensor: the rank's part of those that the reference gets."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -364,6 +384,8 @@ def capture(
     session.lines.wrappers.install()
     if rank is not None:
         start_group(session.talk, rank, world, store=store)
+    elif getattr(build, "grouped", False):
+        start_group(session.talk, 0, 1, store=None if store is None else f"{store}.alone")
     handles = session.lines.hooks()
     fake = FakeTensorMode(allow_non_fake_inputs=True) if store is None else contextlib.nullcontext()
     with fake, session.recorder:

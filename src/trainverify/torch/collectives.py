@@ -15,6 +15,7 @@ from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.torch.agreement import Ledger, Said, call_of, lying
+from trainverify.torch.buffers import Group, gathered_apart, pieces_of, reduced_to_owners
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart, uncut
 from trainverify.torch.translate import Translator, key_of, type_of, view_of
@@ -42,14 +43,6 @@ def _dense(tensors: Sequence[torch.Tensor], contiguous: bool) -> None:
     for t in tensors:
         if not t.is_contiguous() and (contiguous or not is_dense(view_of(t))):
             raise Unmapped(f"a tensor {list(t.shape)} with strides {list(t.stride())}, which is not contiguous")
-
-
-@dataclass(frozen=True)
-class Group:
-    """A process group by its members, in order. Groups with the same members are told apart by number."""
-
-    name: str
-    members: tuple[int, ...]
 
 
 def group_name(members: tuple[int, ...], number: int) -> str:
@@ -334,9 +327,18 @@ class Talk:
     def all_gather_single(self, group: Group, output: torch.Tensor, x: torch.Tensor) -> Flight:
         def make() -> list[Value]:
             self.contiguous(x, output)
+            if (places := self.places(output, len(group.members))) is not None:
+                return [gathered_apart(self.translator.emitter, group, self.rank, self.translator.named(x), places)]
             return [self.gathered(group, x, type_of(output).shape)]
 
         return self.guarded([x], [output], make, "all_gather", group, f"gathering all of {lying(x)}")
+
+    def places(self, output: torch.Tensor, n: int) -> list[int] | None:
+        """Where parameters begin and end in a flat buffer of several; None for any other tensor."""
+        step, view = self.translator.step, view_of(output)
+        bounds = step.bounds.get(key_of(output), set()) if step is not None else set()
+        inside = sorted(b - view.offset for b in bounds if view.offset <= b <= view.stop)
+        return inside if n > 1 and output.ndim == 1 and len(inside) > 2 else None
 
     def scattered(self, group: Group, name: str, shape: tuple[int, ...], op: str) -> str:
         """The sum over members, cut in memory order: the own block in this shape."""
@@ -355,6 +357,9 @@ class Talk:
             self.contiguous(x, output)
             ours, factor = self.reduction(op)
             name = self.premultiplied(self.translator.named(x), factor)
+            e, kept = self.translator.emitter, self.translator.step is not None and key_of(x) in self.translator.step.before
+            if kept and len(group.members) > 1 and (places := pieces_of(e, name)) is not None:
+                return [reduced_to_owners(e, group, self.rank, name, places, ours)]
             return [self.scattered(group, name, type_of(output).shape, ours)]
 
         return self.guarded([x], [output], make, "reduce_scatter", group, f"reducing {_way(op)} parts of {lying(output)}")

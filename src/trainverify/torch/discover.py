@@ -22,6 +22,9 @@ DEPTH: Final = 4
 class Found:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)  # by the name of the variable
     optimizers: list[Optimizer] = field(default_factory=list)
+    placed: dict[str, dict[str, Any]] = field(default_factory=dict)  # parameter → how it lies, if an adapter says it
+    held: dict[str, dict[str, Any]] = field(default_factory=dict)  # likewise its gradient and states, where they lie in another way
+    shards: list[tuple[torch.Tensor, str]] = field(default_factory=list)  # what an optimizer updates instead of a parameter, and its name
 
 
 @dataclass(frozen=True)

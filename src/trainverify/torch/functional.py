@@ -9,8 +9,9 @@ import torch
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from trainverify.torch.agreement import lying
+from trainverify.torch.buffers import Group
 from trainverify.torch.calls import kind_of
-from trainverify.torch.collectives import FUNCTIONAL, Flight, Group, Talk
+from trainverify.torch.collectives import FUNCTIONAL, Flight, Talk
 from trainverify.torch.translate import flat, key_of, type_of
 from trainverify.torch.values import Unmapped, Value
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainverify.graph.lineage import Form, Layout, Partial, Parts, Placement, Placements, Shard, layout
+from trainverify.graph.lineage import Form, Layout, Part, Partial, Parts, Placement, Placements, Run, Shard, layout
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Program
 from trainverify.torch.inputs import Batch, Spelling, lies
@@ -53,7 +53,18 @@ class Axes:
         return tuple(a for a in found if self.mesh.length(a) > 1)
 
 
-def form_of(place: Described, axes: Axes) -> Placements:
+def form_of(place: Described, axes: Axes, rank: int) -> Form:
+    """What is known of a tensor of one rank as a form."""
+    if "pattern" in place:
+        return layout("", str(place["pattern"])).form
+    if "flat" in place:
+        return Parts(((rank, tuple(Part((at,), (Run(start, count),), flat=True) for at, start, count in place["flat"])),))
+    if "boxes" in place:
+        return Parts(((rank, tuple(Part(tuple(at), tuple(Run(*run) for run in runs)) for at, runs in place["boxes"])),))
+    return placements_of(place, axes)
+
+
+def placements_of(place: Described, axes: Axes) -> Placements:
     """DTensor placements in our order: a strided shard comes after the shards to its right that it strides over."""
     placed: list[tuple[str, Placement]] = []
     later: list[tuple[str, Placement]] = []
@@ -116,7 +127,7 @@ class Lineages:
     def form(self, h: Held, name: str, local: str) -> Form:
         """How a source lies on one rank."""
         if name in h.placed:
-            return form_of(h.placed[name], self.axes)
+            return form_of(h.placed[name], self.axes, h.rank)
         shape, whole = h.program.tensors[local].shape, self.logical.tensors[name].shape
         base = next((p for p in self.logical.parameters if name == p or name.startswith(p + ".")), name)
         said = cut_of(base, self.cuts)
@@ -149,8 +160,12 @@ class Lineages:
     def joined(self, logical: str, local: str, held: Mapping[int, Form]) -> Iterator[Layout]:
         """Ranks with equal forms in one layout."""
         by_form: dict[Form, list[int]] = {}
+        explicit = tuple(part for form in held.values() if isinstance(form, Parts) for part in form.by_rank)
+        if explicit:
+            yield Layout(logical, local, Parts(explicit))
         for rank, form in held.items():
-            by_form.setdefault(form, []).append(rank)
+            if not isinstance(form, Parts):
+                by_form.setdefault(form, []).append(rank)
         for form, ranks in by_form.items():
             if len(ranks) == self.mesh.size:
                 yield Layout(logical, local, form)
@@ -183,7 +198,7 @@ class Lineages:
                 local, place = h.program.output("gradient", name), h.placed.get(f"gradient of {name}")
                 if local is None:
                     continue
-                form: Form = form_of(place, self.axes) if place is not None else self.form(h, name, name)
+                form: Form = form_of(place, self.axes, h.rank) if place is not None else self.form(h, name, name)
                 if is_partial(form):
                     partial.add(name)
                 differs = differs or form != self.form(h, name, name)

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work as _Work
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainverify.torch.collectives import Flight, Group, Talk
+from trainverify.torch.buffers import Group
+from trainverify.torch.collectives import Flight, Talk
 from trainverify.torch.discover import NotSupported
 
 BACKEND: Final = "trainverify"

@@ -5,6 +5,7 @@
 - a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
 - integers that count on from 0, plus a literal, count on from there
 - a slice of a concatenation that begins and ends between pieces is the concatenation of these; a concatenation of others is one
+- a number added to a flat concatenation, or multiplied with it, goes to its pieces
 - blocks of what ranks gathered, side by side along another dimension, are a dimension that moves there
 - an embedding that masks ids outside its rows is an embedding of the rows from there on; likewise labels of a cut vocabulary
 """
@@ -50,6 +51,8 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return _of_pieces(e, first, attrs)
     if name == "concat":
         return _side_by_side(e, inputs, attrs["dim"]) or _flattened(e, inputs, attrs["dim"])
+    if name in _BY_VALUE and len(inputs) == 1 and len(e.shape(str(first))) == 1 and len(pieces := _pieces(e, first, 0)) > 1:
+        return e.op("concat", [e.op(name, (p,), attrs) for p in pieces], {"dim": 0})
     if name in ("add", "sub") and len(inputs) == 1:
         return _counted(e, name, first, attrs)
     if name == "where" and len(inputs) == 3:

@@ -217,6 +217,10 @@ class _Sample:
     def _placed(self, name: str, kind: _Kind, rank: int) -> dict[str, Any]:
         """How a tensor lies on a rank: as on the captured ones, along its own groups."""
         said = [c.placed.get(name) for c in kind.ranks]
+        if said[0] is not None and "pattern" in said[0] and all(s == said[0] for s in said):
+            return said[0]
+        if any(s is not None and "axes" not in s for s in said):
+            raise NoSample(f"{name} lies on every captured rank in a way of its own")
         shown = {tuple((self._axes_of(tuple(ranks)), text) for ranks, text in s["axes"]) for s in said if s is not None}
         if len(shown) != 1 or None in said or any(a is None for a, _ in next(iter(shown))):
             raise NoSample(f"{name} does not lie on all captured ranks in the same way")

@@ -75,6 +75,7 @@ class Step:
     strays: dict[int, Source | None] = field(default_factory=dict)  # older storages, no sources, that the step writes
     written: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of these, which elements
     numbered: dict[int, str] = field(default_factory=dict)  # storage of a small known tensor that has a name → its name
+    bounds: dict[int, set[int]] = field(default_factory=dict)  # storage → where sources begin and end in it
 
     def carried(self, key: int, reads: Sequence[tuple[int, int]]) -> bool:
         """Whether a step reads what the step before it wrote."""
@@ -227,6 +228,7 @@ class Translator:
         self.memory.write(key, view_of(t), type_of(t).dtype, name)
         if self.step is not None:
             self.step.sources[key] = name
+            self.step.bounds.setdefault(key, set()).update((view_of(t).offset, view_of(t).stop))
 
     def forget(self, key: int) -> None:
         self._known.pop(key, None)

@@ -28,16 +28,15 @@ def masked_lookup(e: Emitter, inputs: Sequence[str | None]) -> str | None:
         if cut is None or not cut.masks(e, mask):
             return None
         return e.op("embedding", (cut.ids, weight), {"start": cut.start})
-    if op.name == "reshape":
-        op = e.made.get(op.inputs[0])
+    op = e.made.get(in_order(e, found))
     if op is None or op.name != "take_along_dim":
         return None
     scores, column = op.inputs
     shape = e.shape(str(scores))
     if op.get("dim") not in (-1, len(shape) - 1) or e.shape(str(column)) != (*shape[:-1], 1):
         return None
-    cut = shifted(e, column, shape[-1]) or shifted(e, unfolded(e, column), shape[-1])
-    if cut is None or e.shape(str(mask)) != e.shape(str(found)) or cut.outside not in (mask, unfolded(e, mask)):
+    cut = shifted(e, in_order(e, column), shape[-1])
+    if cut is None or e.shape(str(mask)) != e.shape(str(found)) or in_order(e, cut.outside) != in_order(e, mask):
         return None
     hot = e.reshape(one_hot(e, cut.ids, cut.start, shape[-1], e.tensors[str(scores)].dtype), shape)
     letters = "abcdefgh"[: len(shape) - 1]
@@ -112,7 +111,7 @@ def hot_times(e: Emitter, column: str | None, value: str | None, shape: tuple[in
     """one_hot(ids)·value; with value 1 − outside or outside − 1 at masked ids it is ±one_hot(ids, start)."""
     assert value is not None
     ids, dtype = unfolded(e, column), e.tensors[value].dtype
-    cut, less = shifted(e, ids, shape[-1]), e.made.get(value)
+    cut, less = shifted(e, in_order(e, ids), shape[-1]), e.made.get(value)
     sign = 0
     if cut is not None and less is not None and less.name == "sub":
         if len(less.inputs) == 1 and less.get("value") == 1 and _casts(e, less.inputs[0], cut.outside):
@@ -159,7 +158,7 @@ def _clamped_backward(e: Emitter, ids: str, masked: Op, count: int, spec: str) -
 
 def _casts(e: Emitter, name: str | None, mask: str) -> bool:
     op = e.made.get(name)
-    return op is not None and op.name == "to" and op.inputs[0] == mask
+    return op is not None and op.name == "to" and in_order(e, op.inputs[0]) == in_order(e, mask)
 
 
 def _is_one(e: Emitter, name: str | None) -> bool:
@@ -208,6 +207,13 @@ def unfolded(e: Emitter, column: str | None) -> str | None:
     if op is not None and op.name == "reshape" and e.shape(str(column)) == (*e.shape(str(op.inputs[0])), 1):
         return op.inputs[0]
     return column
+
+
+def in_order(e: Emitter, name: str | None) -> str | None:
+    """The tensor that another has the elements of, in the same order."""
+    while (op := e.made.get(name)) is not None and op.name == "reshape":
+        name = op.inputs[0]
+    return name
 
 
 def is_zero(e: Emitter, name: str | None) -> bool:

@@ -15,11 +15,13 @@ def product(a: Arguments) -> str:
     return a.e.op("matmul", (a.tensor("self"), a.tensor(other)))
 
 
-def _added(a: Arguments, x: str, product: str, beta: Number, alpha: Number) -> str:
+def _added(a: Arguments, product: str, beta: Number, alpha: Number) -> str:
     if alpha != 1:
         product = a.e.op("mul", (product,), {"value": alpha})
-    if beta == 0:  # what x holds does not matter then, not even where it is no number
+    if beta == 0:  # PyTorch does not read `self` then: it may be memory that was never written
+        a.ignore("self")
         return product
+    x = a.tensor("self")
     if beta != 1:
         x = a.e.op("mul", (x,), {"value": beta})
     return a.e.op("add", (product, x))
@@ -28,10 +30,10 @@ def _added(a: Arguments, x: str, product: str, beta: Number, alpha: Number) -> s
 @row("aten::addmm")
 def addmm(a: Arguments) -> str:
     made = a.e.op("matmul", (a.tensor("mat1"), a.tensor("mat2")))
-    return _added(a, a.tensor("self"), made, a.number("beta"), a.number("alpha"))
+    return _added(a, made, a.number("beta"), a.number("alpha"))
 
 
 @row("aten::baddbmm")
 def baddbmm(a: Arguments) -> str:
     made = a.e.op("matmul", (a.tensor("batch1"), a.tensor("batch2")))
-    return _added(a, a.tensor("self"), made, a.number("beta"), a.number("alpha"))
+    return _added(a, made, a.number("beta"), a.number("alpha"))
