@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="PyTorch is absent: frameworks are not captu
 
 from trainverify.frameworks.job import ALL_RANKS, corners
 from trainverify.frameworks.megatron_layout import Cut, boxes, flat_parts, whole_rows
+from trainverify.frameworks.megatron_shims import SHIMS as MEGATRON
 from trainverify.frameworks.shims import Shim, listed
 from trainverify.frameworks.torchtitan_shims import ALL_SHIMS
 from trainverify.frameworks.torchtitan_step import Facts
