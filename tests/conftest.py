@@ -11,10 +11,43 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Modules with many cases of one sort: the suite has every third of them, `make campaign` all (so has `-m ""`).
+EVERY_THIRD = frozenset(
+    {
+        "evaluate/test_choices.py",
+        "evaluate/test_rank_values.py",
+        "nnscaler/test_faults.py",
+        "prove/staged/test_llama.py",
+        "tools/test_campaign.py",
+        "verdicts/test_counts.py",
+        "zoo/parallel/test_capacity.py",
+        "zoo/parallel/test_clips.py",
+        "zoo/parallel/test_context_planted.py",
+        "zoo/parallel/test_experts_planted.py",
+        "zoo/parallel/test_flat_planted.py",
+        "zoo/parallel/test_planted.py",
+        "zoo/parallel/test_zero_plans.py",
+        "zoo/parallel/test_zoo_bugs.py",
+    }
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    seen: Counter[str] = Counter()
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.path.relative_to(here).as_posix() in EVERY_THIRD:
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % 3:
+                item.add_marker(pytest.mark.long)
+            seen[name] += 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
