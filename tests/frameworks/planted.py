@@ -71,7 +71,7 @@ EDITS: Final = (
         "offset = dist.get_rank(tp_pg) * chunk_size",
         "offset = (dist.get_rank(tp_pg) + 1) % tp_size * chunk_size",
         TENSOR,
-        "torchtitan/models/llama3/model.py",  # where the wrong rows are used, not where they are made
+        "torchtitan/models/common/embedding.py",
     ),
     Edit(
         "labels of micro-batches in the wrong order",

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-pytest.importorskip("torchtitan", reason="torchtitan is absent: make frameworks has an environment with it")
+torchtitan = pytest.importorskip("torchtitan", reason="torchtitan is absent: make frameworks has an environment with it")
 
-from frameworks.planted import DATA, EDITS, HYBRID, PIPELINE, TENSOR, Edit
+from frameworks.planted import DATA, EDITS, HYBRID, PIPELINE, TENSOR, Edit  # noqa: E402
+from frameworks.running import edited, refuted_there, verdict  # noqa: E402
 
 SOURCES = Path(__file__).parent / "sources"
-SMALL = ("--module", "small_llama", "--config", "two_layers")
-
-
-def verdict(*options: str, more: Path | None = None, cwd: Path) -> dict[str, Any]:
-    paths = [str(SOURCES), *([str(more)] if more else []), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "XDG_CACHE_HOME": str(cwd)}
-    command = [sys.executable, "-m", "trainverify", "torchtitan", *SMALL, *options, "--accept-shims", "--json", "--points", "1"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment, timeout=900)
-    assert found.stdout, found.stderr[-2000:]
-    report: dict[str, Any] = json.loads(found.stdout)
-    return report
+SMALL = ("torchtitan", "--module", "small_llama", "--config", "two_layers")
 
 
 @pytest.mark.parametrize("options", [DATA, TENSOR, (*TENSOR, "--world-size", "4"), HYBRID, PIPELINE], ids=" ".join)
 def test_proved(options: tuple[str, ...], tmp_path: Path) -> None:
-    report = verdict(*options, cwd=tmp_path)
+    report = verdict((*SMALL, *options), [SOURCES], tmp_path)
     assert report["verdict"] == "PROVED", report["reason"]
     assert "shims" in report["reason"]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.name)
 def test_refuted(edit: Edit, tmp_path: Path) -> None:
-    """REFUTED, at a line of the framework's."""
-    import torchtitan
-
-    folder = tmp_path / "site-packages"
-    shutil.copytree(Path(torchtitan.__file__).parent, folder / "torchtitan", ignore=shutil.ignore_patterns("__pycache__"))
-    path = folder / "torchtitan" / edit.path
-    before, found, after = path.read_text("utf-8").rpartition(edit.old)
-    assert found
-    path.write_text(before + edit.new + after, "utf-8")
-    report = verdict(*edit.options, more=folder, cwd=tmp_path)
-    assert report["verdict"] == "REFUTED", report["reason"]
-    assert edit.file in json.dumps(report["first_wrong"])
+    folder = edited(torchtitan, edit, tmp_path / "site-packages")
+    refuted_there(verdict((*SMALL, *edit.options), [SOURCES, folder], tmp_path), edit)

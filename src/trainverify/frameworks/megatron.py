@@ -116,14 +116,11 @@ def _model(given: Mapping[str, Any], config: Any, stage: int | None) -> Any:
     specs = _module("models.gpt.gpt_layer_specs")
     pipeline = state.get_pipeline_model_parallel_group()
     chunks = config.virtual_pipeline_model_parallel_size
-    if config.num_moe_experts:
-        spec = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization, vp_stage=stage)
-    else:
-        spec = specs.get_gpt_layer_local_spec(
-            qk_layernorm=config.qk_layernorm,
-            multi_latent_attention=config.multi_latent_attention,
-            normalization=config.normalization,
-        )
+    spec = specs.get_gpt_layer_local_spec(
+        qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=config.multi_latent_attention,
+        normalization=config.normalization,
+    )
     first, last = utils.is_pp_first_stage(pipeline), utils.is_pp_last_stage(pipeline)
     if stage is not None:
         first, last = first and stage == 0, last and stage == chunks - 1
@@ -258,8 +255,7 @@ def _found(config: Any, models: list[Any], optimizer: Any) -> Found:
     """The parameters by the names of the whole model, and how they lie."""
     state = _module("parallel_state")
     ranks, rank = state.get_tensor_model_parallel_world_size(), state.get_tensor_model_parallel_rank()
-    experts = (config.num_moe_experts or 0) // config.expert_model_parallel_size * state.get_expert_model_parallel_rank()
-    model = whole(models, experts)
+    model = whole(models)
     gated = bool(config.gated_linear_unit)
     inner = [o.optimizer for o in getattr(optimizer, "chained_optimizers", [optimizer]) if o.optimizer is not None]
     own = list(shards(optimizer, model))

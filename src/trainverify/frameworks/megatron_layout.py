@@ -17,7 +17,7 @@ _GATED: Final = ".linear_fc1."  # gate and input of a gated layer, one after the
 _BY_HEAD: Final = "softmax_offset"  # cut as `DotProductAttention.sharded_state_dict` says; it has no attribute that says it
 
 
-def whole(models: Sequence[Any], first_expert: int = 0) -> nn.Module:
+def whole(models: Sequence[Any]) -> nn.Module:
     """The chunks of a rank as one module, with the names that the whole model has on one device."""
     made, decoder = nn.Module(), nn.Module()
     decoder.layers = nn.ModuleDict()
@@ -26,7 +26,7 @@ def whole(models: Sequence[Any], first_expert: int = 0) -> nn.Module:
         for name, child in model.named_children():
             if name == "decoder":
                 for layer in child.layers:
-                    decoder.layers[str(layer.layer_number - 1)] = _experts_renamed(layer, first_expert)
+                    decoder.layers[str(layer.layer_number - 1)] = layer
                 for n, c in child.named_children():
                     if n != "layers":
                         setattr(decoder, n, c)
@@ -35,21 +35,6 @@ def whole(models: Sequence[Any], first_expert: int = 0) -> nn.Module:
                 made.embedding.word_embeddings = child  # this stage's copy of the weight that the first one looks words up in
             else:
                 setattr(made, name, child)
-    return made
-
-
-def _experts_renamed(layer: Any, first: int) -> Any:
-    experts = getattr(getattr(layer.mlp, "experts", None), "local_experts", None)
-    if experts is None or not first:
-        return layer
-    made = nn.Module()
-    for n, c in layer.named_children():
-        setattr(made, n, c)
-    made.mlp = nn.Module()
-    for n, c in layer.mlp.named_children():
-        setattr(made.mlp, n, c)
-    made.mlp.experts = nn.Module()
-    made.mlp.experts.local_experts = nn.ModuleDict({str(first + i): e for i, e in enumerate(experts)})
     return made
 
 
