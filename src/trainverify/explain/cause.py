@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from fractions import Fraction
 from typing import Final
 
 from trainverify.graph.program import Op
@@ -88,3 +90,42 @@ def of_dropped(op: Op) -> Cause | None:
     if name in OPTIMIZERS:
         return Cause.OPTIMIZER_SETTING
     return Cause.WRONG_FACTOR if name in SCALES else None
+
+
+def of_changes(mine: Sequence[Op], theirs: Sequence[Op]) -> Cause | None:
+    """What is wrong with ops that should be others: of sums what they add how often, else the first op."""
+    if not mine or not theirs:
+        return of_dropped(mine[0]) if mine else None
+    made = theirs[-1].outputs
+    found, wanted = (_terms(ops).get(made[0]) if made else None for ops in (mine, theirs))
+    if found is None or wanted is None or found == wanted:
+        return of_change(mine[0], theirs[0])
+    scaled = any(base_name(op) in SCALES for op in (*mine, *theirs))
+    if found.keys() == wanted.keys() and len({found[t] / wanted[t] for t in wanted}) == 1 and scaled:
+        return Cause.WRONG_FACTOR
+    if found.keys() < wanted.keys() and all(wanted[t] == n for t, n in found.items()):
+        return Cause.LOST_CONTRIBUTION
+    if found.keys() == wanted.keys() and all((found[t] / n).denominator == 1 and found[t] / n >= 1 for t, n in wanted.items()):
+        return Cause.COUNTED_TWICE
+    return of_change(mine[0], theirs[0])
+
+
+def _terms(ops: Sequence[Op]) -> Mapping[str, Mapping[str, Fraction]]:
+    """What ops add up, by the tensors they make: how often each tensor, or result of another op, is in it."""
+    known: dict[str, Mapping[str, Fraction]] = {}
+    for op in ops:
+        if len(op.outputs) != 1:
+            continue
+        given = [known.get(i, {i: Fraction(1)}) for i in op.inputs if i]
+        factor = op.get("value")
+        if op.name == "add" and factor is None:
+            terms = {t: sum((g.get(t, Fraction(0)) for g in given), Fraction(0)) for g in given for t in g}
+        elif op.name == "identity":
+            terms = dict(given[0])
+        elif op.name in ("mul", "div") and len(given) == 1 and isinstance(factor, int | Fraction) and factor:
+            by = Fraction(factor) if op.name == "mul" else 1 / Fraction(factor)
+            terms = {t: n * by for t, n in given[0].items()}
+        else:
+            terms = {f"{op.name}{op.inputs}{op.attrs}": Fraction(1)}
+        known[op.outputs[0]] = terms
+    return known

@@ -15,7 +15,7 @@ import numpy as np
 from trainverify.check.validate import validate
 from trainverify.evaluate.sample import predicted
 from trainverify.evaluate.small import Small, Step
-from trainverify.explain.cause import Cause, of_change, of_dropped
+from trainverify.explain.cause import Cause, of_changes
 from trainverify.explain.place import Place
 from trainverify.graph.plan import Edit, Groups, Plan, Template
 from trainverify.graph.program import CALL, Op, Program, Ref, Value, bind
@@ -51,9 +51,7 @@ class Odd:
 
     @property
     def category(self) -> Cause | None:
-        if not self.theirs:
-            return of_dropped(self.mine[0])
-        return of_change(self.mine[0], self.theirs[0]) if self.mine else None
+        return of_changes(self.mine, self.theirs)
 
     def place(self, after: str) -> Place:
         """`after` says what holds when the rank does as the others do."""

@@ -114,21 +114,24 @@ def stable(case: Case, small: Small, wrong: list[Suspect], point: PointName) -> 
 def beside_full_size(case: Case, small: Small, wrong: list[Suspect], point: PointName) -> tuple[Report | None, list[Suspect]]:
     """What differs at reduced sizes, at full size: a report, or what is left to be decided at reduced sizes.
 
-    A plan of up to four million elements is run as it is. A larger one is evaluated on classes: what differs there is refuted.
+    A plan of up to four million elements is run as it is. If no literal can count what was reduced and nothing was proved, reduced sizes
+    decide. Else a larger plan is evaluated on classes: what differs there is refuted.
     What does not is left only if no literal can count what was reduced, or if it differs however such literals are read; else a proof
     stands, and without one there is no verdict.
     """
     if case.full_size(budgets.LOCATED) is not None:
         raise AtFullSize(small, wrong, point)
-    by, seen = case.by_classes, None
     several = list(dict.fromkeys(s.obligation for s in wrong))
+    literal = counting(case.system, small)
+    if literal is None and not any(o in case.proof.proved for o in several):
+        return None, wrong
+    by, seen = case.by_classes, None
     if by is not None:
         case.progress("evaluating at full size, on classes")
         for some in ([case.soonest(several)], several):
             seen = by.seen(some, any(o in case.proof.failed for o in some), point)
             if seen.differs and (difference := by.decide(seen)[1]) is not None:
                 return refuted(case, small, wrong, difference, scope=CLASSES), []
-    literal = counting(case.system, small)
     if literal is None:  # a proof stands if it is an operator's own count that differs
         proved = {o for o in several if case.proof.proved.get(o, ("", ""))[1] == FULL_SIZE}
         stands = proved - case.sizes.everywhere(proved, point) if proved else set()
