@@ -167,9 +167,9 @@ def distance(got: Array, want: Array) -> float:
     return float(gap) / scale if np.isfinite(gap) else float("inf")
 
 
-def worst(logical: Program, plan: Plan, seed: int = 0) -> tuple[float, str]:
-    """The largest relative difference of any required output on any rank, and its name."""
-    for magnitude in MAGNITUDES:  # smaller inputs where the logical program overflows
+def worst(logical: Program, plan: Plan, seed: int = 0, times: float = 1.0) -> tuple[float, str]:
+    """The largest relative difference of a required output on any rank, and its name; at inputs `times` as large, if it has values then."""
+    for magnitude in (*((times,) if times > 1 else ()), *MAGNITUDES):  # smaller inputs where the logical program overflows
         given = inputs(logical, seed, magnitude)
         with np.errstate(all="ignore"):
             want = run_logical(logical, given)
