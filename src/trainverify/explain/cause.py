@@ -93,21 +93,24 @@ def of_dropped(op: Op) -> Cause | None:
 
 
 def of_changes(mine: Sequence[Op], theirs: Sequence[Op]) -> Cause | None:
-    """What is wrong with ops that should be others: of sums what they add how often, else the first op."""
+    """What is wrong with ops that should be others: of sums what they add how often, else the op that makes the same tensor."""
     if not mine or not theirs:
         return of_dropped(mine[0]) if mine else None
     made = theirs[-1].outputs
+    same = next((op for op in mine if made and made[0] in op.outputs), mine[0])
+    if sum(op.name in SUMS for op in mine) > sum(op.name in SUMS for op in theirs) > 0:
+        return Cause.EXTRA_REDUCTION
     found, wanted = (_terms(ops).get(made[0]) if made else None for ops in (mine, theirs))
     if found is None or wanted is None or found == wanted:
-        return of_change(mine[0], theirs[0])
+        return of_change(same, theirs[-1])
     scaled = any(base_name(op) in SCALES for op in (*mine, *theirs))
-    if found.keys() == wanted.keys() and len({found[t] / wanted[t] for t in wanted}) == 1 and scaled:
+    if found.keys() == wanted.keys() and scaled:
         return Cause.WRONG_FACTOR
     if found.keys() < wanted.keys() and all(wanted[t] == n for t, n in found.items()):
         return Cause.LOST_CONTRIBUTION
     if found.keys() == wanted.keys() and all((found[t] / n).denominator == 1 and found[t] / n >= 1 for t, n in wanted.items()):
         return Cause.COUNTED_TWICE
-    return of_change(mine[0], theirs[0])
+    return of_change(same, theirs[-1])
 
 
 def _terms(ops: Sequence[Op]) -> Mapping[str, Mapping[str, Fraction]]:

@@ -19,7 +19,7 @@ from trainverify.evaluate.compare import Suspect, held, places
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Small, Step
 from trainverify.explain.cause import Cause
-from trainverify.explain.fingerprints import TINY, TOLERANCE, contained, telling
+from trainverify.explain.fingerprints import TINY, Index, contained, telling
 from trainverify.explain.place import Known, Place
 from trainverify.explain.watch import NO_LIMIT, Watch
 from trainverify.graph.mesh import Mesh
@@ -129,21 +129,15 @@ class Locator:
                 arrays.append(array)
                 probes.append(plain[0])
         found: list[set[str]] = [set() for _ in keys]
-        names = list(self.known)
-        every = np.concatenate([k.sorted for k in self.known.values()]) if names else np.empty(0)
-        owners = np.repeat(np.arange(len(names)), [len(k.sorted) for k in self.known.values()])
-        order = np.argsort(every, kind="stable")
-        every, owners = every[order], owners[order]
+        index = Index({n: self.logical[n] for n in self.known})
         probe = np.asarray(probes)
         for f in map(float, self.factors):
-            width = TOLERANCE * np.abs(probe * f)
-            low, high = np.searchsorted(every, probe * f - width), np.searchsorted(every, probe * f + width, side="right")
-            for i in np.flatnonzero(high > low).tolist():
-                self.watch.look()
-                for name in [names[n] for n in np.unique(owners[low[i] : high[i]])]:
-                    if name not in found[i] and self.known[name].holds(arrays[i] * f).all():
-                        found[i].add(name)
-                        self._share.setdefault((name, f), []).append(arrays[i] * f)
+            self.watch.look()
+            hits = np.flatnonzero(index.look(probe * f) >= 0).tolist()
+            for i, names in zip(hits, index.common([arrays[i] * f for i in hits]), strict=True):
+                for name in names - found[i]:
+                    found[i].add(name)
+                    self._share.setdefault((name, f), []).append(arrays[i] * f)
         return {key: frozenset(names) for key, names in zip(keys, found, strict=True)}
 
     def _computed(self, name: str) -> bool:

@@ -41,6 +41,7 @@ from trainverify.ops.table import OpTable
 MOST_RUNS, MOST_OF_A_KIND, MOST_BY_LINE = 25_000, 6_000, 120_000  # ops run again, over all repairs
 NOISE = 1e-12  # of values that are zero but for rounding, which differs from processor to processor
 MOST_PAIRS = 12  # of micro-batches, and of programs, that are compared
+AT_ONCE = 500  # tensors that are looked up in logical ones together
 NEAREST = 6  # tensors that are right already, looked at first
 LINEAR = frozenset(
     {"identity", "add", "all_reduce", "reduce_scatter", "all_gather", "reshape", "transpose", "send", "recv", "slice", "concat"}
@@ -580,11 +581,13 @@ class Search:
     def _healthy(self) -> set[Node]:
         """Tensors that are a part of a logical one, and what adds up to such by moving and summing only."""
         prints = Fingerprints([p.logical for p in self.points])
+        nodes = list(dict.fromkeys(self.graph.nodes))
         found: set[Node] = set()
-        for n in dict.fromkeys(self.graph.nodes):
+        for i in range(0, len(nodes), AT_ONCE):
             self.watch.look()
-            if prints.known([p.plan.values[n[0]].get(n[1]) for p in self.points]):
-                found.add(n)
+            some = nodes[i : i + AT_ONCE]
+            known = prints.known([[p.plan.values[c].get(t) for p in self.points] for c, t in some])
+            found.update(n for n, yes in zip(some, known, strict=True) if yes)
         for i in reversed(self.graph.order):
             task = self.graph.tasks[i]
             if task.what.op.name in LINEAR and any(n in found for n in task.makes):

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-SECONDS: Final = 20.0
+SECONDS: Final = 40.0
 STOPPED: Final = f"search stopped after {SECONDS:g} s"
 
 
