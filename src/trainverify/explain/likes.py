@@ -57,6 +57,9 @@ class Likes:
                 continue
             same = same_text(op, theirs)
             if not same and not self._comparable(node, op, other, theirs):
+                if not tried and (extra := self._on_top(node, op, theirs, other)) is not None:
+                    tried.append(theirs)
+                    yield other, extra
                 continue
             if count >= NEAREST if same else any(same_text(theirs, t) for t in tried if other[0] == node[0]):
                 continue
@@ -172,6 +175,19 @@ class Likes:
             {mine: Edit((right,), lambda read: np.array(read(right)))},
             of_dropped(op),
         )
+
+    def _on_top(self, node: Node, op: Op, theirs: Op, other: Node) -> Repair | None:
+        """An op of one input on top of one that is made as a sibling is: it is one too many."""
+        given = op.inputs[0] if len(op.inputs) == 1 else None
+        below = None if given is None else self.graph.ops.get((node[0], given))
+        if below is None or given is None or not same_text(below, theirs) or self.shapes[node[0]][given] != self.shapes[node[0]][node[1]]:
+            return None
+        inputs = self._named(below, node, theirs, other, False)
+        if inputs is None or tuple(inputs) != below.inputs:
+            return None
+        right = node[0], given
+        edit = Edit((right,), lambda read: np.array(read(right)))
+        return Repair(f"{short(op)} is one too many: {given} is what is needed", {node: edit}, of_dropped(op))
 
     @staticmethod
     def taking(rows: Sequence[Arrival]) -> Edit:

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -97,12 +98,36 @@ class Locator:
     def place(self) -> Place:
         order = {o: i for i, s in enumerate(self.small.logical_steps) for o in s.outputs}
         failed = min(self.wrong, key=lambda s: order.get(s.obligation.output.tensor, -1))
+        right = self._behind_what_agrees()
         for name in self._ancestors(failed.obligation.output.tensor):
-            if not self._computed(name) and name != failed.obligation.output.tensor:
+            if name not in right and not self._computed(name) and name != failed.obligation.output.tensor:
                 stand_in = self._misaligned(name) or self._stand_in(name)
                 if stand_in is not None:
                     return stand_in
         return self._misaligned(failed.obligation.output.tensor) or self._output(failed)
+
+    def _behind_what_agrees(self) -> set[str]:
+        """Logical tensors that outputs depend on which agree everywhere: where the plan has them not, it gets there in another way."""
+        wrong = {s.obligation.output.tensor for s in self.wrong}
+        found = {o.tensor for o in self.small.logical.outputs} - wrong
+        for step in reversed(self.small.logical_steps):
+            if not found.isdisjoint(step.outputs):
+                found.update(i for i in step.inputs if i is not None)
+        return found
+
+    @cached_property
+    def _healthy(self) -> list[set[str]]:
+        """By class, local tensors that right outputs are made of by local ops: they are right. Communication is not looked behind."""
+        at = places(self.small)
+        wrong = {(at[s.rank][0], s.layout.local) for s in self.wrong if s.rank in at}
+        found = []
+        for c, k in enumerate(self.small.classes):
+            mine = {o.tensor for o in k.program.outputs if (c, o.tensor) not in wrong}
+            for op in reversed(k.program.ops):
+                if not mine.isdisjoint(op.outputs):
+                    mine.update(i for i in op.inputs if i is not None)
+            found.append(mine)
+        return found
 
     def _ancestors(self, output: str) -> list[str]:
         """Logical tensors that an output depends on, in execution order; what is computed is not looked behind."""
@@ -186,7 +211,9 @@ class Locator:
                         continue
                     for k in slots:
                         t = step.inputs[k]
-                        if t is not None and not self.matches(c, row, t) and self.plan.get(c, row, t) is not None:
+                        if t is None or t in self._healthy[c] or self.matches(c, row, t):
+                            continue
+                        if self.plan.get(c, row, t) is not None:
                             yield c, row, t, self._maker(c, t)
 
     def _is(self, c: int, row: int, tensor: str, name: str) -> bool:
@@ -206,7 +233,7 @@ class Locator:
             for row in step.rows:
                 if all(i is None or j is None or self._is(c, row, j, i) for i, j in zip(op.inputs, step.inputs, strict=True)):
                     t = step.outputs[slot]
-                    if name not in self.matches(c, row, t):
+                    if name not in self.matches(c, row, t) and t not in self._healthy[c]:
                         yield c, row, t, step.op
 
     # -- the right elements in the wrong place -----------------------------------------------------------------------
