@@ -259,15 +259,21 @@ class Flat:
             return value
         if math.prod(a.size for a in given) != math.prod(a.size for a in dims):
             raise Unsupported("a view of another size")
-        if len(given) == 1 and len(dims) == 2 and given[0].root().flat and dims[1].root().flat:
+        if len(given) == 1 and len(dims) == 2 and given[0].root().flat and self._cut_alike(given[0], dims):
             return self._divided(value, old, new, dims)
-        if len(given) == 2 and len(dims) == 1 and given[1].root().flat and dims[0].root().flat:
+        if len(given) == 2 and len(dims) == 1 and dims[0].root().flat and self._cut_alike(dims[0], given):
             return self._joined_up(value, old, new, given)
         if len(dims) == 1 and dims[0].root().flat and not (len(given) == 1 and given[0].root().flat):
             return self._flattened(value, old, dims[0], new)
         if len(given) == 1 and given[0].root().flat and not new.tags:
             return self._unflattened(value, old, given[0], new)
         raise Unsupported(f"a view whose factors do not align: {list(given)} as {list(dims)}")
+
+    @staticmethod
+    def _cut_alike(whole: Axis, dims: Sequence[Axis]) -> bool:
+        """Whether a flat axis is cut as often as all blocks of the second dimension together, which is flat too."""
+        count, block = dims[0].size, dims[1].root()
+        return block.flat and len(whole.root().pieces or [whole]) == count * len(block.pieces or [block])
 
     def pieces(self, axis: Axis, grid: Grid, span: range) -> list[tuple[int, int, Index | None]]:
         """(start, length, variable) of the pieces of an axis of atoms; no variable for a piece of one element."""
