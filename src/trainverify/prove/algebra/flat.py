@@ -9,7 +9,7 @@ the indicator of a *region* of positions; regions next to each other join, and t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainverify.axes.structure import Axis
@@ -305,15 +305,25 @@ class Flat:
     def _key(grid: Grid, t: int) -> Key:
         return (t,) if grid.tags else ()
 
-    def region_of(self, value: Value, grid: Grid, start: int, length: int, at: Index | None) -> Poly:
-        """Positions start … start + length − 1 of a tensor, by the position in that piece."""
+    def region_of(self, value: Value, grid: Grid, start: int, length: int, at: Index | None, ranks: Container[int] = ()) -> Poly:
+        """Positions start … start + length − 1 of a tensor, by the position in that piece.
+
+        First digits that are coordinates of `ranks` (axes by id) are those of one rank, if the positions all have the same: then they
+        are positions in that rank's part."""
         if grid.tags:
             raise Unsupported("a flattened tensor of unequal pieces")
         sizes = tuple(leaf.axis.size for leaf in grid.leaves)
-        frame = Frame(sizes, start, length)
+        fixed: list[Index] = []
+        while len(fixed) < len(sizes) - 1 and id(grid.leaves[len(fixed)].axis.root()) in ranks:
+            inner = math.prod(sizes[len(fixed) + 1 :])
+            if start // inner != (start + length - 1) // inner:
+                break
+            fixed.append(start // inner)
+            start %= inner
+        frame = Frame(sizes[len(fixed) :], start, length)
         at = _ONLY if at is None else at
         fresh = self.coordinates(frame, at)
-        p = self.kernel.substitute(self.kernel.finite(value[()]), {-1 - n: v for n, v in enumerate(fresh)})
+        p = self.kernel.substitute(self.kernel.finite(value[()]), {-1 - n: v for n, v in enumerate([*fixed, *fresh])})
         return self.said(p, fresh, frame, at)
 
     def _flattened(self, value: Value, old: Grid, axis: Axis, new: Grid) -> Value:
