@@ -20,9 +20,8 @@ from trainverify.translate.targets import CaptureError
 _P: Final = "--parallelism"
 _DEBUG: Final = ("--config", "llama3_debugmodel")
 _1F1B: Final = (f"{_P}.pipeline_parallel_degree", "2", f"{_P}.pipeline_parallel_schedule", "1F1B", "--training.disable_cuda_graphs")
-_GPT: Final = tuple(  # no two sizes are equal
-    "--num-layers 2 --hidden-size 24 --num-attention-heads 4 --ffn-hidden-size 40 --vocab-size 28 --seq-length 10 --micro-batch-size 3".split()
-)
+_SIZES: Final = {"num-layers": 2, "hidden-size": 24, "num-attention-heads": 4, "ffn-hidden-size": 40, "vocab-size": 28, "seq-length": 10}
+_GPT: Final = tuple(x for n, v in {**_SIZES, "micro-batch-size": 3}.items() for x in (f"--{n}", str(v)))  # no two sizes are equal
 _TP: Final = ("--tensor-model-parallel-size", "2")
 _SP: Final = (*_TP, "--sequence-parallel")
 _PP: Final = ("--pipeline-model-parallel-size", "2")
