@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tes
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.torch.buffers import Group, gathered_apart, owned, reduced_to_owners
+from trainverify.torch.views import View, box
 from trainverify.translate.emit import Emitter
 
 GROUP = Group("ranks 3,5", (3, 5))
@@ -49,3 +50,25 @@ def test_reduced_to_owners() -> None:
         (5, "avg", 0),
     ]
     assert e.shape(made) == (5,)
+
+
+def test_a_piece_of_a_concatenation_is_cut_out_of_the_tensor_that_it_is_in() -> None:
+    e = Emitter(OPS)
+    a, b = e.declare("a", TensorType((4,), "f32")), e.declare("b", TensorType((6,), "f32"))
+    reduced_to_owners(e, GROUP, 3, e.op("concat", (a, b), {"dim": 0}), (0, 4, 10), "sum")
+    assert [(op.inputs, op.get("start"), op.get("stop")) for op in e.ops if op.name == "slice"] == [(("b",), 0, 1), (("b",), 1, 6)]
+
+
+def test_runs_of_a_flattened_tensor_by_its_rows() -> None:
+    """Whole rows, a run in one row, and a run that ends inside a row, which stays flat."""
+    block = View(0, (5, 2, 3), (6, 3, 1))
+
+    def digits(start: int, count: int) -> list[tuple[int, int, int]]:
+        found = box(View(start, (count,), (1,)), block)
+        assert found is not None
+        return [(d.size, d.start, d.count) for d in found.digits]
+
+    assert digits(6, 12) == [(5, 1, 2), (2, 0, 2), (3, 0, 3)]
+    assert digits(9, 3) == [(5, 1, 1), (2, 1, 1), (3, 0, 3)]
+    assert digits(10, 2) == [(5, 1, 1), (2, 1, 1), (3, 1, 2)]
+    assert digits(4, 9) == [(30, 4, 9)]

@@ -32,6 +32,7 @@ class Step:
     twice: bool = False
     rank: int | None = None
     alone: bool = False
+    limit: float | None = None
 
     def __post_init__(self) -> None:
         self.model = torch.nn.Embedding(5, 2)
@@ -47,24 +48,32 @@ class Step:
             torch.distributed.all_reduce(self.model.weight.grad)
             if self.twice:
                 torch.distributed.all_reduce(loss.detach().clone())
+        if self.limit is not None:
+            norm = self.model.weight.grad.norm()
+            if norm > self.limit:
+                self.model.weight.grad.mul_(self.limit / norm)
         self.optimizer.step()
         return {"loss": loss.detach()}
 
 
-def outcome(**real: Any) -> Checked:
+def outcome(limit: float | None = None, **real: Any) -> Checked:
     """Captured as it is; the real ranks differ as told."""
-    job = Job("frame", MESH, BATCH, {"dp": "sum"}, lambda: Step(alone=True), lambda rank, world: Step(), ())
+
+    def reference() -> Step:
+        return Step(alone=True, limit=limit)
+
+    job = Job("frame", MESH, BATCH, {"dp": "sum"}, reference, lambda rank, world: Step(limit=limit), ())
 
     def ranks(rank: int, world: int) -> Step:
         store = torch.distributed.FileStore(str(folders[0] / "store"), world)
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
-        return Step(rank=rank, **real)
+        return Step(rank=rank, limit=real.pop("unlike", limit), **real)
 
     folders: list[Path] = []
 
     def trial(folder: Path) -> Trial:
         folders.append(folder)
-        return Trial(job, lambda: Step(alone=True), ranks, "a tiny model")
+        return Trial(job, reference, ranks, "a tiny model")
 
     return checked(Job("frame", MESH, BATCH, {"dp": "sum"}, job.reference, job.distributed, (), trial=trial), OPS, lambda text: None)
 
@@ -73,6 +82,17 @@ def test_a_real_run_that_agrees() -> None:
     found = outcome()
     assert found.agrees, found.text
     assert "the same 2 calls" in found.text
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1e6])
+def test_a_branch_that_the_real_run_takes_either_way(limit: float) -> None:
+    assert outcome(limit).agrees
+
+
+def test_a_branch_that_a_shim_turns_round() -> None:
+    found = outcome(1e-3, unlike=1e6)
+    assert not found.agrees
+    assert "gradient" in found.text
 
 
 def test_a_call_that_a_shim_loses() -> None:

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
 
 from trainverify.graph.communication import Communication
 from trainverify.graph.lineage import Layout, Parts
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import Program
+from trainverify.graph.program import Op, Program
+
+_JOINS: Final = frozenset({"concat", "concat.grad", "slice", "slice.grad", "all_gather", "reduce_scatter"})
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Tensors that ops join and cut; and with them the rows as long that ops compute from them or into them."""
+
+    tensors: frozenset[str]
+    rows: frozenset[str]
+
+
+def joined(program: Program) -> Joined:
+    tensors = frozenset(t for op in program.ops if op.name in _JOINS for t in (*op.inputs, *op.outputs) if t is not None)
+    found = set(tensors)
+    rows = [row for op in program.ops if op.name not in _JOINS for row in [_one_row(program, op)] if len(row) > 1]
+    for ops in (rows, rows[::-1]):
+        for row in ops:
+            if not found.isdisjoint(row):
+                found.update(row)
+    return Joined(tensors, frozenset(found))
+
+
+def _one_row(program: Program, op: Op) -> list[str]:
+    """The tensors of an op that are rows as long as its result."""
+    shape = program.tensors[op.outputs[0]].shape if op.outputs else ()
+    return [t for t in (*op.inputs, *op.outputs) if t is not None and program.tensors[t].shape == shape] if len(shape) == 1 else []
 
 
 def taken_out(logical: Program, plan: Plan, talk: Communication, program: Program, u: int) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trainverify.axes.buckets import taken_out
+from trainverify.axes.buckets import Joined, joined, taken_out
 from trainverify.axes.inference import Dims, Inference, Line, NodeAxes
 from trainverify.axes.listed import ListedAxes
 from trainverify.axes.structure import Axes, Axis
@@ -24,7 +24,6 @@ from trainverify.ops.table import Lowered, OpError, OpTable
 from trainverify.primitives.node import topological
 
 _VIEWS: Final = frozenset({"reshape", "view", "reshape.grad", "view.grad"})
-_JOINS: Final = frozenset({"concat", "concat.grad", "slice", "slice.grad", "all_gather", "reduce_scatter"})
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class System:
         self.logical = inline(logical)
         inlined = [inline(u.program, plan.functions) for u in talk.units]
         self.unit_programs = inlined
-        self._flat_tensors: dict[int, set[str]] = {}
+        self._flat_tensors: dict[int, Joined] = {}
         self._along: dict[tuple[int, ...], tuple[str, ...] | None] = {}
         self._group_sorts: dict[tuple[int, Value], Hashable] = {}
         self._applied: dict[
@@ -171,7 +170,7 @@ class System:
         if source is not None:
             given, made = dims[source], scope.dims[op.outputs[0]]
             assert given is not None
-            self.inference.view(given, made, op.outputs[0] not in self._flat_tensors[id(scope.program)])
+            self.inference.view(given, made, op.outputs[0] not in self._flat_tensors[id(scope.program)].tensors)
             return NodeAxes({id(n): made if n.prim == "reshape" else given for n in topological(lowered.outputs)}, {})
         roots = [None if d is None else [a.root() for a in d] for d in dims]
         key = (id(lowered), self.inference.even, tuple([None if d is None else tuple(map(id, d)) for d in roots]))
@@ -196,9 +195,9 @@ class System:
         source = str(op.inputs[given.attrs[0]])
         known = self._flat_tensors.get(id(program))
         if known is None:
-            known = {t for o in program.ops if o.name in _JOINS for t in (*o.inputs, *o.outputs) if t is not None}
-            self._flat_tensors[id(program)] = known
-        return given.attrs[0] if op.outputs[0] in known or source in known else None
+            known = self._flat_tensors[id(program)] = joined(program)
+        near = known.tensors if len(given.shape) == len(node.shape) else known.rows
+        return given.attrs[0] if op.outputs[0] in near or source in near else None
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,12 @@ from trainverify.translate.targets import CaptureError
 _P: Final = "--parallelism"
 _DEBUG: Final = ("--config", "llama3_debugmodel")
 _1F1B: Final = (f"{_P}.pipeline_parallel_degree", "2", f"{_P}.pipeline_parallel_schedule", "1F1B", "--training.disable_cuda_graphs")
-_GPT: Final = ("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--vocab-size", "128", "--seq-length", "16")
+_SIZES: Final = {"num-layers": 2, "hidden-size": 24, "num-attention-heads": 4, "ffn-hidden-size": 40, "vocab-size": 28, "seq-length": 10}
+_GPT: Final = tuple(x for n, v in {**_SIZES, "micro-batch-size": 3}.items() for x in (f"--{n}", str(v)))  # no two sizes are equal
 _TP: Final = ("--tensor-model-parallel-size", "2")
+_SP: Final = (*_TP, "--sequence-parallel")
+_PP: Final = ("--pipeline-model-parallel-size", "2")
+_SHARDED: Final = "--use-distributed-optimizer"
 _PACKAGES: Final = {"torchtitan": "torchtitan", "Megatron-core": "megatron"}
 _JOBS: Final = {"torchtitan": torchtitan.job, "Megatron-core": megatron.job}
 
@@ -43,13 +47,14 @@ CASES: Final = (
     Case("torchtitan", "PP 2, 1F1B", (*_DEBUG, *_1F1B), 2),
     Case("torchtitan", "Llama-3-8B, FSDP2 8 × TP 8 + SP", ("--config", "llama3_8b", f"{_P}.tensor_parallel_degree", "8"), 64, True),
     Case("Megatron-core", "TP 2", (*_GPT, *_TP), 2),
-    Case("Megatron-core", "TP 2 + SP", (*_GPT, *_TP, "--sequence-parallel"), 2),
+    Case("Megatron-core", "TP 2 + SP", (*_GPT, *_SP), 2),
     Case("Megatron-core", "DP 2", _GPT, 2),
-    Case("Megatron-core", "DP 2, distributed optimizer", (*_GPT, "--use-distributed-optimizer"), 2),
-    Case(
-        "Megatron-core", "DP 2 × TP 2 + SP, distributed optimizer", (*_GPT, *_TP, "--sequence-parallel", "--use-distributed-optimizer"), 4
-    ),
-    Case("Megatron-core", "PP 2, 1F1B", (*_GPT, "--pipeline-model-parallel-size", "2"), 2),
+    Case("Megatron-core", "DP 2, per-token loss", (*_GPT, "--calculate-per-token-loss"), 2),
+    Case("Megatron-core", "DP 2, distributed optimizer", (*_GPT, _SHARDED), 2),
+    Case("Megatron-core", "DP 2 × TP 2 + SP, distributed optimizer", (*_GPT, *_SP, _SHARDED), 4),
+    Case("Megatron-core", "PP 2, 1F1B", (*_GPT, *_PP), 2),
+    Case("Megatron-core", "PP 2, interleaved", (*_GPT, *_PP, "--num-layers", "4", "--num-layers-per-virtual-pipeline-stage", "1"), 2),
+    Case("Megatron-core", "PP 2 × TP 2 + SP", (*_GPT, *_PP, *_SP), 4),
 )
 
 

@@ -99,9 +99,19 @@ def _random(config: Any) -> None:
 
 
 BEFORE: Final = (  # Megatron-core is imported
-    Shim("compiler", "torch.compile gives the function itself", "what compiled functions run is not seen", _compiler),
     Shim(
-        "device", "cuda devices are the processor; current_device, synchronize, .cuda() and names of tensor types", "there is none", _device
+        "compiler",
+        "torch.compile gives the function itself",
+        "what compiled functions run is not seen",
+        _compiler,
+        stays="PyTorch does not compile while communication is noted",
+    ),
+    Shim(
+        "device",
+        "cuda devices are the processor; current_device, synchronize, .cuda() and names of tensor types",
+        "there is none",
+        _device,
+        stays="there is no accelerator",
     ),
     Shim(
         "layer norm",

@@ -19,12 +19,13 @@ from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
 from trainverify.torch.agreement import Call
 from trainverify.torch.calls import Calls
-from trainverify.torch.capture import Captured
+from trainverify.torch.capture import Captured, condition_name
 from trainverify.torch.eager import Outputs, run_step
 from trainverify.torch.inputs import Batch, Ids, lies
 from trainverify.torch.judge import captures, pair
 from trainverify.torch.launch import Failed, run
 from trainverify.torch.replay import Evaluated, compared, evaluated
+from trainverify.torch.ways import Choices, Way
 from trainverify.translate.targets import CaptureError
 
 SECONDS: Final = 1800.0  # of the clock that a process may take, on a busy machine
@@ -58,15 +59,16 @@ def checked(job: Job, table: OpTable, tell: Callable[[str], None]) -> Checked:
 def _compared(trial: Trial, table: OpTable, tell: Callable[[str], None]) -> str:
     job = trial.job
     tell(f"checking shims: capturing {trial.text} on {job.mesh}")
-    given = (job.reference, job.distributed, job.mesh.size, job.batch, job.mesh, table, None, tell, SECONDS)
-    reference, ranks = captures(*given, all_ranks=True)
-    ours = evaluated(pair(reference, ranks, job.mesh, job.batch, job.cuts, job.loss), table)
+    way, ours = _captured(job, table, tell, ())
     tell(f"checking shims: running {trial.text} on {job.mesh} for real")
     real = _together([_rank(trial, ours, r) for r in range(job.mesh.size)])
     whole = assembled(job.batch, job.mesh, [r.batch for r in real])
     at = ours.at({**ours.inputs, **whole})
+    while (choices := other_way(way, at)) is not None:
+        way, ours = _captured(job, table, tell, choices)
+        at = ours.at(at.inputs)
     (alone,) = _together([_alone(trial, at, whole)])
-    same_calls(ranks, real)
+    same_calls(way.ranks, real)
     found = compared(at, {None: alone.outputs, **{i: r.outputs for i, r in enumerate(real)}})
     if not found.agrees:
         raise Differs(f"the real run computes something else: {found}")
@@ -77,9 +79,30 @@ def _compared(trial: Trial, table: OpTable, tell: Callable[[str], None]) -> str:
     )
 
 
+def _captured(job: Job, table: OpTable, tell: Callable[[str], None], choices: Choices) -> tuple[Way, Evaluated]:
+    given = (job.reference, job.distributed, job.mesh.size, job.batch, job.mesh, table, None, tell, SECONDS)
+    reference, ranks = captures(*given, all_ranks=True, choices=choices)
+    way = Way(reference, tuple(ranks))
+    if (text := way.disagreement()) is not None:
+        raise Differs(text)
+    return way, evaluated(pair(reference, ranks, job.mesh, job.batch, job.cuts, job.loss), table)
+
+
+def other_way(way: Way, at: Evaluated) -> Choices | None:
+    """The branches on data up to the first one that these values take the other way than what was captured; None if there is none."""
+    for i, taken in enumerate(way.choices):
+        name = at.made.logical.output("metric", condition_name(i))
+        value = None if name is None else at.value(None, name)
+        if value is None:
+            raise Differs(f"{condition_name(i)} of the reference is not there to compare")
+        if bool(value) != taken:
+            return (*way.choices[:i], not taken)
+    return None
+
+
 def _rank(trial: Trial, ours: Evaluated, rank: int) -> Callable[[], Ran]:
     values, names = ours.sources(rank), ours.program(rank).sources
-    return lambda: ran(trial.distributed(rank, trial.job.mesh.size), {}, values, names)
+    return lambda: ran(trial.distributed(rank, trial.job.mesh.size), {}, values, names, trial.logs)
 
 
 def _alone(trial: Trial, ours: Evaluated, batch: Mapping[str, Array]) -> Callable[[], Ran]:
@@ -87,8 +110,8 @@ def _alone(trial: Trial, ours: Evaluated, batch: Mapping[str, Array]) -> Callabl
     return lambda: ran(trial.reference(), {n: torch.from_numpy(np.array(v)) for n, v in batch.items()}, values, names)
 
 
-def ran(step: Any, inputs: Mapping[str, torch.Tensor], values: Mapping[str, Array], names: Sequence[str]) -> Ran:
-    """One step. What is said after the optimizer's update (metrics that are logged) is no part of it."""
+def ran(step: Any, inputs: Mapping[str, torch.Tensor], values: Mapping[str, Array], names: Sequence[str], logs: bool = False) -> Ran:
+    """One step; if it logs, without the communication after the optimizer's update."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     ended = [0]
@@ -97,7 +120,7 @@ def ran(step: Any, inputs: Mapping[str, torch.Tensor], values: Mapping[str, Arra
         outputs = run_step(step, inputs, values, names)
         hook.remove()
     batch = {n: t.numpy() for n, t in getattr(step, "batch", inputs).items()}
-    return Ran(outputs, batch, tuple(calls.made[: ended[-1]]))
+    return Ran(outputs, batch, tuple(calls.made[: ended[-1]] if logs else calls.made))
 
 
 def _together(works: Sequence[Callable[[], Ran]]) -> list[Ran]:
@@ -114,7 +137,7 @@ def assembled(batch: Batch, mesh: Mesh, parts: Sequence[Mapping[str, Array]]) ->
     """The whole batch from what ranks read; ranks that hold the same rows must have read the same."""
     whole: dict[str, Array] = {}
     for name, spec in batch.items():
-        made = np.zeros(spec.shape, np.int64)
+        made = np.zeros(spec.shape, parts[0][name].dtype)
         known = np.zeros(spec.shape, bool)
         for rank, part in enumerate(parts):
             (where,) = lies(name, spec).parts(mesh, rank, spec.shape)

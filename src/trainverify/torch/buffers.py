@@ -7,6 +7,7 @@ A buffer falls into one equal block for every rank, whatever parameters lie acro
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -32,7 +33,15 @@ def owned(group: Group, size: int, places: Sequence[int]) -> Iterator[tuple[int,
 
 
 def _part(e: Emitter, x: str, start: int, stop: int) -> str:
-    return x if (start, stop) == (0, e.shape(x)[0]) else e.op("slice", (x,), {"dim": 0, "start": start, "stop": stop})
+    """Elements from start to stop; of a concatenation, those of the tensor that they are in, if it is one."""
+    if (start, stop) == (0, e.shape(x)[0]):
+        return x
+    op, ends = e.made.get(x), pieces_of(e, x)
+    if op is not None and ends is not None:
+        at = bisect_right(ends, start) - 1
+        if stop <= ends[at + 1]:
+            return _part(e, str(op.inputs[at]), start - ends[at], stop - ends[at])
+    return e.op("slice", (x,), {"dim": 0, "start": start, "stop": stop})
 
 
 def gathered_apart(e: Emitter, group: Group, rank: int, x: str, places: Sequence[int]) -> str:

@@ -15,12 +15,15 @@ from trainverify.torch.agreement import Call, call_of
 
 KINDS: Final = {
     "c10d::allreduce_": "all_reduce",
+    "c10d::allreduce_coalesced_": "all_reduce",
     "c10d::broadcast_": "broadcast",
     "c10d::reduce_": "reduce",
     "c10d::allgather_": "all_gather",
     "c10d::_allgather_base_": "all_gather",
+    "c10d::allgather_into_tensor_coalesced_": "all_gather",
     "c10d::reduce_scatter_": "reduce_scatter",
     "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::reduce_scatter_tensor_coalesced_": "reduce_scatter",
     "c10d::alltoall_": "all_to_all",
     "c10d::alltoall_base_": "all_to_all",
     "c10d::scatter_": "scatter",
@@ -67,11 +70,12 @@ class Calls(TorchDispatchMode):
         name = str(func._schema.name)
         talks = func.namespace in ("c10d", "_c10d_functional") and name not in _NO_CALL
         if talks and any(a.name in _GROUP for a in func._schema.arguments):
-            self.made.append(_call(func, name, args, kwargs or {}))
+            self.made += _calls(func, name, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
-def _call(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def _calls(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Call]:
+    """What an op asks for: of several tensors that are gathered or scattered at once, one call for each."""
     given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
     group = next(given[n] for n in _GROUP if n in given)
     if isinstance(group, str):
@@ -85,7 +89,9 @@ def _call(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     elif kind == "recv":
         kind = f"recv from {members[given['src']]}"
     found = next((given[n] for n in _GIVEN if n in given), ())
-    return call_of(kind, members, list(_flat(found)))
+    tensors = list(_flat(found))
+    apart = name.endswith("_tensor_coalesced_")
+    return [call_of(kind, members, ts) for ts in ([[t] for t in tensors] if apart else [tensors])]
 
 
 def _flat(value: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
 from trainverify.torch.agreement import Ledger
 from trainverify.torch.collectives import Talk
-from trainverify.torch.discover import Found, Named, NotSupported, counted, preset, search, tensors_of
+from trainverify.torch.discover import Found, Named, NotSupported, counted, preset, search, shaped, tensors_of
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.functional import Functional
 from trainverify.torch.inputs import Batch, Ids, Input, lies, local_shape
@@ -65,6 +65,11 @@ def condition_name(i: int) -> str:
 def compared_name(i: int) -> str:
     """Of the output that the number is compared as that a condition is a function of."""
     return f"number of condition {i + 1}"
+
+
+def is_condition(metric: str | None, count: int) -> bool:
+    """Whether a metric is one of the first conditions on data, or the number that it is a function of."""
+    return metric in {n for i in range(count) for n in (condition_name(i), compared_name(i))}
 
 
 class Session:
@@ -110,7 +115,7 @@ class Session:
         names = {id(n.tensor): n.name for n in self.named} | {id(t): n for t, n in found.shards}
         self.said = dict(found.placed)
         for optimizer in found.optimizers:
-            self.named += [_shaped(n, found) for n in preset(optimizer, lambda p: names.get(id(p)))]
+            self.named += [shaped(n, found) for n in preset(optimizer, lambda p: names.get(id(p)))]
             for group in optimizer.param_groups:
                 self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
             self.counts |= dict(counted(optimizer, names))
@@ -315,12 +320,6 @@ class Session:
                 text = f"memory of {storage.nbytes()} bytes that is older than the step is written by it and is compared with nothing"
                 found.append(Finding("TV505", text, self.rank, None, source, None, "warning"))
         return list(dict.fromkeys(found))
-
-
-def _shaped(n: Named, found: Found) -> Named:
-    """A state in the shape that an adapter says it has."""
-    shape = found.held.get(n.of or "", {}).get("shape")
-    return n if shape is None else replace(n, tensor=n.tensor.view(shape))
 
 
 def _inherited(found: Found, named: Sequence[Named]) -> dict[str, Described]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -38,6 +38,12 @@ class Named:
     nonnegative: bool = False
     of: str | None = None  # the parameter that a state of an optimizer belongs to
     buffer: Literal["kept", "made"] | None = None  # a buffer that a checkpoint keeps, or one that is made anew with the model
+
+
+def shaped(n: Named, found: Found) -> Named:
+    """A state in the shape that an adapter says it has."""
+    shape = found.held.get(n.of or "", {}).get("shape")
+    return n if shape is None else replace(n, tensor=n.tensor.view(shape))
 
 
 def search(*roots: Any) -> Found:

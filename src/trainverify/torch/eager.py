@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainverify.torch.discover import Found, Named, preset, search, tensors_of
+from trainverify.torch.discover import Found, Named, preset, search, shaped, tensors_of
 from trainverify.torch.inputs import Batch
 from trainverify.torch.lines import Lines
 from trainverify.torch.placed import local
@@ -38,9 +38,9 @@ def run_step(step: Any, inputs: Mapping[str, torch.Tensor], values: Arrays, name
     said = getattr(step, "found", None)  # an adapter says where the parameters are
     found = said if isinstance(said, Found) else search(step)
     named = list(tensors_of(found.modules))
-    by_tensor = {id(n.tensor): n.name for n in named}
+    by_tensor = {id(n.tensor): n.name for n in named} | {id(t): n for t, n in found.shards}
     for optimizer in found.optimizers:
-        named += list(preset(optimizer, lambda p: by_tensor.get(id(p))))
+        named += [shaped(n, found) for n in preset(optimizer, lambda p: by_tensor.get(id(p)))]
     _set(named, values)
     made: Outputs = {}
     grads: dict[str, torch.Tensor] = {}
@@ -57,12 +57,13 @@ def run_step(step: Any, inputs: Mapping[str, torch.Tensor], values: Arrays, name
         if isinstance(value, torch.Tensor):
             made["loss" if key == "loss" else "metric", None if key == "loss" else str(key)] = _array(value)
     wanted = set(names)
+    shapes = {n: place["shape"] for n, place in found.held.items() if "shape" in place}
     for n in named:
         if n.name in wanted:
             made[n.kind, n.name] = _array(n.tensor)
             grad = grads.get(n.name, None if n.tensor.grad is None else local(n.tensor.grad))
             if grad is not None:
-                made["gradient", n.name] = _array(grad)
+                made["gradient", n.name] = _array(grad.view(shapes.get(n.name, grad.shape)))
     return made
 
 

@@ -23,10 +23,12 @@ from trainverify.graph.plan import units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
+from trainverify.torch.capture import is_condition
 from trainverify.torch.eager import Outputs, run_eagerly
 from trainverify.torch.inputs import Batch
 from trainverify.torch.judge import Pair
 from trainverify.torch.launch import Failed, run
+from trainverify.torch.reading import MOST_BRANCHES
 from trainverify.translate.targets import CaptureError, Target, resolve
 from trainverify.verdicts import FULL, related
 
@@ -150,6 +152,8 @@ def compared(ours: Evaluated, real: Mapping[int | None, Outputs]) -> Replay:
     compared, worst = 0, 0.0
     for rank, result in real.items():
         for o in ours.program(rank).outputs:
+            if o.role == "metric" and is_condition(o.of, MOST_BRANCHES):
+                continue
             value, theirs = ours.value(rank, o.tensor), result.get((o.role, o.of))
             combined = o.role == "loss" and o.tensor.startswith("loss.")  # for the report only
             if theirs is None and combined:

@@ -90,13 +90,14 @@ def box(view: View, block: View, split_steps: bool = False) -> Box | None:
         if view.stride[d] <= below:
             return None  # elements that are shown twice, or dimensions that interleave
         below += (view.shape[d] - 1) * view.stride[d]
-    grouped = _grouped(view, [block.shape[d] for d in order_of_block if block.shape[d] > 1], dims, view.offset - block.offset)
+    sizes = [block.shape[d] for d in order_of_block if block.shape[d] > 1]
     digits: list[Digit] = []
-    for size, start, inner in grouped:
+    for size, start, inner in _grouped(view, sizes, dims, view.offset - block.offset):
         cut = _digits(size, start, inner, split_steps)
         if cut is None:
             return None
-        digits += cut
+        factors = _taken(sizes, size)
+        digits += _rows(cut[0], factors) if len(cut) == 1 else cut
     return Box(order_of_block, tuple(digits), tuple(view.shape[d] for d in dims), tuple(dims), view)
 
 
@@ -124,6 +125,27 @@ def _grouped(view: View, sizes: list[int], dims: list[int], offset: int) -> list
             return list(zip(sizes, starts, inner, strict=True))
         assert 0 < join < len(sizes)
         sizes = [*sizes[: join - 1], sizes[join - 1] * sizes[join], *sizes[join + 1 :]]
+
+
+def _taken(sizes: list[int], size: int) -> list[int]:
+    """The first sizes, whose product is `size`; they are taken away."""
+    taken: list[int] = []
+    while math.prod(taken) < size:
+        taken.append(sizes.pop(0))
+    return taken
+
+
+def _rows(digit: Digit, factors: list[int]) -> list[Digit]:
+    """A run of positions of joined dimensions by those dimensions: whole rows, or a run in one row. Another run stays as it is."""
+    if len(factors) < 2 or digit.step > 1:
+        return [digit]
+    row = math.prod(factors[1:])
+    first, within = divmod(digit.start, row)
+    if not within and digit.count % row == 0:
+        return [Digit(factors[0], first, digit.count // row), *(Digit(f, 0, f) for f in factors[1:])]
+    if within + digit.count <= row:
+        return [Digit(factors[0], first, 1), *_rows(Digit(row, within, digit.count), factors[1:])]
+    return [digit]
 
 
 def _digits(size: int, start: int, inner: list[tuple[int, int]], split_steps: bool) -> list[Digit] | None:

@@ -9,7 +9,7 @@ the indicator of a *region* of positions; regions next to each other join, and t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainverify.axes.structure import Axis
@@ -259,15 +259,21 @@ class Flat:
             return value
         if math.prod(a.size for a in given) != math.prod(a.size for a in dims):
             raise Unsupported("a view of another size")
-        if len(given) == 1 and len(dims) == 2 and given[0].root().flat and dims[1].root().flat:
+        if len(given) == 1 and len(dims) == 2 and given[0].root().flat and self._cut_alike(given[0], dims):
             return self._divided(value, old, new, dims)
-        if len(given) == 2 and len(dims) == 1 and given[1].root().flat and dims[0].root().flat:
+        if len(given) == 2 and len(dims) == 1 and dims[0].root().flat and self._cut_alike(dims[0], given):
             return self._joined_up(value, old, new, given)
         if len(dims) == 1 and dims[0].root().flat and not (len(given) == 1 and given[0].root().flat):
             return self._flattened(value, old, dims[0], new)
         if len(given) == 1 and given[0].root().flat and not new.tags:
             return self._unflattened(value, old, given[0], new)
         raise Unsupported(f"a view whose factors do not align: {list(given)} as {list(dims)}")
+
+    @staticmethod
+    def _cut_alike(whole: Axis, dims: Sequence[Axis]) -> bool:
+        """Whether a flat axis is cut as often as all blocks of the second dimension together, which is flat too."""
+        count, block = dims[0].size, dims[1].root()
+        return block.flat and len(whole.root().pieces or [whole]) == count * len(block.pieces or [block])
 
     def pieces(self, axis: Axis, grid: Grid, span: range) -> list[tuple[int, int, Index | None]]:
         """(start, length, variable) of the pieces of an axis of atoms; no variable for a piece of one element."""
@@ -299,15 +305,25 @@ class Flat:
     def _key(grid: Grid, t: int) -> Key:
         return (t,) if grid.tags else ()
 
-    def region_of(self, value: Value, grid: Grid, start: int, length: int, at: Index | None) -> Poly:
-        """Positions start … start + length − 1 of a tensor, by the position in that piece."""
+    def region_of(self, value: Value, grid: Grid, start: int, length: int, at: Index | None, ranks: Container[int] = ()) -> Poly:
+        """Positions start … start + length − 1 of a tensor, by the position in that piece.
+
+        First digits that are coordinates of `ranks` (axes by id) are those of one rank, if the positions all have the same: then they
+        are positions in that rank's part."""
         if grid.tags:
             raise Unsupported("a flattened tensor of unequal pieces")
         sizes = tuple(leaf.axis.size for leaf in grid.leaves)
-        frame = Frame(sizes, start, length)
+        fixed: list[Index] = []
+        while len(fixed) < len(sizes) - 1 and id(grid.leaves[len(fixed)].axis.root()) in ranks:
+            inner = math.prod(sizes[len(fixed) + 1 :])
+            if start // inner != (start + length - 1) // inner:
+                break
+            fixed.append(start // inner)
+            start %= inner
+        frame = Frame(sizes[len(fixed) :], start, length)
         at = _ONLY if at is None else at
         fresh = self.coordinates(frame, at)
-        p = self.kernel.substitute(self.kernel.finite(value[()]), {-1 - n: v for n, v in enumerate(fresh)})
+        p = self.kernel.substitute(self.kernel.finite(value[()]), {-1 - n: v for n, v in enumerate([*fixed, *fresh])})
         return self.said(p, fresh, frame, at)
 
     def _flattened(self, value: Value, old: Grid, axis: Axis, new: Grid) -> Value:

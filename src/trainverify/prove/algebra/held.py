@@ -122,11 +122,12 @@ class Held:
             raise Unsupported("strided blocks")
         grid = self.forms.grid([axis])
         value, old = get(self.logical, lay.logical), self.forms.grid(whole)
+        ranks = {id(leaf.root()) for leaves in self.ranks.mesh_vars.values() for _, leaf in leaves}
         covered = 0
         for t, (start, length, v) in enumerate(self.forms.flat.pieces(axis, grid, grid.spans[0])):
             if at <= start and start + length <= at + run.size:
                 key = (t,) if grid.tags else ()
-                yield key, start, self.forms.flat.region_of(value, old, run.start + start - at, length, v)
+                yield key, start, self.forms.flat.region_of(value, old, run.start + start - at, length, v, ranks)
                 covered += length
         if covered != run.size:
             raise Unsupported("a stretch that ends inside a piece")
