@@ -15,7 +15,7 @@ hold for these. So the given programs are the cut ones at one choice of the new 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainverify.axes.system import System
@@ -57,14 +57,10 @@ def cut(system: System, joints: Sequence[Joint]) -> Cut | None:
     held = [(unit, lay.local) for j in joints for lay in j.layouts for unit in system.units_of(lay.holders(system.plan.mesh))]
     if len(set(held)) < len(held):
         return None
-    logical, plan, names = system.logical, _inlined(system), _Names(system)
-    moved: dict[str, str] = {}
-    for joint in joints:
-        logical, plan = _cut_logical(logical, joint, plan.mesh, names), _cut_plan(system, plan, joint, names)
-        if joint.logical not in logical.sources:
-            moved[joint.logical] = names.new(joint.logical)
-    logical = replace(logical, ops=(*(op for j in joints for op in _totals(j, names)), *logical.ops))
-    return Cut(logical, plan, tuple(_moved(o, moved) for o in system.obligations), tuple(_claim(j, plan.mesh) for j in joints))
+    names, mesh = _Names(system), system.plan.mesh
+    moved = {j.logical: names.new(j.logical) for j in joints if j.logical not in system.logical.sources}
+    logical, plan = _cut_logical(system.logical, joints, mesh, names, moved), _cut_plan(system, joints, names)
+    return Cut(logical, plan, tuple(_moved(o, moved) for o in system.obligations), tuple(_claim(j, mesh) for j in joints))
 
 
 class _Names:
@@ -119,7 +115,7 @@ def _held(system: System, lay: Layout, shape: tuple[int, ...]) -> bool:
         return False
     for unit in system.units_of(tuple(sorted(ranks))):
         program = system.unit_programs[unit]
-        if not set(system.talk.units[unit].ranks) <= ranks or not any(lay.local in op.outputs for op in program.ops):
+        if not set(system.talk.units[unit].ranks) <= ranks or lay.local not in program.tensors or lay.local in program.sources:
             return False
         if program.tensors[lay.local].kind != "real":
             return False
@@ -139,11 +135,6 @@ def _reductions(lay: Layout) -> set[str]:
     return {p.op for _, p in lay.form.axes if isinstance(p, Partial)} if isinstance(lay.form, Placements) else set()
 
 
-def _inlined(system: System) -> Plan:
-    units = [replace(u, program=p) for u, p in zip(system.talk.units, system.unit_programs, strict=True)]
-    return replace(system.plan, templates=tuple(units), edits=(), functions={})
-
-
 def _claim(joint: Joint, mesh: Mesh) -> Obligation:
     return Obligation(Output(joint.logical, "declared"), tuple(Holding(lay, lay.holders(mesh)) for lay in joint.layouts))
 
@@ -152,55 +143,76 @@ def _summands(kind: TensorType, lay: Layout, mesh: Mesh) -> TensorType:
     return replace(kind, shape=(*(mesh.length(a) for a in _summed(lay)), *kind.shape))
 
 
-def _totals(joint: Joint, names: _Names) -> Iterable[Op]:
+def _total(joint: Joint, names: _Names) -> Op:
     """What the logical program uses is the sum (or average) of the summands that ranks have."""
-    axes = _summed(joint.layouts[0])
-    if axes:
-        name = "mean" if _reductions(joint.layouts[0]) == {"avg"} else "sum"
-        yield Op(name, (names.summands(joint.logical),), (names.new(joint.logical),), attributes({"dim": tuple(range(len(axes)))}))
+    lay = joint.layouts[0]
+    name = "mean" if _reductions(lay) == {"avg"} else "sum"
+    dims = attributes({"dim": tuple(range(len(_summed(lay))))})
+    return Op(name, (names.summands(joint.logical),), (names.new(joint.logical),), dims)
 
 
-def _cut_logical(program: Program, joint: Joint, mesh: Mesh, names: _Names) -> Program:
-    """The logical program with a new input where ops use the tensor; the tensor itself becomes an output, so that it must have a value."""
-    kind, new = program.tensors[joint.logical], names.new(joint.logical)
-    tensors = {**program.tensors, new: kind}
-    given = new
-    if _summed(joint.layouts[0]):
-        given = names.summands(joint.logical)
-        tensors[given] = _summands(kind, joint.layouts[0], mesh)
-    ops = tuple(_renamed(op, joint.logical, new) if at in joint.uses else op for at, op in enumerate(program.ops))
-    outputs = program.outputs
-    if joint.logical not in program.sources:
-        outputs = (*(replace(o, tensor=new) if o.tensor == joint.logical else o for o in outputs), Output(joint.logical, "declared"))
-    return replace(program, tensors=tensors, inputs=(*program.inputs, given), ops=ops, outputs=outputs)
+def _cut_logical(program: Program, joints: Sequence[Joint], mesh: Mesh, names: _Names, moved: Mapping[str, str]) -> Program:
+    """The logical program with new inputs where ops use the tensors. Those that are no sources become outputs, so that they must have
+    a value."""
+    tensors, inputs, totals = dict(program.tensors), list(program.inputs), []
+    used: dict[int, dict[str, str]] = {}
+    for joint in joints:
+        kind, new = program.tensors[joint.logical], names.new(joint.logical)
+        tensors[new] = kind
+        if _summed(joint.layouts[0]):
+            given = names.summands(joint.logical)
+            tensors[given] = _summands(kind, joint.layouts[0], mesh)
+            inputs.append(given)
+            totals.append(_total(joint, names))
+        else:
+            inputs.append(new)
+        for at in joint.uses:
+            used.setdefault(at, {})[joint.logical] = new
+    ops = (*totals, *(_renamed(op, used[at]) if at in used else op for at, op in enumerate(program.ops)))
+    outputs = [replace(o, tensor=moved.get(o.tensor, o.tensor)) for o in program.outputs] + [Output(t, "declared") for t in moved]
+    return replace(program, tensors=tensors, inputs=tuple(inputs), ops=ops, outputs=tuple(outputs))
 
 
-def _cut_plan(system: System, plan: Plan, joint: Joint, names: _Names) -> Plan:
-    """The plan with a new input on every rank that holds the tensor."""
-    lineage, templates = list(plan.lineage), list(plan.templates)
-    for lay in joint.layouts:
+def _cut_plan(system: System, joints: Sequence[Joint], names: _Names) -> Plan:
+    """The plan with a new input on every rank that holds one of the tensors."""
+    mesh, lineage = system.plan.mesh, list(system.plan.lineage)
+    held: list[dict[str, int]] = [{} for _ in system.unit_programs]  # of a unit: tensors, and along how many axes they are summands
+    for lay in (lay for j in joints for lay in j.layouts):
         assert isinstance(lay.form, Placements)
         axes = _summed(lay)
-        new = names.new(lay.local)
         if axes:
             shards = tuple((a, Shard(p.dim + len(axes))) for a, p in lay.form.axes if isinstance(p, Shard))
             form = Placements((*((a, Shard(d)) for d, a in enumerate(axes)), *shards))
-            lineage.append(Layout(names.summands(joint.logical), names.summands(lay.local), form, lay.where))
+            lineage.append(Layout(names.summands(lay.logical), names.summands(lay.local), form, lay.where))
         else:
-            lineage.append(Layout(names.new(joint.logical), new, lay.form, lay.where))
-        for unit in system.units_of(lay.holders(plan.mesh)):
-            program = templates[unit].program
-            kind = program.tensors[lay.local]
-            ops = tuple(_renamed(op, lay.local, new) for op in program.ops)
-            tensors, given = {**program.tensors, new: kind}, new
-            if axes:
-                given = names.summands(lay.local)
-                tensors[given] = replace(kind, shape=(*(1 for _ in axes), *kind.shape))
-                ops = (Op("reshape", (given,), (new,), attributes({"shape": kind.shape})), *ops)
-            changed = replace(program, tensors=tensors, inputs=(*program.inputs, given), ops=ops)
-            templates[unit] = replace(templates[unit], program=changed)
-    return replace(plan, templates=tuple(templates), lineage=tuple(lineage))
+            lineage.append(Layout(names.new(lay.logical), names.new(lay.local), lay.form, lay.where))
+        for unit in system.units_of(lay.holders(mesh)):
+            held[unit][lay.local] = len(axes)
+    templates = [
+        replace(u, program=_with_inputs(p, some, names)) for u, p, some in zip(system.talk.units, system.unit_programs, held, strict=True)
+    ]
+    return replace(system.plan, templates=tuple(templates), lineage=tuple(lineage), edits=(), functions={})
 
 
-def _renamed(op: Op, old: str, new: str) -> Op:
-    return replace(op, inputs=tuple(new if i == old else i for i in op.inputs)) if old in op.inputs else op
+def _with_inputs(program: Program, held: Mapping[str, int], names: _Names) -> Program:
+    """A program of ranks with new inputs in place of tensors that it makes; summands come with dimensions of size 1 before theirs."""
+    tensors, inputs, views = dict(program.tensors), list(program.inputs), []
+    for tensor, lead in held.items():
+        kind, new = program.tensors[tensor], names.new(tensor)
+        tensors[new] = kind
+        if lead:
+            given = names.summands(tensor)
+            tensors[given] = replace(kind, shape=(*(1 for _ in range(lead)), *kind.shape))
+            views.append(Op("reshape", (given,), (new,), attributes({"shape": kind.shape})))
+            inputs.append(given)
+        else:
+            inputs.append(new)
+    names_here = {t: names.new(t) for t in held}
+    ops = (*views, *(_renamed(op, names_here) for op in program.ops))
+    return replace(program, tensors=tensors, inputs=tuple(inputs), ops=ops)
+
+
+def _renamed(op: Op, new: Mapping[str, str]) -> Op:
+    if not any(i in new for i in op.inputs if i is not None):
+        return op
+    return replace(op, inputs=tuple(None if i is None else new.get(i, i) for i in op.inputs))

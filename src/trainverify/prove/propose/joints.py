@@ -107,17 +107,10 @@ def _weight(system: System, back: _Back, lay: Layout) -> Joint | None:
             other = replace(lay, form=_without(form, set(gone)))
             wanted.setdefault(_shape(system, other, ranks[0]), []).append(other)
     found: list[Layout] = []
-    after: set[str] = set()  # tensors made of what was found
-    for op in program.ops:
-        if any(i in after for i in op.inputs):
-            after.update(op.outputs)
-            continue
-        for t in op.outputs:
-            here = [replace(other, local=t) for other in wanted.get(program.tensors[t].shape, ())]
-            right = next((other for other in here if _is(system, back, other, lay, some)), None)
-            if right is not None:
-                found.append(right)
-                after.add(t)
+    for t in [t for shape in wanted for t in back.shaped(unit, shape) if back.way(ranks[0], t)[:1] == [lay.local]]:
+        if {lay.local for lay in found}.isdisjoint(back.way(ranks[0], t)):
+            here = [replace(other, local=t) for other in wanted[program.tensors[t].shape]]
+            found += [other for other in here if _is(system, back, other, lay, some)][:1]
     uses = frozenset(n for n, op in enumerate(system.logical.ops) if lay.logical in op.inputs and op.phase not in LATER)
     return Joint(lay.logical, tuple(found), uses) if found and uses else None
 
@@ -212,19 +205,42 @@ class _Back:
         self.system = system
         self.makers = [{o: n for n, op in enumerate(p.ops) for o in op.outputs} for p in system.unit_programs]
         self.rows = [{r: row for row, r in enumerate(u.ranks)} for u in system.talk.units]
+        self._shaped: dict[int, dict[Index, list[str]]] = {}
+        self._ways: dict[tuple[int, str], list[str]] = {}
         classes = system.schedule.classes
         self.meetings = {(classes[c].unit, system.talking[classes[c].unit][e]): m for m in system.meetings for c, e in m.step}
 
+    def shaped(self, unit: int, shape: Index) -> list[str]:
+        """The tensors that a unit makes in a shape, in order."""
+        if unit not in self._shaped:
+            found = self._shaped[unit] = {}
+            for t in self.makers[unit]:
+                found.setdefault(self.system.unit_programs[unit].tensors[t].shape, []).append(t)
+        return self._shaped[unit].get(shape, [])
+
+    def way(self, rank: int, tensor: str) -> list[str]:
+        """The tensors that the first element of a tensor is moved through, beginning with a source; nothing if it is computed."""
+        key = (rank, tensor)
+        if key not in self._ways:
+            shape = self.system.unit_programs[self.system.talk.unit_of[rank]].tensors[tensor].shape
+            self._ways[key] = [p.tensor for p in reversed(self._moves(Place(rank, tensor, (0,) * len(shape))))]
+        return self._ways[key]
+
     def moved(self, place: Place) -> Place | None:
         """The element of a source that this one is; None if something is computed on the way."""
+        return next(reversed(self._moves(place)), None)
+
+    def _moves(self, place: Place) -> list[Place]:
+        """The elements that this one is, back to one of a source; none if something is computed on the way."""
+        found = [place]
         for _ in range(FAR):
-            if place.tensor not in self.makers[self.system.talk.unit_of[place.rank]]:
-                return place
-            before = self._before(place, sums=False)
+            if found[-1].tensor not in self.makers[self.system.talk.unit_of[found[-1].rank]]:
+                return found
+            before = self._before(found[-1], sums=False)
             if before is None:
-                return None
-            place = before[0]
-        return None
+                break
+            found.append(before[0])
+        return []
 
     def summands(self, place: Place) -> Iterator[tuple[Place, set[str], Reduction]]:
         """Elements that this one is a sum over ranks of, times something; the mesh axes that it runs along; whether it is an average."""
