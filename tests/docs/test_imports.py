@@ -38,4 +38,7 @@ def test_what_is_trusted_sees_no_values_of_points() -> None:
             seen = reached(found, module)
             assert not seen & proposing, module
             assert not seen & {"trainverify.evaluate.run", "trainverify.evaluate.compare"}, module
-    assert proposing <= reached(found, "trainverify.prove.attempt")  # which joins both
+    joints = {"trainverify.prove.propose.joints"}
+    assert not reached(found, "trainverify.prove.joints") & proposing
+    assert proposing - joints <= reached(found, "trainverify.prove.attempt")  # which joins both
+    assert joints <= reached(found, "trainverify.verdicts.at_joints")

@@ -31,6 +31,7 @@ from trainverify.prove.attempt import Attempt, Engine, attempt
 from trainverify.report import Compared, Report
 from trainverify.verdicts import budgets
 from trainverify.verdicts.approximated import with_approximations
+from trainverify.verdicts.at_joints import at_joints
 from trainverify.verdicts.case import Case, Locator, Progress, silent
 from trainverify.verdicts.evaluation import by_size_alone, report
 from trainverify.verdicts.prepared import assumptions, declared, folded, related, single
@@ -131,6 +132,11 @@ def _verify(
         found = report(case)
         if found.verdict != "UNKNOWN" or ops_walked > budgets.WALKED:
             return found
+        progress("proving")
+    if engine in ("algebra", "auto"):
+        found_cut = at_joints(Case(system, plan, wanted, Attempt({}, {}), points, seed, progress, subject, findings, locator))
+        if found_cut is not None:
+            return found_cut
         progress("proving")
     algebra = prove if progress is silent else partial(prove, progress=progress)
     proof = attempt(engine, algebra, system, wanted, plan.lineage, workers, progress)

@@ -521,8 +521,8 @@ class Prover:
         k = self.kernel
         if got == want:
             return True
-        difference = k.add(k.written_out(got), {m: -c for m, c in k.written_out(want).items()})
-        return not k.collapse(difference)
+        difference = k.collapse(k.add(k.written_out(got), {m: -c for m, c in k.written_out(want).items()}))
+        return not difference or not k.collapse(k.made_anew(difference))
 
 
 _loose_cache: dict[int, tuple[Program, set[str]]] = {}

@@ -34,6 +34,7 @@ from trainverify.prove.algebra.terms import (
     with_constant,
 )
 
+REMADE: Final = 500  # sums that are made anew in one comparison
 SHORT: Final = 4  # terms of a sum that is known also with the sums in it opened
 
 
@@ -76,6 +77,31 @@ class Sums(Opaque):
                 (tower,), over = self.opened_sum(f[0], f[1])
                 parts.append(self.times({tuple(g for g in m if g is not f): p[m]}, self.sum(self.open(tower), over)))
             p = self.flat(self.add(*parts))
+
+    def made_anew(self, p: Poly, left: list[int] | None = None) -> Poly:
+        """p, with sums of the plan opened and made again, and Σ of the logical program at constants: what was worked out for any constants
+        may have been named before at these."""
+        left = [REMADE] if left is None else left
+        parts: list[Poly] = []
+        for m, c in p.items():
+            made: Poly = {(): c}
+            for f in m:
+                made = self.times(made, self._made_anew(f, left))
+            parts.append(made)
+        return self.add(*parts)
+
+    def _made_anew(self, f: Factor, left: list[int]) -> Poly:
+        a, own = self.atoms[f[0]], f[0] >= self.named
+        if f[2] != 1 or a.indicator or not (a.kind == "sum" or (a.kind == "cut" and own)) or not (own or any(i >= 0 for i in f[1])):
+            return {(f,): 1}
+        left[0] -= 1
+        if left[0] < 0:
+            raise TooLarge("too many sums to be made anew")
+        if a.kind == "cut":
+            return self.single(self.made_anew(self.open(f), left))
+        factors, over = self.opened_sum(f[0], f[1])
+        body = self.monomial(factors)
+        return self.sum(self.made_anew(body, left) if own else body, over)
 
     def _tower_summed(self, f: Factor) -> bool:
         """Whether a factor is the Σ of a sum under a name, and of nothing else."""
