@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.table import Table
 
-from trainverify.frameworks import megatron, torchtitan
+from trainverify.frameworks import megatron, torchtitan, transformers
 from trainverify.frameworks.job import Job, captured, judged
 from trainverify.frameworks.trust import checked
 from trainverify.ops import OPS
@@ -22,8 +22,16 @@ _DEBUG: Final = ("--config", "llama3_debugmodel")
 _1F1B: Final = (f"{_P}.pipeline_parallel_degree", "2", f"{_P}.pipeline_parallel_schedule", "1F1B", "--training.disable_cuda_graphs")
 _GPT: Final = ("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--vocab-size", "128", "--seq-length", "16")
 _TP: Final = ("--tensor-model-parallel-size", "2")
-_PACKAGES: Final = {"torchtitan": "torchtitan", "Megatron-core": "megatron"}
-_JOBS: Final = {"torchtitan": torchtitan.job, "Megatron-core": megatron.job}
+_LLAMA: Final = (
+    "--config_overrides",
+    "vocab_size=96,hidden_size=64,intermediate_size=80,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=4,head_dim=8",
+    "--per_device_train_batch_size",
+    "1",
+    "--gradient_accumulation_steps",
+    "2",
+)
+_PACKAGES: Final = {"torchtitan": "torchtitan", "Megatron-core": "megatron", "Transformers": "transformers"}
+_JOBS: Final = {"torchtitan": torchtitan.job, "Megatron-core": megatron.job, "Transformers": transformers.job}
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,11 @@ CASES: Final = (
         "Megatron-core", "DP 2 × TP 2 + SP, distributed optimizer", (*_GPT, *_TP, "--sequence-parallel", "--use-distributed-optimizer"), 4
     ),
     Case("Megatron-core", "PP 2, 1F1B", (*_GPT, "--pipeline-model-parallel-size", "2"), 2),
+    Case("Transformers", "TP 2", (*_LLAMA, "--tp_size", "2"), 2),
+    Case("Transformers", "FSDP2 2", (*_LLAMA, "--fsdp_size", "2"), 2),
+    Case("Transformers", "FSDP2 2 × TP 2", (*_LLAMA, "--fsdp_size", "2", "--tp_size", "2"), 4),
+    Case("Transformers", "FSDP2 2, by accelerate", (*_LLAMA, "--fsdp"), 2),
+    Case("Transformers", "DDP 2, by accelerate", (*_LLAMA, "--ddp_broadcast_buffers", "False"), 2),
 )
 
 
