@@ -114,8 +114,8 @@ def stable(case: Case, small: Small, wrong: list[Suspect], point: PointName) -> 
 def beside_full_size(case: Case, small: Small, wrong: list[Suspect], point: PointName) -> tuple[Report | None, list[Suspect]]:
     """What differs at reduced sizes, at full size: a report, or what is left to be decided at reduced sizes.
 
-    A plan of up to four million elements is run as it is. If no literal can count what was reduced and nothing was proved, reduced sizes
-    decide. Else a larger plan is evaluated on classes: what differs there is refuted.
+    A plan of up to four million elements is run as it is. A larger one is evaluated on classes: what differs there is refuted.
+    Of deep programs reduced sizes decide, if no literal can count what was reduced and nothing was proved.
     What does not is left only if no literal can count what was reduced, or if it differs however such literals are read; else a proof
     stands, and without one there is no verdict.
     """
@@ -123,7 +123,7 @@ def beside_full_size(case: Case, small: Small, wrong: list[Suspect], point: Poin
         raise AtFullSize(small, wrong, point)
     several = list(dict.fromkeys(s.obligation for s in wrong))
     literal = counting(case.system, small)
-    if literal is None and not any(o in case.proof.proved for o in several):
+    if literal is None and len(case.system.logical.ops) > budgets.DEEP and not any(o in case.proof.proved for o in several):
         return None, wrong
     by, seen = case.by_classes, None
     if by is not None:
