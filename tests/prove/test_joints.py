@@ -17,6 +17,7 @@ from trainverify.graph.program import Program
 from trainverify.prove.algebra.engine import prove
 from trainverify.prove.joints import Joint, cut
 from trainverify.prove.propose.joints import joints
+from trainverify.verdicts import budgets
 from trainverify.verdicts.prepared import related, single
 
 ADAM = tv.AdamW(lr=0.01)
@@ -112,6 +113,17 @@ def test_proved(dp: int) -> None:
     assert report.verdict == "PROVED", report.reason
     assert {o.engine for o in report.obligations} == {"algebra, cut"}
     assert any(n.startswith("both programs are cut at 2 tensors") for n in report.notes)
+
+
+def test_evaluated_on_some_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PROVED where few ranks of a large plan are evaluated: sums over all of them are not."""
+    monkeypatch.setattr(budgets, "MAX_ELEMENTS", 10)
+    monkeypatch.setattr("trainverify.verdicts.at_joints.evaluable", lambda _: False)
+    report = tv.verify(logical(), plan(4), points=1)
+    assert report.verdict == "PROVED", report.reason
+    assert "random evaluation of the cut programs agrees" in report.reason
+    assert "1 claims about sums over ranks are proved and not evaluated" in report.notes
+    assert len(report.obligations) == len(tv.verify(logical(), plan(2), points=1).obligations)
 
 
 MISTAKES = [

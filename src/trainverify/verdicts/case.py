@@ -45,13 +45,14 @@ class Case:
     locator: Locator
     alike: bool = False  # but for few ranks: one point after the other, and all ranks of a program together
     whole: bool = False  # at the original sizes, all ranks
+    most: int = budgets.EVALUATED  # elements up to which all ranks are evaluated
     smaller: tuple[Small, list[Suspect], PointName] | None = None  # where the same differs and less has to be searched
     shared: list[ByClasses | None] = field(default_factory=list)  # with other evaluations of the system
 
     @cached_property
     def kept(self) -> Sample:
         """What is evaluated of a plan with many ranks, or with too many elements otherwise."""
-        everything = self.plan.size <= RANKS and fits(self.system, budgets.EVALUATED)
+        everything = self.plan.size <= RANKS and fits(self.system, self.most)
         return ALL if everything else sampled(self.system, above=0)
 
     @cached_property
