@@ -86,7 +86,7 @@ class Forms(Windowed):
             case "const":
                 return {(): self._literal(node) if id(node) not in offsets else self._on_ranks(offsets[id(node)])}
             case "iota":
-                return {(): self._iota(node, dims, axes.lines[id(node)], offsets.get(id(node), Offset(node.attrs[0])))}
+                return self._iota_blocks(node, dims, axes.lines[id(node)], offsets.get(id(node), Offset(node.attrs[0])))
             case "map":
                 return {key: self.flat.through(lambda ps: self._map(node, ps, axes), [a[key] for a in args]) for key in grid.blocks()}
             case "select":

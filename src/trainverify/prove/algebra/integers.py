@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from trainverify.axes.inference import Line
 from trainverify.axes.structure import Axis
 from trainverify.primitives.node import Node
-from trainverify.prove.algebra.grids import Offset
-from trainverify.prove.algebra.places import Dims, Places
+from trainverify.prove.algebra.grids import Offset, mixed_radix
+from trainverify.prove.algebra.places import Dims, Places, Value
 from trainverify.prove.algebra.terms import (
     Index,
     Poly,
     Unsupported,
+    as_constant,
     constant,
     scale,
 )
@@ -50,6 +51,40 @@ class Integers(Places):
         k = self.kernel
         found = k.add(constant(offset.base), *(scale(k.iota(self.mesh_sizes[v], v), step) for v, step in offset.strides))
         return found if offset.over == 1 else scale(found, Fraction(1, offset.over))
+
+    def _iota_blocks(self, node: Node, dims: Dims, line: Line | None, offset: Offset) -> Value:
+        """Positions along an axis; in unequal pieces they are numbers, what lies before a piece and the position in it."""
+        grid = self.grid(dims)
+        if not grid.tags:
+            return {(): self._iota(node, dims, line, offset)}
+        if any(leaf.axis.root().flat for leaf in grid.leaves) or dims[0].root().flat:
+            raise Unsupported(f"integers on a flat axis {dims[0]!r}")
+        k, step = self.kernel, node.attrs[1]
+        found: Value = {}
+        for key in grid.blocks():
+            at, _ = self._along_pieces(dims[0], dict(zip(grid.tags, key, strict=True)), 0)
+            found[key] = k.add(self._on_ranks(offset), scale(at, step))
+        return found
+
+    def _along_pieces(self, axis: Axis, chosen: Mapping[int, int], leaf: int) -> tuple[Poly, int]:
+        """The position on an axis by the leaves of the chosen pieces, and the number of the leaf after the axis. `leaf` is its first."""
+        k, units = self.kernel, self.axes.leaves([axis])
+        total: Poly = {}
+        for i, unit in enumerate(units):
+            here: Poly
+            if unit.pieces is None:
+                here = {} if unit.size == 1 else k.iota(unit.size, -1 - leaf)
+                leaf += 1
+            else:
+                here, tag, before = {}, leaf, 0
+                leaf += 1
+                for t, piece in enumerate(unit.pieces):
+                    within, leaf = self._along_pieces(piece, chosen, leaf)
+                    if t == chosen[tag]:
+                        here = k.add(constant(before), within)
+                    before += piece.size
+            total = k.add(total, scale(here, math.prod(u.size for u in units[i + 1 :])))
+        return total, leaf
 
     def _iota(self, node: Node, dims: Sequence[Axis], line: Line | None, offset: Offset) -> Poly:
         """Digits times weights; digits that the offset fixes are constants of the line's axis. Without such an axis, start and count."""
@@ -162,6 +197,10 @@ class Integers(Places):
         if name is not None:
             self._range(name[0], root.axis)
             return self._digits_of(name, whole, at)
+        if (c := as_constant(p)) is not None:  # a literal, such as the label that counts as none: outside of the range there is no 1
+            return (
+                self._hot_digits(whole, mixed_radix(int(c), [a.size for a in whole]), at) if 0 <= c < root.axis.size and c == int(c) else {}
+            )
         masked = self._masked_label(k.flat(p))
         if masked is not None:
             mask, name = masked
@@ -170,9 +209,13 @@ class Integers(Places):
         digits = self._iota_digits(k.flat(p), whole)
         if digits is None:
             raise Unsupported("one-hot of computed integers")
+        return self._hot_digits(whole, digits, at)
+
+    def _hot_digits(self, whole: Sequence[Axis], have: Sequence[Index], want: Sequence[Index]) -> Poly:
+        """1 where the digits of two positions are the same."""
         result = constant(1)
-        for a, have, want in zip(whole, digits, at, strict=True):
-            result = k.times(result, k.delta(a.size, have, want))
+        for a, x, y in zip(whole, have, want, strict=True):
+            result = self.kernel.times(result, self.kernel.delta(a.size, x, y))
         return result
 
     def _iota_digits(self, p: Poly, whole: Sequence[Axis]) -> list[Index] | None:
