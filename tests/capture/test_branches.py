@@ -202,3 +202,25 @@ def test_accepted() -> None:
     report = verify(many, accept_choices=True)
     assert report.verdict == "PROVED", report.reason
     assert any("is True (accepted" in a for a in report.assumptions)
+
+
+def positions(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    if (torch.diff(torch.arange(7)) == 1).all():
+        optimizer.step()
+
+
+def test_a_condition_that_constants_decide() -> None:
+    """PROVED, and captured one way: no data decides whether positions follow each other."""
+    report = verify(positions)
+    assert report.verdict == "PROVED", report.reason
+    assert not any("conditions on data" in n for n in report.notes)
+
+
+def test_constants_that_decide_otherwise_on_a_rank() -> None:
+    """REFUTED or INVALID: rank 1 takes no step."""
+
+    def other(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+        if (torch.arange(7) < 7 - rank).all():
+            optimizer.step()
+
+    assert verify(other, positions).verdict in ("REFUTED", "INVALID")

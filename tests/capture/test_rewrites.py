@@ -365,3 +365,31 @@ def test_gathered_blocks_side_by_side() -> None:
         gathered = np.arange(120.0).reshape(6, 4, 5)
         values = computed(replace(program, ops=program.ops[1:]), {str(whole): gathered})
         np.testing.assert_array_equal(values[joined], np.concatenate([gathered[2 * i : 2 * i + 2] for i in at], axis=1))
+
+
+def test_a_slice_of_what_literals_surround() -> None:
+    """Labels that move by one: the last one is a literal."""
+    found = agree(lambda a: torch.nn.functional.pad(a, (0, 1), value=-100)[..., 1:].contiguous(), torch.tensor([[3, 1, 4], [1, 5, 9]]))
+    assert ops(found)[-1] == "concat"
+    assert [op.inputs for op in found.emitter.ops if op.name == "slice"] == [("x0",)]
+    for cut in (slice(0, 2), slice(1, 3), slice(2, 7), slice(3, 8)):
+        agree(lambda a, cut=cut: torch.nn.functional.pad(a, (2, 3), value=0.5)[:, cut].clone(), real(2, 4))
+
+
+def joined(a, shape: tuple[int, ...], order: tuple[int, ...]):
+    return torch.cat([a[i : i + 1].clone().reshape(shape) for i in order])
+
+
+def test_blocks_that_are_reshaped_and_joined() -> None:
+    found = agree(lambda a: joined(a, (6,), (0, 1, 2)), real(3, 2, 3))
+    assert ops(found)[-1] == "reshape"
+    assert found.emitter.ops[-1].inputs == ("x0",)
+
+
+def test_blocks_in_another_order_stay() -> None:
+    """Not all, not in order, or not along the first dimension: no reshape, and still equal in numbers."""
+    for order in ((1, 0, 2), (0, 1), (0, 1, 1)):
+        found = agree(lambda a, order=order: joined(a, (6,), order), real(3, 2, 3))
+        assert found.emitter.ops[-1].inputs != ("x0",)
+    found = agree(lambda a: torch.cat([a[i : i + 1].clone().reshape(2, 3) for i in range(3)], dim=1), real(3, 2, 3))
+    assert ops(found)[-1] == "concat"

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from trainverify.graph.program import Source
+from trainverify.torch.constants import decided
 from trainverify.torch.translate import Translator
 from trainverify.torch.values import ReadsData
 
@@ -199,6 +200,8 @@ class Reader:
         place = tr._place()
         tr.emitter.place = place
         condition = tr.named(t.reshape(()))
+        if (constant := decided(tr.emitter, condition)) is not None:
+            return constant
         found = next((b for b in (*self.branches, *self.accepted) if b.condition == condition), None)
         if found is not None:
             return found.taken

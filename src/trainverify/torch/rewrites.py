@@ -4,9 +4,11 @@
   the norm of norms of tensors is the norm of all their elements
 - a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
 - integers that count on from 0, plus a literal, count on from there
-- a slice of a concatenation that begins and ends between pieces is the concatenation of these; a concatenation of others is one
+- a slice of a concatenation that begins and ends between pieces is the concatenation of these; a concatenation of others is one;
+  one with literals among its pieces is cut anywhere
 - a number added to a flat concatenation, or multiplied with it, goes to its pieces
-- blocks of what ranks gathered, side by side along another dimension, are a dimension that moves there
+- blocks of what ranks gathered, side by side along another dimension, are a dimension that moves there;
+  blocks along the first dimension, reshaped alike and joined again, are the tensor, reshaped
 - an embedding that masks ids outside its rows is an embedding of the rows from there on; likewise labels of a cut vocabulary
 """
 
@@ -50,7 +52,7 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
     if name == "slice" and attrs.get("step", 1) == 1:
         return _of_pieces(e, first, attrs)
     if name == "concat":
-        return _side_by_side(e, inputs, attrs["dim"]) or _flattened(e, inputs, attrs["dim"])
+        return _side_by_side(e, inputs, attrs["dim"]) or _gathered(e, inputs, attrs["dim"]) or _flattened(e, inputs, attrs["dim"])
     if name in _BY_VALUE and len(inputs) == 1 and len(e.shape(str(first))) == 1 and len(pieces := _pieces(e, first, 0)) > 1:
         return e.op("concat", [e.op(name, (p,), attrs) for p in pieces], {"dim": 0})
     if name in ("add", "sub") and len(inputs) == 1:
@@ -97,7 +99,29 @@ def _of_pieces(e: Emitter, x: str | None, attrs: Mapping[str, Any]) -> str | Non
             kept.append(p)
         at += e.shape(p)[dim]
     found.add(at)
+    if any((made := e.made.get(p)) is not None and made.name == "full" for p in pieces) and len(pieces) > 1:
+        return _of_padded(e, pieces, dim, attrs["start"], attrs["stop"])
     if not kept or attrs["start"] not in found or attrs["stop"] not in found:
+        return None
+    return kept[0] if len(kept) == 1 else e.op("concat", kept, {"dim": dim})
+
+
+def _of_padded(e: Emitter, pieces: Sequence[str], dim: int, start: int, stop: int) -> str | None:
+    """A slice of something between literals: its pieces are cut, not the whole."""
+    kept, at = [], 0
+    for p in pieces:
+        shape, op = e.shape(p), e.made.get(p)
+        first, last = max(start - at, 0), min(stop - at, shape[dim])
+        at += shape[dim]
+        if first >= last:
+            continue
+        if (first, last) == (0, shape[dim]):
+            kept.append(p)
+        elif op is not None and op.name == "full":
+            kept.append(e.full((*shape[:dim], last - first, *shape[dim + 1 :]), op.get("value"), e.tensors[p].dtype))
+        else:
+            kept.append(e.op("slice", (p,), {"dim": dim, "start": first, "stop": last}))
+    if not kept:
         return None
     return kept[0] if len(kept) == 1 else e.op("concat", kept, {"dim": dim})
 
@@ -155,6 +179,19 @@ def _side_by_side(e: Emitter, inputs: Sequence[str | None], along: int) -> str |
     apart = e.reshape(found[0], (n, shape[0] // n, *shape[1:]))
     moved = e.op("permute", (apart,), {"dims": (*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1))})
     return e.reshape(moved, (shape[0] // n, *shape[1:dim], n * shape[dim], *shape[dim + 1 :]))
+
+
+def _gathered(e: Emitter, inputs: Sequence[str | None], along: int) -> str | None:
+    """Blocks of a tensor along dimension 0, reshaped alike and joined along dimension 0: the tensor, reshaped."""
+    made = [e.made.get(i) for i in inputs]
+    shapes = {e.shape(str(i)) for i in inputs}
+    if len(shapes) != 1 or () in shapes or along % len(e.shape(str(inputs[0]))) or any(op is None or op.name != "reshape" for op in made):
+        return None
+    found = _blocks(e, [op.inputs[0] for op in made if op is not None])
+    if found is None or found[1] != 0:
+        return None
+    (shape,) = shapes
+    return e.reshape(found[0], (len(inputs) * shape[0], *shape[1:]))
 
 
 def _blocks(e: Emitter, names: Sequence[str | None]) -> tuple[str, int] | None:

@@ -60,7 +60,19 @@ def roll(a: Arguments) -> str:
 
 @row("aten::constant_pad_nd")
 def pad(a: Arguments) -> str:
-    return a.e.op("pad", (a.tensor("self"),), {"pads": a.ints("pad"), "value": a.number("value")})
+    """With zeros; with another number, say a label that counts as none, it is a concatenation."""
+    x, pads, value = a.tensor("self"), a.ints("pad"), a.number("value")
+    if value == 0 or pads is None or min(pads) < 0:
+        return a.e.op("pad", (x,), {"pads": pads, "value": value})
+    for i in range(0, len(pads), 2):
+        shape, d = a.e.shape(x), len(a.e.shape(x)) - 1 - i // 2
+
+        def around(size: int, shape: tuple[int, ...] = shape, d: int = d) -> list[str]:
+            return [a.e.full((*shape[:d], size, *shape[d + 1 :]), value, a.e.tensors[a.tensor("self")].dtype)] if size else []
+
+        parts = [*around(pads[i]), x, *around(pads[i + 1])]
+        x = a.e.op("concat", parts, {"dim": d}) if len(parts) > 1 else x
+    return x
 
 
 def _padded(a: Arguments, x: str, dim: int, start: int, size: int) -> str:
