@@ -17,6 +17,7 @@ from trainverify.frameworks.megatron_shims import SHIMS as MEGATRON
 from trainverify.frameworks.shims import Shim, listed
 from trainverify.frameworks.torchtitan_shims import ALL_SHIMS
 from trainverify.frameworks.torchtitan_step import Facts
+from trainverify.frameworks.transformers_shims import ALL_SHIMS as TRANSFORMERS
 from trainverify.frameworks.versions import KNOWN, TORCH, remark
 from trainverify.graph.mesh import Mesh
 from trainverify.report import Report
@@ -59,10 +60,14 @@ def test_batch_and_loss_of_ranks() -> None:
     assert Facts({"tp": 2}, 12, 7, 11, "0.3.0", "spmd_types").loss == "whole"
 
 
-@pytest.mark.parametrize("missing", ["torchtitan", "torch"])
-def test_without_the_framework(missing: str) -> None:
+TITAN = "['torchtitan', '--config', 'llama3_debugmodel', '--world-size', '2']"
+
+
+@pytest.mark.parametrize(
+    ("missing", "command"), [("torchtitan", TITAN), ("torch", TITAN), ("transformers", "['transformers', '--tp_size', '2']")]
+)
+def test_without_the_framework(missing: str, command: str) -> None:
     """Exit code 2, and one line with what to install."""
-    command = "['torchtitan', '--config', 'llama3_debugmodel', '--world-size', '2']"
     code = f"import sys; sys.modules['{missing}'] = None; from trainverify.cli import run; sys.exit(run({command}))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert found.returncode == 2
@@ -73,11 +78,11 @@ def test_without_the_framework(missing: str) -> None:
 
 def test_versions_known_to_work() -> None:
     """The table of the page, what `make frameworks` installs, and the extra of PyTorch are those of the code."""
-    pages = {"torchtitan": "torchtitan.md", "megatron-core": "megatron.md"}
-    assert set(pages) == set(KNOWN)
-    for name, page in pages.items():
+    pages = {"torchtitan.md": ["torchtitan"], "megatron.md": ["megatron-core"], "transformers.md": ["transformers", "accelerate"]}
+    assert {n for names in pages.values() for n in names} == set(KNOWN)
+    for page, names in pages.items():
         rows = dict(re.findall(r"^\| ([\w-]+) \| ([\d., ]+) \|$", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE))
-        assert rows == {name: ", ".join(KNOWN[name]), "torch": TORCH}
+        assert rows == {**{n: ", ".join(KNOWN[n]) for n in names}, "torch": TORCH}
     make = (ROOT / "Makefile").read_text("utf-8")
     assert all(f"{n}=={v[-1]}" in make for n, v in KNOWN.items())
     assert f"torch=={TORCH}" in (ROOT / "pyproject.toml").read_text("utf-8")
@@ -88,11 +93,12 @@ def test_another_version_is_told() -> None:
     assert "never tried" in remark("torchtitan", "9.9")[0]
 
 
-def test_the_page_lists_every_shim() -> None:
-    page = (ROOT / "docs" / "torchtitan.md").read_text("utf-8")
+@pytest.mark.parametrize(("name", "all_shims"), [("torchtitan", ALL_SHIMS), ("transformers", TRANSFORMERS)])
+def test_the_page_lists_every_shim(name: str, all_shims: tuple[Shim, ...]) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
     shims = page.partition("## Shims")[2].partition("###")[0]
     assert re.findall(r"^\| ([\w ]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", shims, re.MULTILINE)[1:] == [
-        (s.name, s.replaces, s.why, f"no: {s.stays}" if s.stays else "yes") for s in ALL_SHIMS
+        (s.name, s.replaces, s.why, f"no: {s.stays}" if s.stays else "yes") for s in all_shims
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.table import Table
 
-from trainverify.frameworks import megatron, torchtitan
+from trainverify.frameworks import megatron, torchtitan, transformers
 from trainverify.frameworks.job import Job, captured, judged
 from trainverify.frameworks.trust import checked
 from trainverify.ops import OPS
@@ -26,8 +26,16 @@ _TP: Final = ("--tensor-model-parallel-size", "2")
 _SP: Final = (*_TP, "--sequence-parallel")
 _PP: Final = ("--pipeline-model-parallel-size", "2")
 _SHARDED: Final = "--use-distributed-optimizer"
-_PACKAGES: Final = {"torchtitan": "torchtitan", "Megatron-core": "megatron"}
-_JOBS: Final = {"torchtitan": torchtitan.job, "Megatron-core": megatron.job}
+_LLAMA: Final = (
+    "--config_overrides",
+    "vocab_size=96,hidden_size=64,intermediate_size=80,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=4,head_dim=8",
+    "--per_device_train_batch_size",
+    "1",
+    "--gradient_accumulation_steps",
+    "2",
+)
+_PACKAGES: Final = {"torchtitan": "torchtitan", "Megatron-core": "megatron", "Transformers": "transformers"}
+_JOBS: Final = {"torchtitan": torchtitan.job, "Megatron-core": megatron.job, "Transformers": transformers.job}
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,11 @@ CASES: Final = (
     Case("Megatron-core", "PP 2, 1F1B", (*_GPT, *_PP), 2),
     Case("Megatron-core", "PP 2, interleaved", (*_GPT, *_PP, "--num-layers", "4", "--num-layers-per-virtual-pipeline-stage", "1"), 2),
     Case("Megatron-core", "PP 2 × TP 2 + SP", (*_GPT, *_PP, *_SP), 4),
+    Case("Transformers", "TP 2", (*_LLAMA, "--tp_size", "2"), 2),
+    Case("Transformers", "FSDP2 2", (*_LLAMA, "--fsdp_size", "2"), 2),
+    Case("Transformers", "FSDP2 2 × TP 2", (*_LLAMA, "--fsdp_size", "2", "--tp_size", "2"), 4),
+    Case("Transformers", "FSDP2 2, by accelerate", (*_LLAMA, "--fsdp"), 2),
+    Case("Transformers", "DDP 2, by accelerate", (*_LLAMA, "--ddp_broadcast_buffers", "False"), 2),
 )
 
 

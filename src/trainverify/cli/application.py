@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "torch": "Is the training step of PyTorch code on N ranks equal to the one on a single device?",
     "torchtitan": "Is the training step of torchtitan, with its own options, equal to the same without parallelism?",
     "megatron": "Is the training step of Megatron-core, with its own options, equal to the same without parallelism?",
+    "transformers": "Is the training step of Transformers' Trainer, with its own options, equal to the same without parallelism?",
     "jax": "Is the training step that JAX runs on a mesh equal to the one on a single device?",
     "sweep": "Every configuration of a matrix: one table, one exit code.",
     "lineage": "Which logical tensor every tensor of PLAN is, and how it lies on the mesh: discovered, not declared.",

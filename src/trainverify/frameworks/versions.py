@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-KNOWN: Final = {"torchtitan": ("0.3.0",), "megatron-core": ("0.16.1",)}
+KNOWN: Final = {
+    "torchtitan": ("0.3.0",),
+    "megatron-core": ("0.16.1",),
+    "transformers": ("5.23.0",),
+    "accelerate": ("1.15.0",),
+}
 TORCH: Final = "2.13.0"
 
 
