@@ -30,7 +30,7 @@ from trainverify.verdicts import Disagreement
 
 DIFFERENT: Final = 1e-6
 AUTOGRAD: Final = 0.15  # share of plans whose backward is per-rank reverse mode
-LARGE: Final = 64.0  # times random inputs: gradients are clipped there
+LARGE: Final = tuple((point, times) for times in (64.0, 512.0) for point in range(2))  # larger inputs: gradients are clipped there
 FULL_SIZE: Final = 3  # points evaluated at full size behind a PROVED mistake
 
 # what a case can be; the ones that must never happen say so
@@ -124,7 +124,7 @@ def run(seed: int, mutant: bool, seconds: float = 10.0, oracle: float = 1.0) -> 
     if mutant and report.verdict == "UNKNOWN" and random.Random(seed).random() >= oracle:
         return outcome(report.verdict, None, reason)
     try:
-        points = [(p, 1.0) for p in range(FULL_SIZE)] + [(0, LARGE)] if report.verdict == "PROVED" and mutant else [(0, 1.0)]
+        points = [*((p, 1.0) for p in range(FULL_SIZE)), *LARGE] if report.verdict == "PROVED" and mutant else [(0, 1.0)]
         gap, name = max(worst(case.logical, case.plan, *p) for p in points)
     except Exception:
         if report.verdict == "UNKNOWN":  # an op that neither supports
@@ -134,7 +134,7 @@ def run(seed: int, mutant: bool, seconds: float = 10.0, oracle: float = 1.0) -> 
         return outcome("PROVED", "wrong PROVED" if mutant else "generator", f"{name} differs by {gap:.2g} at full size")
     claim = report.difference is not None and report.difference.obligation.output.role == "declared"
     if report.verdict == "REFUTED" and gap < SAME and not claim:  # the oracle looks at outputs, not at claims
-        gap = max(worst(case.logical, case.plan, *p)[0] for p in (*((n, 1.0) for n in range(1, 1 + FULL_SIZE)), (0, LARGE)))
+        gap = max(worst(case.logical, case.plan, *p)[0] for p in (*((n, 1.0) for n in range(1, 1 + FULL_SIZE)), *LARGE))
         if gap < SAME:
             return outcome("REFUTED", "REFUTED but equal", reason)
     return outcome(report.verdict, None, reason, "full size differs" if gap > DIFFERENT else "")

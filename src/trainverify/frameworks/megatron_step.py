@@ -83,6 +83,8 @@ def facts(options: tuple[str, ...], world: int | None) -> Facts:
         raise CaptureError("a mixture of experts is not captured: MoELayer makes a stream of the accelerator")
     if given["bf16"]:
         raise CaptureError("bfloat16 is not captured yet")
+    if given["hidden_dropout"] or given["attention_dropout"]:
+        raise CaptureError("dropout is not captured: which ranks draw the same random numbers is not seen")
     ranks = world or tp * pp * ep
     if ranks == 1:
         raise CaptureError("one rank only: say --world-size N, or sizes of parallelism")
