@@ -44,7 +44,10 @@ def command(
     memory: Memory = None,
     engine: EngineName = "algebra",
 ) -> int:
-    """Is the training step of Transformers, with its own options, equal to the same without parallelism? It runs on fake tensors."""
+    """Is the training step of Transformers' Trainer, with its own options, equal to the same without parallelism?
+
+    It runs on fake tensors.
+    """
     try:
         from trainverify.frameworks import transformers
     except ImportError as error:
