@@ -57,6 +57,8 @@ def of_change(mine: Op, theirs: Op) -> Cause | None:
         return Cause.EXTRA_REDUCTION if b in COPIES else None
     if a == b:
         return _of_attributes(a, {k for k, v in mine.attrs if theirs.get(k) != v} | {k for k, _ in theirs.attrs if mine.get(k) is None})
+    if (a, b) == ("identity", "add"):
+        return Cause.LOST_CONTRIBUTION
     if {a, b} == {"sum", "mean"}:
         return Cause.WRONG_REDUCTION
     if a in (*SCALES, "identity") and b in (*SCALES, "identity"):
