@@ -64,7 +64,8 @@ WEIGHTS: Final = Shim(
 )
 OPTIONS: Final = Shim(
     "options",
-    "nothing is logged, saved or evaluated; losses are not searched for NaN (logging_nan_inf_filter)",
+    "nothing is logged, saved or evaluated; training has 8 steps (for the schedule of rates); "
+    "losses are not searched for NaN (logging_nan_inf_filter)",
     "they need values",
     _nothing,
 )

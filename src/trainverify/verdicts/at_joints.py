@@ -35,7 +35,7 @@ def at_joints(case: Case) -> Report | None:
     case.progress("proving what was cut")
     wanted = (*found.wanted, *found.claims)
     proof = by_algebra(prove(system, wanted, case.progress), system)
-    if proof.failed:
+    if proof.failed or not all(o in proof.proved for o in wanted):
         return None
     note = f"both programs are cut at {len(found.claims)} tensors, of which all ranks are shown to have their part"
     proof = replace(proof, notes=(*proof.notes, note))
