@@ -11,7 +11,7 @@ from collections import Counter  # noqa: E402
 from capture.cases import CASES  # noqa: E402
 from capture.planted import BUGS, called, located  # noqa: E402
 
-RIGHT_LINES = 0.6
+RIGHT_LINES = 0.85
 
 
 # Other sizes or options of a source that has bugs.

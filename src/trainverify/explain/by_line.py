@@ -20,7 +20,7 @@ class ByLine:
         self.likes = likes
 
     @cached_property
-    def sites(self) -> list[Site]:
+    def _together(self) -> dict[tuple[object, ...], list[Node]]:
         """One kind of op of one line, with any results, then with results of one shape; on all ranks, or on those of one program."""
         found: dict[tuple[object, ...], list[Node]] = {}
         for node in self._nodes:
@@ -31,7 +31,17 @@ class ByLine:
             for more in ((), (op.phase,), (op.phase, op.attrs, shape), (op.phase, op.attrs, shape, callers)):
                 found.setdefault((*what, *more), []).append(node)
                 found.setdefault((*what, *more, node[0]), []).append(node)
-        return self._several(found)
+        return found
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        return self._several(self._together)
+
+    @cached_property
+    def rows(self) -> list[Site]:
+        """The others, whole: what a line does to a tensor again and again."""
+        rows = dict.fromkeys(tuple(nodes) for nodes in self._together.values())
+        return [s for s in rows if any((c, str(i)) in set(s) for c, t in s for i in self.graph.ops[c, t].inputs)]
 
     @cached_property
     def collectives(self) -> list[Site]:
@@ -48,6 +58,20 @@ class ByLine:
                 found.setdefault((1, op.name, op.attrs), []).append(node)
         return self._several(found)
 
+    def only_here(self, site: Site) -> bool:
+        """Whether the logical program runs the line of a site, and does no such thing there."""
+        op = self.graph.ops[site[0]]
+        there = self._logical.get(op.source, set())
+        return bool(there) and (op.name, op.attrs) not in there
+
+    @cached_property
+    def _logical(self) -> dict[Source | None, set[tuple[object, ...]]]:
+        """What the logical program does in each line."""
+        found: dict[Source | None, set[tuple[object, ...]]] = {}
+        for op in self.graph.small.logical.ops:
+            found.setdefault(op.source, set()).add((op.name, op.attrs))
+        return found
+
     @cached_property
     def known(self) -> bool:
         """Whether lines are known with those that led there, as of captured code."""
@@ -59,9 +83,14 @@ class ByLine:
         return [n for n in nodes if (op := self.graph.ops.get(n)) is not None and op.source is not None]
 
     def _several(self, found: Mapping[tuple[object, ...], list[Node]]) -> list[Site]:
-        """Sites of which no tensor is made from another one: of two ops in a row, only one is the mistake."""
-        sites = dict.fromkeys(tuple(nodes) for nodes in found.values())
-        return [s for s in sites if not any((c, str(i)) in set(s) for c, t in s for i in self.graph.ops[c, t].inputs)]
+        """Sites of which no tensor is made from another one: of ops in a row, only one is the mistake. Of rows, the last ones come last."""
+        rows: dict[Site, None] = {}
+        sites: dict[Site, None] = {}
+        for nodes in found.values():
+            read = {(c, str(i)) for c, t in nodes for i in self.graph.ops[c, t].inputs}
+            last = tuple(n for n in nodes if n not in read)
+            (rows if len(last) < len(nodes) else sites)[last] = None
+        return list(sites | rows)
 
     def unlike_other_ranks(self) -> Iterator[dict[Site, Repair]]:
         """All that a line does otherwise than on ranks of another program."""

@@ -93,6 +93,28 @@ def used(small: Small, place: Place) -> Place:
     return place
 
 
+def handed(small: Small, place: Place) -> Place:
+    """Of an op that does what it should to something else, also the line of the function that has its inputs."""
+    op, logical = place.op, place.logical_op
+    same = op is not None and logical is not None and (op.name, op.attrs, op.source) == (logical.name, logical.attrs, logical.source)
+    if not same or place.category is not Cause.WRONG_INPUT or place.repair is not None or place.rank not in small.places:
+        return place
+    assert op is not None
+    makers = {o: made for made in small.classes[small.places[place.rank][0]].program.ops for o in made.outputs}
+    mine = _calls(op)
+    for name in op.inputs:
+        theirs = _calls(makers[name]) if name in makers else []
+        last = len(theirs) - 1
+        if theirs and len(theirs) < len(mine) and theirs[:last] == mine[:last] and theirs[last].file == mine[last].file:
+            return replace(place, given=mine[last])
+    return place
+
+
+def _calls(op: Op) -> list[Source]:
+    """The lines that lead to an op, from the step on, and its own."""
+    return [] if op.source is None else [*reversed(op.source.callers), op.source]
+
+
 def _in_backward(source: Source) -> Source:
     """Of a function that backward calls, the line of backward: the last one before that of the step."""
     return source.callers[-2] if len(source.callers) > 1 else source

@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from trainverify.evaluate.compare import Suspect, held, places
 from trainverify.evaluate.run import PlanValues
 from trainverify.evaluate.small import Small, Step
 from trainverify.explain.cause import Cause
+from trainverify.explain.felt import after, felt
 from trainverify.explain.fingerprints import TINY, Index, contained, telling
 from trainverify.explain.place import Known, Place
 from trainverify.explain.watch import NO_LIMIT, Watch
@@ -28,6 +28,7 @@ from trainverify.graph.program import Op
 
 NO_MATCH = "matches no logical tensor"
 NO_FACTOR = "differs by no factor that sizes explain: a term is missing, doubled or wrong"
+MOST_LOOKS = 20  # tensors that are changed to see which outputs feel it
 MOVES = frozenset({"slice", "split", "chunk", "recv", "all_gather", "reduce_scatter", "all_to_all", "scatter", "gather", "broadcast"})
 
 
@@ -93,41 +94,46 @@ class Locator:
         self.known = {n: _Values(v) for n, v in logical.items() if np.asarray(v).dtype.kind == "f" and telling(v)}
         self._share: dict[tuple[str, float], list[Array]] = {}  # (logical tensor, factor) → pieces of it
         self._place: dict[tuple[str, str, int, int], Array | None] = {}
+        self._dull: set[str] = set()  # outputs that agree and do not feel what is missing
+        self._looks = 0
+        self._right_on: dict[tuple[int, int], set[str]] = {}  # by class and number of dull outputs
         self._match = self._matches()
 
     def place(self) -> Place:
         order = {o: i for i, s in enumerate(self.small.logical_steps) for o in s.outputs}
         failed = min(self.wrong, key=lambda s: order.get(s.obligation.output.tensor, -1))
-        right = self._behind_what_agrees()
         for name in self._ancestors(failed.obligation.output.tensor):
-            if name not in right and not self._computed(name) and name != failed.obligation.output.tensor:
+            if not self._computed(name) and name != failed.obligation.output.tensor and not self._right(name):
                 stand_in = self._misaligned(name) or self._stand_in(name)
                 if stand_in is not None:
                     return stand_in
         return self._misaligned(failed.obligation.output.tensor) or self._output(failed)
 
-    def _behind_what_agrees(self) -> set[str]:
-        """Logical tensors that outputs depend on which agree everywhere: where the plan has them not, it gets there in another way."""
+    def _right(self, name: str) -> bool:
+        """Whether an output agrees everywhere that feels a logical tensor: where the plan has it not, it gets there in another way."""
         wrong = {s.obligation.output.tensor for s in self.wrong}
-        found = {o.tensor for o in self.small.logical.outputs} - wrong
-        for step in reversed(self.small.logical_steps):
-            if not found.isdisjoint(step.outputs):
-                found.update(i for i in step.inputs if i is not None)
-        return found
+        reached = after(self.small, name) & {o.tensor for o in self.small.logical.outputs} - wrong - self._dull
+        if not reached or self._looks == MOST_LOOKS:
+            return bool(reached)
+        self.watch.look()
+        self._looks += 1
+        changed = felt(self.small, self.logical, name, reached)
+        self._dull |= reached - changed
+        return bool(changed)
 
-    @cached_property
-    def _healthy(self) -> list[set[str]]:
-        """By class, local tensors that right outputs are made of by local ops: they are right. Communication is not looked behind."""
-        at = places(self.small)
-        wrong = {(at[s.rank][0], s.layout.local) for s in self.wrong if s.rank in at}
-        found = []
-        for c, k in enumerate(self.small.classes):
-            mine = {o.tensor for o in k.program.outputs if (c, o.tensor) not in wrong}
-            for op in reversed(k.program.ops):
+    def _healthy(self, c: int) -> set[str]:
+        """Local tensors that right outputs are made of by local ops: they are right. Communication is not looked behind."""
+        if (c, len(self._dull)) not in self._right_on:
+            at = places(self.small)
+            wrong = {s.layout.local for s in self.wrong if s.rank in at and at[s.rank][0] == c}
+            wrong |= {layout.local for layout, _ in self.small.parts if layout.logical in self._dull}
+            program = self.small.classes[c].program
+            mine = {o.tensor for o in program.outputs if o.tensor not in wrong}
+            for op in reversed(program.ops):
                 if not mine.isdisjoint(op.outputs):
                     mine.update(i for i in op.inputs if i is not None)
-            found.append(mine)
-        return found
+            self._right_on[c, len(self._dull)] = mine
+        return self._right_on[c, len(self._dull)]
 
     def _ancestors(self, output: str) -> list[str]:
         """Logical tensors that an output depends on, in execution order; what is computed is not looked behind."""
@@ -211,7 +217,7 @@ class Locator:
                         continue
                     for k in slots:
                         t = step.inputs[k]
-                        if t is None or t in self._healthy[c] or self.matches(c, row, t):
+                        if t is None or t in self._healthy(c) or self.matches(c, row, t):
                             continue
                         if self.plan.get(c, row, t) is not None:
                             yield c, row, t, self._maker(c, t)
@@ -233,7 +239,7 @@ class Locator:
             for row in step.rows:
                 if all(i is None or j is None or self._is(c, row, j, i) for i, j in zip(op.inputs, step.inputs, strict=True)):
                     t = step.outputs[slot]
-                    if name not in self.matches(c, row, t) and t not in self._healthy[c]:
+                    if name not in self.matches(c, row, t) and t not in self._healthy(c):
                         yield c, row, t, step.op
 
     # -- the right elements in the wrong place -----------------------------------------------------------------------

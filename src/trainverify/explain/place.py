@@ -24,6 +24,7 @@ class Place:
     repair: str | None = None  # what to change, and at which line
     others: tuple[str, ...] = ()  # tensors that have the same wrong with them
     used: Source | None = None  # of a gradient that is a share only: where the user's code takes it for the whole one
+    given: Source | None = None  # of an op whose inputs are others than it needs: where the user's code hands them over
 
     @property
     def named(self) -> str:
@@ -37,7 +38,7 @@ class Place:
     @property
     def line(self) -> Source | None:
         """The user's line to look at."""
-        return self.used or (None if self.op is None else self.op.source)
+        return self.used or self.given or (None if self.op is None else self.op.source)
 
 
 @dataclass(frozen=True)

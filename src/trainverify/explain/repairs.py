@@ -136,6 +136,30 @@ class Repairs:
                 found |= {node.attrs[1], node.attrs[1] + node.shape[dim]}
         return found
 
+    def turned(self, site: Site) -> Iterator[Repair]:
+        """All that is joined, in the opposite order, or from another one on."""
+        ops = [self.graph.ops.get(n) for n in site]
+        if any(o is None or o.name not in ("concat", "stack") or len(o.inputs) < 2 for o in ops):
+            return
+        first = ops[0]
+        assert first is not None
+        for text, step in (("the opposite order", None), ("an order that begins further on", 1), ("an order that begins earlier", -1)):
+            edits = {}
+            for (c, t), op in zip(site, ops, strict=True):
+                assert op is not None
+                names = [str(i) for i in op.inputs]
+                if len({self.shapes[c][n] for n in names}) > 1 or (step is not None and len(names) == 2):
+                    return
+                order = names[::-1] if step is None else [*names[step:], *names[:step]]
+                join = np.stack if op.name == "stack" else np.concatenate
+                axis = int(op.get("dim", 0)) % len(self.shapes[c][t]) + 1
+
+                def make(read: Read, c: int = c, order: list[str] = order, join: Callable[..., Array] = join, axis: int = axis) -> Array:
+                    return join([read((c, n)) for n in order], axis=axis)
+
+                edits[c, t] = Edit(tuple((c, n) for n in dict.fromkeys(names)), make)
+            yield Repair(f"{short(first)} joins its inputs in another order than needed: {text}", edits, Cause.WRONG_ORDER)
+
     def exchanged_pieces(self, site: Site) -> Iterator[Repair]:
         """Tensors joined in another order, or slices of one tensor in each other's place."""
         if len(site) > 1:

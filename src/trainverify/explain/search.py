@@ -38,7 +38,8 @@ from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op
 from trainverify.ops.table import OpTable
 
-MOST_RUNS, MOST_OF_A_KIND, MOST_BY_LINE = 25_000, 6_000, 120_000  # ops run again, over all repairs
+MOST_RUNS, MOST_OF_A_KIND = 25_000, 6_000  # ops run again, over all repairs
+MOST_BY_LINE, MOST_OF_LINES = 240_000, 60_000  # the same for repairs of whole lines, and for one kind of them
 NOISE = 1e-12  # of values that are zero but for rounding, which differs from processor to processor
 MOST_PAIRS = 12  # of micro-batches, and of programs, that are compared
 AT_ONCE = 500  # tensors that are looked up in logical ones together
@@ -130,6 +131,7 @@ class Search:
         good = self.graph.marks(dict.fromkeys(self.passed, 1))
         if found := self._level_by_level(self._unlike(), reached, every, good) or self._together(reached) or self._unscaled(reached):
             return found
+        self.runs = 0  # other kinds still have all their time
         if self.lines.known and (found := self._by_line(reached, every)):
             return found
         if not self.lines.known and (found := self._by_statement(reached, every, good) or self._shifted(reached)):
@@ -167,15 +169,18 @@ class Search:
         others = [s for s in self.lines.sites if self._bits(s, reached) == every]
         scaling = [s for s in others if self.graph.ops[s[0]].name in SCALING and len(self.graph.ops[s[0]].inputs) == 1]
         tried: list[tuple[Kind, list[Site]]] = [
+            (Kind(r.dropped, suspicious=False), [s for s in scaling if self.lines.only_here(s)]),
             (Kind(r.dropped, suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, False), suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, True), suspicious=False), behind),
             (Kind(r.dropped, suspicious=False), scaling),
             (Kind(lambda site: r.scaled(site, self.factors), suspicious=False), scaling),
             (Kind(r.dropped), others),
+            (Kind(r.other_slice, suspicious=False), others),
+            (Kind(r.turned, suspicious=False), others),
+            (Kind(r.dropped), [s for s in self.lines.rows if self._bits(s, reached) == every]),
             (Kind(talk.missing_sum, last=True, share=True), others),
             (Kind(a.as_logical, suspicious=False), others),
-            (Kind(r.other_slice, suspicious=False), others),
             (Kind(lambda site: r.scaled(site, self.numbers.literals), suspicious=False), self._scalars(others)),
             (Kind(lambda site: r.scaled(site, self.factors), last=True), others),
         ]
@@ -187,7 +192,7 @@ class Search:
         for kind, sites in tried:
             if self.runs - start > MOST_BY_LINE:
                 break
-            if found := self._first(kind, sites, MOST_BY_LINE, start + MOST_BY_LINE):
+            if found := self._first(kind, sites, MOST_OF_LINES, start + MOST_BY_LINE):
                 found = (self._origin(found, kind) or found) if kind.share else found
                 break
         self.runs = start  # other kinds still have all their time

@@ -204,6 +204,8 @@ def _print_place(console: Console, p: Place) -> None:
     console.print(f"    plan:    {_op_line(p.op)}", highlight=False, markup=False)
     if p.used is not None:
         console.print(f"    used:    as if it were whole at {p.used}", highlight=False, markup=False)
+    if p.given is not None:
+        console.print(f"    given:   at {p.given}", highlight=False, markup=False)
     console.print(f"    logical: {_op_line(p.logical_op)}", highlight=False, markup=False)
 
 
@@ -287,6 +289,7 @@ def _place_json(p: Place) -> dict[str, Any]:
         "tensor": p.tensor,
         "op": _op_json(p.op),
         "used": None if p.used is None else str(p.used),
+        "given": None if p.given is None else str(p.given),
         "cause": p.cause,
         "category": None if p.category is None else p.category.name,
         "repair": p.repair,

@@ -15,7 +15,7 @@ from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.run import NotComputed, elements
 from trainverify.evaluate.sample import RANKS, sampled
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
-from trainverify.explain.locate import locate, unexplained, used
+from trainverify.explain.locate import handed, locate, unexplained, used
 from trainverify.explain.odd import Odd, mended, odd
 from trainverify.explain.place import Known, Place
 from trainverify.explain.watch import Stopped, Watch
@@ -39,7 +39,8 @@ def located(case: Case, small: Small, wrong: list[Suspect], difference: Differen
         place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
     if place is None:
         seed, clear = clearer(case, small, searched, seed) if inputs is None else (seed, searched)
-        return used(small, locator(small, case.plan, case.wanted, clear, seed, case.system.table, known(case), inputs))
+        place = locator(small, case.plan, case.wanted, clear, seed, case.system.table, known(case), inputs)
+        return handed(small, used(small, place))
     return place
 
 
