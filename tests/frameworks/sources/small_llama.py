@@ -9,3 +9,11 @@ def two_layers():
     config.training.seq_len = 64
     config.training.local_batch_size = 4
     return config
+
+
+def unscaled():
+    """One layer, with rotations as of Llama 3.0."""
+    config = two_layers()
+    config.model_spec.model.layers = config.model_spec.model.layers[:1]
+    config.model_spec.model.layers[0].attention.rope.scaling = "none"
+    return config
