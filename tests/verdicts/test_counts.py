@@ -262,6 +262,12 @@ def test_tokens_as_a_literal_are_proved(loss: Loss, act: str | None) -> None:
     assert found == "PROVED" if act is None else found in ("PROVED", "UNKNOWN")  # behind a relu the algebra leaves it open; never REFUTED
 
 
+@pytest.mark.parametrize(("loss", "expected"), [(over_count(512), "PROVED"), (mean_of_means, "PROVED"), (over_count(511), "REFUTED")])
+def test_stages_that_miscount_contradict_nobody(loss: Loss, expected: str) -> None:
+    """At the sizes of stages 512, or the 1/64 of a mean, is not the number of tokens: they see a difference in what is right."""
+    assert tv.verify(*tokens(loss), engine="both").verdict == expected
+
+
 @pytest.mark.parametrize("act", [None, "relu"])
 @pytest.mark.parametrize("count", [511, 513.0, 64, 4096, Fraction(1024)])
 def test_wrong_token_counts_are_refuted(count: Any, act: str | None) -> None:

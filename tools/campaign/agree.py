@@ -99,12 +99,12 @@ def compare(logical: Program, plan: Plan) -> Compared:
 
 
 def _contested(logical: Program, plan: Plan, why: str) -> Compared:
-    """A literal that is a size may be the reason at reduced sizes: both are asked together, as users do, which looks at full size too."""
+    """A literal that is a size may be the reason at reduced sizes: both are asked together, as users do, which looks at literals too."""
     try:
         report = verify(logical, plan, engine="both", locator=lambda *_: NOWHERE)
     except Contradiction:
         return Compared("contradiction", why)
-    return Compared("both: PROVED, after a look at full size" if report.verdict.startswith("PROVED") else "contradiction", why)
+    return Compared(f"both: {report.verdict}, after a look at literals", why)
 
 
 def case(item: tuple[int, bool], seconds: float) -> Compared:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from trainverify.axes.reduction import NotABoundary
 from trainverify.evaluate import branches
 from trainverify.evaluate.compare import DIFFERENT, Suspect, calm, close_look, compare, together
+from trainverify.evaluate.counting import counting
 from trainverify.evaluate.looser import looser
 from trainverify.evaluate.moved import PointName
 from trainverify.evaluate.run import NotComputed, elements, random_inputs
 from trainverify.evaluate.small import NotJoined, Small, TooMuch, shrink_system
-from trainverify.prove.attempt import again, listed_too
+from trainverify.graph.obligations import Obligation
+from trainverify.prove.attempt import Attempt, again, listed_too
 from trainverify.report import Report, Verdict
 from trainverify.verdicts import budgets
 from trainverify.verdicts.case import Case
@@ -65,6 +67,7 @@ def evaluated(case: Case) -> Report:
     case.progress(f"evaluating {case.points} points")
     results: dict[int, tuple[list[Suspect], int]] = {}
     watch = branches.watch(small)
+    counted: set[Obligation] = set()  # what differs at these sizes only, by how literals and the counts of operators are read
     for point in points:
         if point not in results:
             some = [point] if case.alike or not together(small, case.points) else points
@@ -82,6 +85,7 @@ def evaluated(case: Case) -> Report:
                 return evaluated(replace(case, proof=again(case.proof, case.system, case.wanted)))  # rounding, on what can be proved
             if found is not None:
                 return found
+            counted.update(s.obligation for s in wrong if s.distance > DIFFERENT)
     refuted, unreached = other_sides(case, small, watch)
     if refuted is not None:
         return refuted
@@ -96,7 +100,7 @@ def evaluated(case: Case) -> Report:
             case.progress("listing what was not aligned")
             proof = listed_too(proof, case.system, case.wanted)
         case = replace(case, proof=proof)
-    found = agreed(case, notes)
+    found = agreed(replace(case, proof=uncontested(case, small, counted)), notes)
     return (further(case, small) if found.verdict == "UNKNOWN" else None) or found
 
 
@@ -114,6 +118,14 @@ def further(case: Case, small: Small) -> Report | None:
         if found is not None and found.verdict == "REFUTED":
             return found
     return None
+
+
+def uncontested(case: Case, small: Small, counted: set[Obligation]) -> Attempt:
+    """The proof, with less to contest: what differs at reduced sizes by how counts are read there may differ in stages too."""
+    left = case.proof.contested
+    if left and counting(case.system, small) is not None:
+        left = {}
+    return replace(case.proof, contested={o: why for o, why in left.items() if o not in counted})
 
 
 def agreed(case: Case, compared: tuple[str, ...]) -> Report:

@@ -236,10 +236,10 @@ def test_bench_measures_workers_and_memory() -> None:
     assert rows[0].stages == rows[1].stages
 
 
-def test_agreement_looks_at_full_size_before_it_calls_it_a_contradiction() -> None:
+def test_agreement_looks_at_literals_before_it_calls_it_a_contradiction() -> None:
     """Engines alone see a difference where a count is a literal; asked together they do not."""
     found = compare(_mean_as_a_literal(True), single(_mean_as_a_literal(False)))
-    assert found.what == "both: PROVED, after a look at full size", found
+    assert found.what == "both: PROVED, after a look at literals", found
 
 
 def deep(spelled: bool) -> tv.Program:
