@@ -21,6 +21,9 @@ from typing import Any, Final, TypeVar
 from tools.campaign import kept
 from tools.campaign.run import make
 from tools.nnscaler_verdicts import Expected, expected
+from trainverify.evaluate.compare import DIFFERENT
+from trainverify.evaluate.compare import compare as evaluated
+from trainverify.evaluate.small import shrink_system
 from trainverify.explain.place import Place
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
@@ -84,7 +87,7 @@ def compare(logical: Program, plan: Plan) -> Compared:
     status = {o.name: o.status for o in report.obligations}
     for name, s in status.items():
         if s == "proved" and name in differ:
-            return _contested(logical, plan, f"the algebra proves {name}, to stages it {differ[name]}")
+            return _contested(logical, plan, name, f"the algebra proves {name}, to stages it {differ[name]}")
         if s == "different" and name in shown:
             return Compared("contradiction", f"stages prove {name}, which differs: {report.reason}")
     if refuted:
@@ -98,13 +101,25 @@ def compare(logical: Program, plan: Plan) -> Compared:
     return Compared("algebra open, stages PROVED" if not proof.failed else "both open", report.reason)
 
 
-def _contested(logical: Program, plan: Plan, why: str) -> Compared:
+def _contested(logical: Program, plan: Plan, name: str, why: str) -> Compared:
     """A literal that is a size may be the reason at reduced sizes: both are asked together, as users do, which looks at literals too."""
     try:
         report = verify(logical, plan, engine="both", locator=lambda *_: NOWHERE)
     except Contradiction:
         return Compared("contradiction", why)
-    return Compared(f"both: {report.verdict}, after a look at literals", why)
+    if report.verdict.startswith("PROVED") or _differs_when_reduced(logical, plan, name):
+        return Compared(f"both: {report.verdict}, after a look at literals", why)
+    return Compared("contradiction", why)
+
+
+def _differs_when_reduced(logical: Program, plan: Plan, name: str) -> bool:
+    """Whether an obligation, true or not at full size, fails at reduced sizes as stages have them: evaluated, without stages."""
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    wanted += declared(logical, plan, parts, wanted)
+    small = shrink_system(related(logical, plan, OPS, parts, wanted))
+    found = evaluated(small, plan.lineage, [o for o in wanted if str(o) == name], range(3))
+    return any(s.distance > DIFFERENT for wrong, _ in found for s in wrong)
 
 
 def case(item: tuple[int, bool], seconds: float) -> Compared:
