@@ -13,6 +13,10 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
 
 from trainverify import files
+from trainverify.graph.program import Op, Program, Source
+from trainverify.graph.types import TensorType
+from trainverify.torch.cache import Cache
+from trainverify.torch.capture import Captured
 
 MODEL = """
 import json
@@ -114,3 +118,21 @@ def test_a_broken_file_is_captured_again(project: Project) -> None:
         path.write_bytes(path.read_bytes()[:-3])
     assert project.run() == ("PROVED", 0)
     assert project.run() == ("PROVED", 4)
+
+
+def test_lines_that_led_to_an_op_are_kept(tmp_path: Path) -> None:
+    """Also where one line is reached in two ways; `Source` compares equal without them."""
+    lines = [Source("norm.py", 7, Source("layer.py", n, Source("train.py", 3))) for n in (11, 13)]
+    ops = [Op("neg", ("x",), (t,), source=line) for t, line in zip("yzw", (*lines, None), strict=True)]
+    program = Program("one", dict.fromkeys("xyzw", TensorType((2, 3), "f32")), inputs=("x",), ops=tuple(ops))
+    cache = Cache(tmp_path, "command")
+    put = cache.put("rank 0", Captured(program, 0), {})
+    got = cache.get("rank 0")
+    assert got is not None
+    for found in (put, got[0]):
+        sources = [op.source for op in found.program.ops]
+        assert [[str(s), *map(str, s.callers)] for s in sources if s] == [
+            ["norm.py:7", "layer.py:11", "train.py:3"],
+            ["norm.py:7", "layer.py:13", "train.py:3"],
+        ]
+        assert sources[2] is None

@@ -19,14 +19,17 @@ DATA = ("--world-size", "2")
 
 @dataclass(frozen=True)
 class Edit:
-    """`old` becomes `new` where it is last in a file of torchtitan's; `file` is named by the report, "" where it names none."""
+    """`old` becomes `new` where it is last in a file of the framework's.
+
+    The report names one of these lines, or one that is at most `near` lines below; else, in `elsewhere`, a file and what its line says."""
 
     name: str
     path: str
     old: str
     new: str
     options: tuple[str, ...]
-    file: str
+    near: int = 0
+    elsewhere: tuple[str, str] | None = None
 
 
 LOCAL_NORM: Final = """
@@ -47,7 +50,6 @@ EDITS: Final = (
         "class RMSNorm(nn.RMSNorm, Module):\n",
         "class RMSNorm(nn.RMSNorm, Module):\n" + LOCAL_NORM,
         TENSOR,
-        "torchtitan/models/common/nn_modules.py",
     ),
     Edit(
         "tokens are counted over a part of the data-parallel ranks",
@@ -55,7 +57,7 @@ EDITS: Final = (
         'batch_mesh = parallel_dims.get_mesh("batch")',
         'batch_mesh = parallel_dims.get_mesh("fsdp")',
         HYBRID,
-        "",  # the count is a scalar that everything depends on: the search for a place ends before it
+        near=4,  # the sum over this mesh
     ),
     Edit(
         "FSDP divides gradients",
@@ -63,7 +65,6 @@ EDITS: Final = (
         "module.set_gradient_divide_factor(1.0)",
         "module.set_gradient_divide_factor(2.0)",
         DATA,
-        "",  # every gradient is wrong: the search ends before a place is found
     ),
     Edit(
         "ranks look up ids of each other's rows",
@@ -71,7 +72,7 @@ EDITS: Final = (
         "offset = dist.get_rank(tp_pg) * chunk_size",
         "offset = (dist.get_rank(tp_pg) + 1) % tp_size * chunk_size",
         TENSOR,
-        "torchtitan/models/common/embedding.py",
+        near=12,  # the rows that are looked up
     ),
     Edit(
         "labels of micro-batches in the wrong order",
@@ -79,6 +80,6 @@ EDITS: Final = (
         "target_mbs.append(labels)",
         "target_mbs.insert(0, labels)",
         PIPELINE,
-        "torchtitan/",
+        near=6,  # the step of the schedule with them
     ),
 )

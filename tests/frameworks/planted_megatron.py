@@ -19,7 +19,7 @@ EDITS: Final = (
         'elif (config.sequence_parallel and getattr(param, "sequence_parallel", False)) or (',
         'elif (config.sequence_parallel and getattr(param, "sequence", False)) or (',
         SEQUENCE,
-        "megatron/core/fusions/fused_layer_norm.py",  # the norm whose gradients stay summands
+        elsewhere=("distributed/distributed_data_parallel.py", "param.main_grad.add_(param.grad.data)"),  # the summand that no line adds up
     ),
     Edit(
         "the denominator of the cross entropy is summed over data-parallel ranks",
@@ -27,7 +27,6 @@ EDITS: Final = (
         "group=get_tensor_model_parallel_group(),",
         'group=__import__("megatron.core.parallel_state").core.parallel_state.get_data_parallel_group(),',
         (*TENSOR, "--world-size", "4"),
-        "megatron/core/tensor_parallel/cross_entropy.py",
     ),
     Edit(
         "gradients are divided by the square of the number of ranks",
@@ -35,7 +34,6 @@ EDITS: Final = (
         "bucket.grad_data *= bucket.gradient_scaling_factor",
         "bucket.grad_data *= bucket.gradient_scaling_factor**2",
         DATA,
-        "megatron/core/optimizer/clip_grads.py",  # the first place where the factor shows; the guilty line is not named
     ),
     Edit(
         "ranks take each other's part of the sequence",
@@ -43,7 +41,6 @@ EDITS: Final = (
         "dim_offset = rank * local_dim_size",
         "dim_offset = (rank + 1) % world_size * local_dim_size",
         SEQUENCE,
-        "megatron/core/tensor_parallel/mappings.py",
     ),
     Edit(
         "the first backward pass is that of the last micro-batch",
@@ -51,6 +48,6 @@ EDITS: Final = (
         "input_tensor = input_tensors.pop(0)\n            output_tensor = output_tensors.pop(0)\n\n            # Enable grad sync for",
         "input_tensor = input_tensors.pop()\n            output_tensor = output_tensors.pop()\n\n            # Enable grad sync for",
         PIPELINE,
-        "megatron/core/tensor_parallel/layers.py",  # the first product of wrong values; the guilty line is not named
+        near=10,  # the backward pass of what was popped
     ),
 )

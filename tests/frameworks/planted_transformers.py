@@ -21,7 +21,7 @@ TRANSFORMERS: Final = (
         "            if self.should_use_local_tensors(module) and (bias",
         "            if self.should_use_local_tensors(module) and (bias",
         TENSOR,
-        "transformers/distributed/tensor_parallel.py",
+        near=3,  # where the summands leave DTensor
     ),
     Edit(
         "losses are scaled by the number of all ranks",
@@ -29,7 +29,7 @@ TRANSFORMERS: Final = (
         "loss_scale = self.accelerator.num_processes // self.get_tp_size()",
         "loss_scale = self.accelerator.num_processes",
         TENSOR,
-        "transformers/",
+        near=1,  # the product with it
     ),
     Edit(
         "tokens of one rank are counted",
@@ -37,7 +37,7 @@ TRANSFORMERS: Final = (
         "num_items_in_batch = self.accelerator.gather(num_items_in_batch.to(device)).sum()",
         "num_items_in_batch = num_items_in_batch.to(device)",
         SHARED,
-        "transformers/",
+        near=15,  # the next line that computes with the count
     ),
     Edit(
         "norms of norms are added up",
@@ -45,7 +45,6 @@ TRANSFORMERS: Final = (
         "total_norm = torch.linalg.vector_norm(torch.stack(norms))",
         "total_norm = torch.stack(norms).sum()",
         TENSOR,
-        "transformers/",
     ),
 )
 ACCELERATE: Final = (
@@ -55,6 +54,5 @@ ACCELERATE: Final = (
         "return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)",
         "return torch.nn.utils.clip_grad_norm_(parameters, max_norm / self.num_processes, norm_type=norm_type)",
         ACCELERATED,
-        "",
     ),
 )

@@ -29,16 +29,30 @@ def verdict(command: Sequence[str], paths: Sequence[Path], cwd: Path) -> dict[st
 def edited(package: ModuleType, edit: Edit, folder: Path) -> Path:
     """A folder to import the package from, with a mistake in one of its files."""
     assert package.__file__ is not None
-    source, parts = Path(package.__file__).parent, package.__name__.split(".")
-    shutil.copytree(source, folder.joinpath(*parts), ignore=shutil.ignore_patterns("__pycache__"))
-    path = folder.joinpath(*parts) / edit.path
-    before, found, after = path.read_text("utf-8").rpartition(edit.old)
+    copy = _copy(package, folder)
+    shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before, found, after = (copy / edit.path).read_text("utf-8").rpartition(edit.old)
     assert found
-    path.write_text(before + edit.new + after, "utf-8")
+    (copy / edit.path).write_text(before + edit.new + after, "utf-8")
     return folder
 
 
-def refuted_there(report: dict[str, Any], edit: Edit) -> None:
-    """REFUTED, at a line of the framework's; an edit without a file names none."""
+def refuted_there(report: dict[str, Any], edit: Edit, package: ModuleType, folder: Path) -> None:
+    """REFUTED, at the lines of the edit or where it says."""
     assert report["verdict"] == "REFUTED", report["reason"]
-    assert edit.file in json.dumps(report["first_wrong"])
+    place, copy = report["first_wrong"], _copy(package, folder)
+    op = place["op"] or {}
+    named = [line for line in (op.get("source"), *op.get("callers", ()), place["used"]) if line]
+    path, text = (edit.path, "") if edit.elsewhere is None else edit.elsewhere
+    lines = (copy / path).read_text("utf-8").splitlines()
+    if text:
+        good = [i for i, line in enumerate(lines, 1) if text in line]
+    else:
+        first = (copy / path).read_text("utf-8").rpartition(edit.new)[0].count("\n") + 1
+        good = list(range(first, first + len(edit.new.splitlines()) + edit.near))
+    shown = copy.relative_to(folder).as_posix()
+    assert any(line.endswith(f"{shown}/{path}:{i}") for line in named for i in good), (named, good)
+
+
+def _copy(package: ModuleType, folder: Path) -> Path:
+    return folder.joinpath(*package.__name__.split("."))

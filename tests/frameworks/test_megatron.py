@@ -26,4 +26,4 @@ def test_proved(options: tuple[str, ...], tmp_path: Path) -> None:
 @pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.name)
 def test_refuted(edit: Edit, tmp_path: Path) -> None:
     folder = edited(core, edit, tmp_path / "site-packages")
-    refuted_there(verdict((*SMALL, *edit.options), [folder], tmp_path), edit)
+    refuted_there(verdict((*SMALL, *edit.options), [folder], tmp_path), edit, core, folder)

@@ -12,12 +12,12 @@ from frameworks.planted import DATA, EDITS, HYBRID, PIPELINE, TENSOR, Edit  # no
 from frameworks.running import edited, refuted_there, verdict  # noqa: E402
 
 SOURCES = Path(__file__).parent / "sources"
-SMALL = ("torchtitan", "--module", "small_llama", "--config", "two_layers")
+LLAMA = ("torchtitan", "--module", "small_llama", "--config")
 
 
 @pytest.mark.parametrize("options", [DATA, TENSOR, (*TENSOR, "--world-size", "4"), HYBRID, PIPELINE], ids=" ".join)
 def test_proved(options: tuple[str, ...], tmp_path: Path) -> None:
-    report = verdict((*SMALL, *options), [SOURCES], tmp_path)
+    report = verdict((*LLAMA, "two_layers", *options), [SOURCES], tmp_path)
     assert report["verdict"] == "PROVED", report["reason"]
     assert "shims" in report["reason"]
 
@@ -25,4 +25,4 @@ def test_proved(options: tuple[str, ...], tmp_path: Path) -> None:
 @pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.name)
 def test_refuted(edit: Edit, tmp_path: Path) -> None:
     folder = edited(torchtitan, edit, tmp_path / "site-packages")
-    refuted_there(verdict((*SMALL, *edit.options), [SOURCES, folder], tmp_path), edit)
+    refuted_there(verdict((*LLAMA, "small", *edit.options), [SOURCES, folder], tmp_path), edit, torchtitan, folder)

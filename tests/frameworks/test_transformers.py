@@ -45,4 +45,4 @@ def test_norms_of_heads_of_accumulated_micro_batches(tmp_path: Path) -> None:
 def test_refuted(edit: Edit, tmp_path: Path) -> None:
     package = accelerate if edit in ACCELERATE else transformers
     folder = edited(package, edit, tmp_path / "site-packages")
-    refuted_there(verdict((*SMALL, *TWICE, *edit.options), [folder], tmp_path), edit)
+    refuted_there(verdict((*SMALL, *TWICE, *edit.options), [folder], tmp_path), edit, package, folder)

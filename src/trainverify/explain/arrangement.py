@@ -14,6 +14,8 @@ from trainverify.explain.place import Place
 from trainverify.explain.replay import Graph, Node
 from trainverify.graph.program import Op
 
+MOVING = frozenset({"identity", "to", "reshape", "transpose", "permute", "slice", "split", "concat", "stack"})
+
 
 def arranged(locator: Locator, graph: Graph, reached: Mapping[Node, int]) -> Place | None:
     """The first of these that the wrong outputs depend on."""
@@ -56,7 +58,7 @@ def _whole(locator: Locator, graph: Graph, reached: Mapping[Node, int]) -> Itera
                     continue
                 where = locator.positions(c, row, local, name)
                 found = None if where is None else _off(where, locator.logical[name], graph.ops.get((c, local)))
-                if found is not None and not _elsewhere(locator, c, row, local):
+                if found is not None and not _elsewhere(locator, c, row, local) and not _moved(locator, graph, (c, local), row, name):
                     cause = f"{found[0]} of {name}"
                     yield _place(locator, (c, local), row, graph.ops.get((c, local)), cause, found[1], name)
 
@@ -69,6 +71,23 @@ def _elsewhere(locator: Locator, c: int, row: int, local: str) -> bool:
         where, whole = locator.positions(c, row, local, name), np.asarray(locator.logical[name])
         if where is not None and where.shape == whole.shape and _aligned(where.reshape(-1), whole.reshape(-1)):
             return True
+    return False
+
+
+def _moved(locator: Locator, graph: Graph, node: Node, row: int, name: str) -> bool:
+    """Whether ops that only move elements put all of them into their places: those of DTensor after it gathered."""
+    seen, todo = {node}, [node]
+    whole = np.asarray(locator.logical[name])
+    while todo:
+        for i in graph.users.get(todo.pop(), ()):
+            task = graph.tasks[i]
+            new = [n for n in task.makes if n not in seen and n[0] == node[0]] if task.what.op.name in MOVING else []
+            seen.update(new)
+            todo += new
+            for c, t in new:
+                where = locator.positions(c, row, t, name) if name in locator.matches(c, row, t) else None
+                if where is not None and where.shape == whole.shape and _aligned(where.reshape(-1), whole.reshape(-1)):
+                    return True
     return False
 
 

@@ -73,6 +73,16 @@ class ByLine:
         return found
 
     @cached_property
+    def cuts(self) -> list[Site]:
+        """Different parts of one tensor that one line takes."""
+        found: dict[tuple[object, ...], list[Node]] = {}
+        for node in self._nodes:
+            op = self.graph.ops[node]
+            if op.name == "slice":
+                found.setdefault((op.source, node[0], op.inputs), []).append(node)
+        return [tuple(nodes) for nodes in found.values() if len({self.graph.ops[n].attrs for n in nodes}) > 1]
+
+    @cached_property
     def known(self) -> bool:
         """Whether lines are known with those that led there, as of captured code."""
         return any(op.source is not None and op.source.callers for op in self.graph.ops.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from trainverify.ops.table import OpError, OpTable
 from trainverify.primitives.node import Node as Primitive
 
 MOST_STARTS = 16  # positions at which a block is tried
+LOOKUPS = frozenset({"embedding", "one_hot"})
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,18 @@ class Positions:
         for d in (d for size in range(1, min(room, MOST_STARTS)) for d in (size, -size)):
             yield from self._starting(cuts, f"{d:+d} from there", lambda c, n, d=d: tuple(s + d for s in c.starts[0]))  # type: ignore[misc]
 
+    def reordered(self, site: Site) -> Iterator[Repair]:
+        """Parts of one tensor that a line takes one after the other: in the order in which they lie, or the other way round."""
+        order = {t: i for i, op in enumerate(self.classes[site[0][0]].program.ops) for t in op.outputs}
+        cuts = {n: c for n in sorted(site, key=lambda n: order[n[1]]) if (c := self.cut(n)) is not None}
+        if len(cuts) < len(site) or len({(c.whole, c.dim, c.sizes) for c in cuts.values()}) > 1:
+            return
+        taken = list(dict.fromkeys(c.starts[0] for c in cuts.values()))
+        for wanted in (sorted(taken), taken[::-1]):
+            new = dict(zip(taken, wanted, strict=True))
+            for repair in self._starting(cuts, "parts one after the other", lambda c, n, new=new: new[c.starts[0]]):  # type: ignore[misc]
+                yield replace(repair, cause=Cause.WRONG_ORDER)
+
     def _blocks(self, cut: Cut, node: Node, axes: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(self._own(r, axes) * cut.sizes[0] for r in self.classes[node[0]].ranks)
 
@@ -145,6 +159,28 @@ class Positions:
                 own = np.asarray([self._own(r, axes) for r in self.classes[c].ranks]).reshape(wide)
                 edits[c, t] = Edit((given,), lambda read, g=given, own=own: read(g) == own)  # type: ignore[misc]
             yield Repair(f"marks another position than the rank's own along {'+'.join(axes)}", edits, Cause.WRONG_BLOCK)
+
+    @cached_property
+    def lookups(self) -> list[Site]:
+        """Ops that ranks look rows up with from some row on, forward and backward, by the ids."""
+        found: dict[str, list[Node]] = {}
+        for (c, t), op in self.graph.ops.items():
+            if op.name in LOOKUPS and op.get("start") is not None:
+                found.setdefault(str(op.inputs[0]), []).append((c, t))
+        return [tuple(nodes) for nodes in found.values()]
+
+    def other_rows(self, site: Site) -> Iterator[Repair]:
+        """Rows of a cut table that are looked up: those of the rank's own part."""
+        if any(self.graph.ops[n].name not in LOOKUPS for n in site):
+            return
+        for axes in axes_of(self.mesh):
+            edits: dict[Node, Edit] = {}
+            for c, t in site:
+                ids, *weight = ((c, str(i)) for i in self.graph.ops[c, t].inputs)
+                count = self.shapes[c][weight[0][1]][0] if weight else self.shapes[c][t][-1]
+                starts = [self._own(r, axes) * count for r in self.classes[c].ranks]
+                edits[c, t] = Edit((ids, *weight), lambda read, i=ids, w=weight, s=starts, n=count: _looked_up(read, i, w, s, n))  # type: ignore[misc]
+            yield Repair(f"{self.graph.ops[site[0]].name} of other rows than the rank has along {'+'.join(axes)}", edits, Cause.WRONG_BLOCK)
 
     def permuted_slots(self, site: Site, logical: Mapping[str, Array]) -> Iterator[Repair]:
         """Positions that are compared with, to write there: those at which the logical tensor has the rows that are written."""
@@ -278,6 +314,15 @@ class Positions:
 
         member = {(node[0], row): (node[0], row, given[1]) for row in range(len(self.classes[node[0]].ranks))}
         return Edit((given,), self.talk.by_groups(node[0], groups, member, combine))
+
+
+def _looked_up(read: Read, ids: Node, weight: Sequence[Node], starts: Sequence[int], count: int) -> Array:
+    """Rows of a table by id, or their one-hots without one; zeros for ids outside of a rank's rows."""
+    at = read(ids)
+    marks = (at - np.asarray(starts).reshape(-1, *(1 for _ in at.shape[1:])))[..., None] == np.arange(count)
+    if not weight:
+        return np.asarray(marks.astype(np.int64))
+    return np.stack([m.astype(np.float64) @ rows for m, rows in zip(marks, read(weight[0]), strict=True)])
 
 
 def _span(start: int, size: int) -> str:

@@ -130,7 +130,7 @@ class Search:
         reached = self.graph.marks(bits)
         good = self.graph.marks(dict.fromkeys(self.passed, 1))
         if found := self._level_by_level(self._unlike(), reached, every, good) or self._together(reached) or self._unscaled(reached):
-            return found
+            return self._literal_instead(found, reached, every) or found
         self.runs = 0  # other kinds still have all their time
         if self.lines.known and (found := self._by_line(reached, every)):
             return found
@@ -139,7 +139,8 @@ class Search:
         if found := self._level_by_level(self._kinds(), reached, every, good):
             return self._refined(found)
         some = [s for level in self.siblings.levels for s in level if self._bits(s, reached)]
-        return self._first(Kind(self.repairs.exchanged_pieces, suspicious=False), some)  # two tensors, neither of which is behind all
+        kind = Kind(self.repairs.exchanged_pieces, suspicious=False)  # two tensors, neither of which is behind all
+        return self._first(kind, some, total=self.runs + MOST_OF_A_KIND)
 
     def find_view(self) -> Found | None:
         """A reshape of shards in another order: tried where values say nothing else."""
@@ -167,12 +168,14 @@ class Search:
         start, talk, r, a = self.runs, self.communication, self.repairs, self.attributes
         behind = [s for s in self.lines.collectives if self._bits(s, reached) == every]
         others = [s for s in self.lines.sites if self._bits(s, reached) == every]
-        scaling = [s for s in others if self.graph.ops[s[0]].name in SCALING and len(self.graph.ops[s[0]].inputs) == 1]
+        scaling = self._by_literals(others)
         tried: list[tuple[Kind, list[Site]]] = [
             (Kind(r.dropped, suspicious=False), [s for s in scaling if self.lines.only_here(s)]),
             (Kind(r.dropped, suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, False), suspicious=False), behind),
             (Kind(lambda site: talk.other_collective(site, True), suspicious=False), behind),
+            (Kind(self.places.other_rows, suspicious=False), self.places.lookups),
+            (Kind(self.places.reordered, suspicious=False), self.lines.cuts),
             (Kind(r.dropped, suspicious=False), scaling),
             (Kind(lambda site: r.scaled(site, self.factors), suspicious=False), scaling),
             (Kind(r.dropped), others),
@@ -197,6 +200,24 @@ class Search:
                 break
         self.runs = start  # other kinds still have all their time
         return found
+
+    def _by_literals(self, sites: Sequence[Site]) -> list[Site]:
+        """Those of products with a literal; with 1, which changes nothing, last."""
+        ops = {s: self.graph.ops[s[0]] for s in sites}
+        found = [s for s in sites if ops[s].name in SCALING and len(ops[s].inputs) == 1]
+        return sorted(found, key=lambda s: ops[s].get("value") == 1)
+
+    def _literal_instead(self, found: Found, reached: Mapping[Node, int], every: int) -> Found | None:
+        """A product with a literal that explains what a missing sum over ranks does: of equal values, where both are a factor."""
+        if found.repair.cause is not Cause.MISSING_REDUCTION or not self.lines.known:
+            return None
+        start, r = self.runs, self.repairs
+        sites = self._by_literals([s for s in self.lines.sites if self._bits(s, reached) == every])
+        for repairs in (r.dropped, lambda site: r.scaled(site, self.factors)):
+            if better := self._first(Kind(repairs, suspicious=False), sites, total=start + MOST_OF_A_KIND):
+                break
+        self.runs = start
+        return better
 
     def _by_statement(self, reached: Mapping[Node, int], every: int, good: Mapping[Node, int]) -> Found | None:
         """One change of all that a statement makes, forward and backward; what is likely first."""
@@ -596,8 +617,12 @@ class Search:
         for i in reversed(self.graph.order):
             task = self.graph.tasks[i]
             if task.what.op.name in LINEAR and any(n in found for n in task.makes):
-                found.update(task.reads)
+                found.update(n for n in task.reads if task.what.op.name != "slice" or self._used_well(n, found))
         return found
+
+    def _used_well(self, node: Node, healthy: set[Node]) -> bool:
+        """Whether all that is made from a tensor is healthy: of a flat buffer, one slice may be right and another wrong."""
+        return all(any(n in healthy for n in self.graph.tasks[i].makes) for i in self.graph.users.get(node, ()))
 
 
 def _joined(some: Mapping[Site, Repair]) -> Repair:

@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 from trainverify import files
+from trainverify.graph.program import Program, Source
 from trainverify.torch.capture import Captured
 from trainverify.torch.launch import Failed, run
 from trainverify.torch.lines import is_users
@@ -34,7 +35,35 @@ _SYSTEM: Final = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib")
 _TYPES: Final = {n: t for n, t in get_type_hints(Captured).items() if n != "program"}
 Facts: Any = make_dataclass("Facts", list(_TYPES.items()))  # all that a file of our format does not hold about a captured rank
 
-Kept: Any = make_dataclass("Kept", [("depends", dict[str, str]), ("facts", Facts), ("said", Any)])
+
+@dataclass(frozen=True)
+class Stacks:
+    """The lines of a program's ops with the lines that led there, which a file of our format does not hold: each once, and by op."""
+
+    found: list[Source]
+    by_op: list[int]  # -1: no line
+
+    @staticmethod
+    def of(program: Program) -> Stacks:
+        places: dict[tuple[Source, tuple[Source, ...]], int] = {}
+        by_op = [-1 if op.source is None else places.setdefault((op.source, op.source.callers), len(places)) for op in program.ops]
+        return Stacks([_chain((line, *callers)) for line, callers in places], by_op)
+
+    def put_back(self, program: Program) -> Program:
+        ops = [op if i < 0 else replace(op, source=self.found[i]) for op, i in zip(program.ops, self.by_op, strict=True)]
+        return replace(program, ops=tuple(ops))
+
+
+def _chain(lines: Sequence[Source]) -> Source:
+    """The first of some lines, with the others as those that led there."""
+    found = None
+    for line in reversed(lines):
+        found = Source(line.file, line.line, found)
+    assert found is not None
+    return found
+
+
+Kept: Any = make_dataclass("Kept", [("depends", dict[str, str]), ("facts", Facts), ("stacks", Stacks), ("said", Any)])
 # `depends` says of every file and folder what it was; `said` is what a script says about its batch and mesh
 
 
@@ -139,8 +168,8 @@ class Cache:
             kept = msgspec.json.decode(path.with_suffix(".facts.json").read_bytes(), type=Kept)
             if any(self._mark(p) != was for p, was in kept.depends.items()):
                 return None
-            program = files.read_program(path.with_suffix(".logical.json.gz"))
-        except (OSError, msgspec.MsgspecError, files.FileError):
+            program = kept.stacks.put_back(files.read_program(path.with_suffix(".logical.json.gz")))
+        except (OSError, ValueError, msgspec.MsgspecError, files.FileError):
             return None
         self.used += 1
         return Captured(program=program, **vars(kept.facts)), kept.said
@@ -150,7 +179,8 @@ class Cache:
         if depends is None:
             return captured
         path = self._path(which)
-        kept = Kept(depends, Facts(**{n: getattr(captured, n) for n in _TYPES}), said)
+        stacks = Stacks.of(captured.program)
+        kept = Kept(depends, Facts(**{n: getattr(captured, n) for n in _TYPES}), stacks, said)
         try:
             text = msgspec.json.encode(kept)
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +195,7 @@ class Cache:
         except (OSError, TypeError, msgspec.MsgspecError, files.FileError):
             return captured
         self._prune()
-        return replace(captured, program=program)
+        return replace(captured, program=stacks.put_back(program))
 
     def _prune(self) -> None:
         found = sorted(self.folder.iterdir(), key=lambda p: p.stat().st_mtime)

@@ -106,9 +106,8 @@ class Lines:
     def here(self) -> Place:
         passed: list[FrameType] = []
         source, backward = user_frame(sys._getframe(1), passed)
-        asked = self.wrappers.of(passed)
-        if asked is not None:
-            source, backward = (asked if source is None else Source(asked.file, asked.line, source)), False
+        for asked in reversed(self.wrappers.of(passed)):
+            source, backward = Source(asked.file, asked.line, asked.caller if source is None else source), False
         node = torch._C._current_autograd_node()
         if node is not None:
             number = int(node._sequence_nr())

@@ -1,7 +1,7 @@
 """Communication that a library makes for the user: the line that asked for it.
 
-DDP, FSDP2 and DTensor's parallel styles communicate from hooks, where no line of the user's says what they do. What the user wrote is
-the line that wrapped the model, or that last changed how the wrapper communicates.
+DDP, FSDP2 and DTensor's parallel styles communicate from hooks, where no line of the user's says what they do. What the user wrote are
+the lines that changed how the wrapper communicates, the last one first, and the line that wrapped the model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final
 from trainverify.graph.program import Source
 
 _LINE: Final = "_line_of_the_user"
+_MADE: Final = "__init__"
 _ENGINE: Final = "_engine_run_backward"
 _GROUP: Final = "_fsdp_param_group.py"
 _STYLE: Final = "tensor/parallel/style.py"
@@ -45,11 +46,16 @@ class Wrappers:
         from torch.nn.parallel import DistributedDataParallel
 
         def group_made(group: Any, *args: Any) -> None:
-            setattr(group, _LINE, self.here())
+            setattr(group, _LINE, {_MADE: self.here()})
 
-        def group_set(module: Any, *args: Any) -> None:
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                setattr(group, _LINE, self.here())
+        def group_set(name: str) -> Callable[..., None]:
+            def note(module: Any, *args: Any) -> None:
+                line = self.here()
+                for group in module._get_fsdp_state()._fsdp_param_groups:
+                    lines = getattr(group, _LINE)
+                    setattr(group, _LINE, {name: line, **{n: x for n, x in lines.items() if n != name}})
+
+            return note
 
         def ddp_made(module: Any, *args: Any) -> None:
             self.ddp = self.here()
@@ -64,7 +70,7 @@ class Wrappers:
         _after(FSDPParamGroup, "__init__", group_made)
         for name in _SETTERS:
             if hasattr(FSDPModule, name):
-                _after(FSDPModule, name, group_set)
+                _after(FSDPModule, name, group_set(name))
         _after(DistributedDataParallel, "__init__", ddp_made)
         Reducer._rebuild_buckets = lambda reducer: False  # in a second iteration: other buckets, the same sums
         for kind in vars(style).values():
@@ -72,19 +78,19 @@ class Wrappers:
                 _after(kind, "__init__", style_made)
                 _after(kind, "_apply", style_applied)
 
-    def of(self, frames: list[FrameType]) -> Source | None:
-        """The line of the wrapper that runs, if one does; `frames` are those between an op and the user's innermost line."""
+    def of(self, frames: list[FrameType]) -> list[Source]:
+        """The lines of the wrapper that runs, if one does; `frames` are those between an op and the user's innermost line."""
         if frames and frames[0].f_code.co_name == _ENGINE and self.ddp is not None:
-            return self.ddp  # called from C++ without Python in between: DDP's reducer
+            return [self.ddp]  # called from C++ without Python in between: DDP's reducer
         in_style = False
         for frame in frames:
             file = frame.f_code.co_filename
             if file.endswith(_GROUP) and (found := getattr(frame.f_locals.get("self"), _LINE, None)) is not None:
-                return found  # type: ignore[no-any-return]
+                return list(dict.fromkeys(line for line in found.values() if line is not None))
             in_style = in_style or file.endswith(_STYLE)
             if in_style and frame.f_code.co_name in ("_call_impl", "inner") and (module := frame.f_locals.get("self")) is not None:
-                return self.styles.get(id(module))
-        return None
+                return [self.styles[id(module)]] if id(module) in self.styles else []
+        return []
 
 
 def _after(owner: Any, name: str, note: Callable[..., None]) -> None:
