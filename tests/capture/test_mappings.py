@@ -234,6 +234,8 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         ),
         (real(2, 4, 5, 6), q4, real(5, 5)),
     ),
+    ("floor_divide", lambda a: a[torch.arange(6) // 3], (real(5, 3),)),
+    ("remainder", lambda a: a[torch.arange(6) % 3], (real(5, 3),)),
     ("gather", lambda a, i: a.gather(1, i), (x, ids(3, 2, 5))),
     ("index_select", lambda a, i: a.index_select(1, i), (x, ids(3, 4))),
     ("scatter_add", lambda a, i, s: a.scatter_add(1, i, s), (x, ids(3, 2, 5), real(2, 5))),

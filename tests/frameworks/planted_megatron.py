@@ -41,6 +41,7 @@ EDITS: Final = (
         "dim_offset = rank * local_dim_size",
         "dim_offset = (rank + 1) % world_size * local_dim_size",
         SEQUENCE,
+        near=2,  # the slice from there
     ),
     Edit(
         "the first backward pass is that of the last micro-batch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -49,9 +50,20 @@ def refuted_there(report: dict[str, Any], edit: Edit, package: ModuleType, folde
         good = [i for i, line in enumerate(lines, 1) if text in line]
     else:
         first = (copy / path).read_text("utf-8").rpartition(edit.new)[0].count("\n") + 1
-        good = list(range(first, first + len(edit.new.splitlines()) + edit.near))
+        good = list(range(_statement(lines, first), first + len(edit.new.splitlines()) + edit.near))
     shown = copy.relative_to(folder).as_posix()
     assert any(line.endswith(f"{shown}/{path}:{i}") for line in named for i in good), (named, good)
+
+
+def _statement(lines: Sequence[str], line: int) -> int:
+    """The line on which the statement begins that a line is a part of: Python names that one for a call over several lines."""
+    blocks = (ast.FunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.With, ast.Try)
+    found = [n.lineno for n in ast.walk(ast.parse("\n".join(lines))) if _around(n, line) and not isinstance(n, blocks)]
+    return max(found, default=line)
+
+
+def _around(node: ast.AST, line: int) -> bool:
+    return isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def _copy(package: ModuleType, folder: Path) -> Path:

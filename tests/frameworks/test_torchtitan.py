@@ -22,6 +22,20 @@ def test_proved(options: tuple[str, ...], tmp_path: Path) -> None:
     assert "shims" in report["reason"]
 
 
+def test_context_parallel(tmp_path: Path) -> None:
+    """PROVED for rows that are cut one after the other; UNKNOWN where their heads and tails are dealt out, never REFUTED."""
+    rows = (*LLAMA, "long_rows", "--parallelism.context_parallel_degree", "2")
+    report = verdict((*rows, "--parallelism.context_parallel_load_balancer", "None"), [SOURCES], tmp_path)
+    assert report["verdict"] == "PROVED", report["reason"]
+    assert verdict(rows, [SOURCES], tmp_path)["verdict"] in ("PROVED", "UNKNOWN")
+
+
+def test_qwen(tmp_path: Path) -> None:
+    """PROVED: tied embeddings and norms of heads on tensor-parallel ranks."""
+    report = verdict(("torchtitan", "--config", "qwen3_debugmodel", *TENSOR), [], tmp_path)
+    assert report["verdict"] == "PROVED", report["reason"]
+
+
 @pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.name)
 def test_refuted(edit: Edit, tmp_path: Path) -> None:
     folder = edited(torchtitan, edit, tmp_path / "site-packages")

@@ -19,6 +19,7 @@ from trainverify.translate.targets import CaptureError
 
 _P: Final = "--parallelism"
 _DEBUG: Final = ("--config", "llama3_debugmodel")
+_QWEN: Final = ("--config", "qwen3_debugmodel")
 _1F1B: Final = (f"{_P}.pipeline_parallel_degree", "2", f"{_P}.pipeline_parallel_schedule", "1F1B", "--training.disable_cuda_graphs")
 _SIZES: Final = {"num-layers": 2, "hidden-size": 24, "num-attention-heads": 4, "ffn-hidden-size": 40, "vocab-size": 28, "seq-length": 10}
 _GPT: Final = tuple(x for n, v in {**_SIZES, "micro-batch-size": 3}.items() for x in (f"--{n}", str(v)))  # no two sizes are equal
@@ -53,6 +54,9 @@ CASES: Final = (
     Case("torchtitan", "FSDP2 2 × TP 2 + SP", (*_DEBUG, f"{_P}.tensor_parallel_degree", "2"), 4),
     Case("torchtitan", "HSDP 2 × 2", (*_DEBUG, f"{_P}.data_parallel_replicate_degree", "2"), 4),
     Case("torchtitan", "PP 2, 1F1B", (*_DEBUG, *_1F1B), 2),
+    Case("torchtitan", "CP 2", (*_DEBUG, f"{_P}.context_parallel_degree", "2", f"{_P}.context_parallel_load_balancer", "None"), 2),
+    Case("torchtitan", "Qwen 3, FSDP2 2", _QWEN, 2),
+    Case("torchtitan", "Qwen 3, FSDP2 2 × TP 2 + SP", (*_QWEN, f"{_P}.tensor_parallel_degree", "2"), 4),
     Case("torchtitan", "Llama-3-8B, FSDP2 8 × TP 8 + SP", ("--config", "llama3_8b", f"{_P}.tensor_parallel_degree", "8"), 64, True),
     Case("Megatron-core", "TP 2", (*_GPT, *_TP), 2),
     Case("Megatron-core", "TP 2 + SP", (*_GPT, *_SP), 2),

@@ -87,6 +87,7 @@ def _answers() -> None:
 def _uncompiled() -> None:
     """FlexAttention by PyTorch's formula for it, with the mask that torchtitan makes."""
     from torch._higher_order_ops.flex_attention import math_attention
+    from torch.distributed.tensor.experimental._context_parallel import _attention as contexts
     from torch.nn.attention.flex_attention import create_block_mask
 
     def attend(q: Any, k: Any, v: Any, *, score_mod: Any, block_mask: Any, scale: Any, kernel_options: Any, **kwargs: Any) -> Any:
@@ -96,7 +97,7 @@ def _uncompiled() -> None:
 
     attention = part("models.common.attention")
     attention.FlexAttention._compiled_flex_attn = attend
-    attention._compiled_create_block_mask = create_block_mask
+    attention._compiled_create_block_mask = contexts._compiled_create_block_mask = create_block_mask
 
 
 def _premultiplied() -> None:

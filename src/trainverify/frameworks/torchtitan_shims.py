@@ -126,6 +126,48 @@ def _attention(config: Any) -> None:
     part("models.common.decoder").create_attention_mask = masks
 
 
+def _masked(config: Any) -> None:
+    """FlexAttention over what `mask_mod` says for every pair of positions, also after PyTorch rewrote it for a part of the queries."""
+    import torch
+    from torch.distributed.tensor.experimental._context_parallel import _attention as contexts
+
+    if config.parallelism.context_parallel_load_balancer == "ptrr":
+        raise CaptureError("the load balancer ptrr is not captured: it reads the mask of a batch")
+    attention, decoder = part("models.common.attention"), part("models.common.decoder")
+
+    class Laid(torch.autograd.Function):  # type: ignore[misc]
+        """Keys or values whose gradient lies in memory as they do, rows after rows, as FlexAttention's does."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def masks(mask_mod: Any, rows: int, heads: int | None, queries: int, keys: int, **kwargs: Any) -> Any:
+        made = attention.BlockMask.__new__(attention.BlockMask)
+        made.mask_mod, made.seq_lengths = mask_mod, (queries, keys)
+        made.kv_num_blocks = torch.empty(rows, heads or 1, 1)
+        return made
+
+    def masked(q: Any, k: Any, v: Any, *, score_mod: Any, block_mask: Any, scale: Any, enable_gqa: bool, **kwargs: Any) -> Any:
+        if score_mod is not None:
+            raise CaptureError("FlexAttention with a score_mod is not captured")
+        k, v = Laid.apply(k), Laid.apply(v)
+        if enable_gqa and k.shape[1] != q.shape[1]:
+            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        nothing = torch.zeros((), dtype=torch.int64)
+        seen = block_mask.mask_mod(nothing, nothing, torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :])
+        scores = (q @ k.transpose(-2, -1)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        return torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1) @ v, None
+
+    attention.FlexAttention.compiled_flex_attn = staticmethod(masked)
+    attention.create_attention_mask = decoder.create_attention_mask = contexts._compiled_create_block_mask = masks
+    decoder.get_efficient_causal_mask_mod_for_packed_document = lambda positions: lambda b, h, q, k: torch.ones((), dtype=torch.bool)
+
+
 def _schedule(config: Any) -> None:
     from torch.distributed.pipelining import schedules
 
@@ -170,6 +212,7 @@ def _stages(config: Any) -> None:
     pipelines.PipelineStage = made
 
 
+_FLEX: Final = "Flex compiles for an accelerator. Every row of the batch is one document: the mask is then the causal one"
 SHIMS: Final = (
     Shim("data", "tokenizer and data loader: micro-batches are rows of the batch, one after the other", "the batch is symbolic", _data),
     Shim("options", "no validation, seed 0, nothing logged", "they need values", _options),
@@ -178,13 +221,9 @@ SHIMS: Final = (
     Shim("logged", "trainer: int() of token counts that are only logged is left out", "fake tensors have no values", _logged),
     Shim("initial values", "nn.init.trunc_normal_ does nothing", "parameters stand for any values", _initial_values),
     Shim("empty", "nn.Module.to_empty of a model without DTensors makes new parameters", "fake ones cannot be swapped in place", _empty),
-    Shim(
-        "attention",
-        "FlexAttention and its mask are scaled_dot_product_attention(is_causal=True)",
-        "Flex compiles for an accelerator. Every row of the batch is one document: the mask is then the causal one",
-        _attention,
-    ),
 )
+ATTENTION: Final = Shim("attention", "FlexAttention and its mask are scaled_dot_product_attention(is_causal=True)", _FLEX, _attention)
+CONTEXT: Final = Shim("masks", "FlexAttention is its formula, with mask_mod for every query and key", _FLEX, _masked)
 GRAPHS: Final = Shim(
     "graphs", "no CUDA graphs", "they need CUDA", _graphs, "they need CUDA (--training.disable_cuda_graphs leaves them out)"
 )
@@ -198,10 +237,11 @@ PIPELINE: Final = (
     ),
     Shim("stages", "stages get the shapes of hidden states", "ranks that are captured one by one cannot ask each other", _stages),
 )
-ALL_SHIMS: Final = (*SHIMS, GRAPHS, *PIPELINE)
+ALL_SHIMS: Final = (*SHIMS, ATTENTION, CONTEXT, GRAPHS, *PIPELINE)
 
 
-def shims_of(config: Any) -> tuple[Shim, ...]:
-    """Those that a configuration needs."""
+def shims_of(config: Any, masks: bool = False) -> tuple[Shim, ...]:
+    """Those that a configuration needs; with `masks`, those of attention that context parallelism needs."""
+    attention = CONTEXT if masks or config.parallelism.context_parallel_degree > 1 else ATTENTION
     graphs = () if config.training.disable_cuda_graphs else (GRAPHS,)
-    return (*SHIMS, *graphs, *(PIPELINE if config.parallelism.pipeline_parallel_degree > 1 else ()))
+    return (*SHIMS, attention, *graphs, *(PIPELINE if config.parallelism.pipeline_parallel_degree > 1 else ()))

@@ -52,8 +52,8 @@ class Facts:
 
     @property
     def loss(self) -> Any:
-        """A rank's loss is its sum over the number of tokens of all: ranks with other rows add up."""
-        return dict.fromkeys(self.data, "sum") or "whole"
+        """A rank's loss is its sum over the number of tokens of all: ranks with other rows, or parts of rows, add up."""
+        return dict.fromkeys([*self.data, *(a for a in ("cp",) if a in self.mesh)], "sum") or "whole"
 
 
 def configured(options: tuple[str, ...], tiny: Tiny | None = None) -> Any:
@@ -89,8 +89,6 @@ def facts(options: tuple[str, ...], world: int | None, tiny: Tiny | None = None)
         raise CaptureError(f"{world} ranks, but the degrees of parallelism are {', '.join(f'{a} {n}' for a, n in given.items())}")
     if ranks == 1:
         raise CaptureError("one rank only: say --world-size N, or degrees of parallelism")
-    if given["cp"] > 1:
-        raise CaptureError("context parallelism is not captured: its attention is FlexAttention over masks that ranks cut")
     if p.expert_parallel_degree > 1:
         raise CaptureError("expert parallelism is not captured")
     t = config.training
@@ -136,8 +134,8 @@ class Step:
             yield {"input": part["input"], "positions": part["positions"]}, part["labels"]
 
 
-def _captured(config: Any) -> Step:
-    for shim in shims_of(config):
+def _captured(config: Any, masks: bool = False) -> Step:
+    for shim in shims_of(config, masks):
         shim.apply(config)
     return built(config)
 
@@ -158,6 +156,8 @@ def alone(options: tuple[str, ...], rows: int, tiny: Tiny | None = None) -> Any:
     config = configured(options, tiny)
     p = config.parallelism
     p.spmd_backend = BACKEND
+    if p.context_parallel_degree > 1 and hasattr(config.loss, "num_chunks"):
+        config.loss.num_chunks = 1  # chunks of whole rows are not those of ranks' parts of rows
     p.data_parallel_replicate_degree = p.data_parallel_shard_degree = p.tensor_parallel_degree = 1
     p.pipeline_parallel_degree = p.context_parallel_degree = p.expert_parallel_degree = 1
     config.training.local_batch_size = config.training.global_batch_size = rows
@@ -184,7 +184,7 @@ class Alone:
     def __call__(self) -> Step:
         config = alone(self.options, self.rows, self.tiny)
         config.comm.mode = "fake_backend"
-        return _captured(config)
+        return _captured(config, configured(self.options, self.tiny).parallelism.context_parallel_degree > 1)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from trainverify.frameworks.torchtitan_shims import part
 from trainverify.translate.targets import CaptureError
 
 LENGTH: Final = 32  # of a row
+LONG: Final = 256  # of one that context parallelism cuts: a block of FlexAttention's for every rank
 ROWS: Final = 2  # of a rank
 DEGREES: Final = {
     "pp": "pipeline_parallel_degree",
@@ -34,7 +35,7 @@ class Tiny:
         self._model(config)
         t = config.training
         accumulated = t.global_batch_size > 0
-        t.seq_len = LENGTH
+        t.seq_len = LONG if "cp" in self.axes else LENGTH
         t.local_batch_size = 2 * ROWS if "pp" in self.axes else ROWS
         ranks = 2 ** len([a for a in self.axes if a in ("dp_replicate", "dp_shard")])
         t.global_batch_size = 2 * t.local_batch_size * ranks if accumulated else -1

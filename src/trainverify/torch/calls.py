@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainverify.torch.agreement import Call, call_of
+from trainverify.torch.bodies import python_body
 
 KINDS: Final = {
     "c10d::allreduce_": "all_reduce",
@@ -67,6 +68,9 @@ class Calls(TorchDispatchMode):
     ) -> Any:
         if any(t not in _PLAIN for t in types):
             return NotImplemented  # a subclass unwraps itself, and comes back with plain tensors
+        if (body := python_body(func)) is not None:
+            with self:
+                return body(*args, **(kwargs or {}))
         name = str(func._schema.name)
         talks = func.namespace in ("c10d", "_c10d_functional") and name not in _NO_CALL
         if talks and any(a.name in _GROUP for a in func._schema.arguments):

@@ -1,4 +1,4 @@
-"""Conditions on integers that follow from constants alone: they are computed, and no data decides on them."""
+"""Integers, and conditions on them, that follow from constants alone: they are computed, and no data decides on them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ MOST: Final = 1 << 24  # elements of a tensor that is computed
 
 def decided(e: Emitter, name: str) -> bool | None:
     """The value of a condition that integers and booleans without any source lead to; None where data may decide."""
+    found = value_of(e, name)
+    return None if found is None else bool(found.reshape(()))
+
+
+def value_of(e: Emitter, name: str) -> Array | None:
+    """The integers or booleans of a tensor that no source leads to; None where data may decide."""
     order = _ancestors(e, name)
     if order is None:
         return None
@@ -23,7 +29,7 @@ def decided(e: Emitter, name: str) -> bool | None:
         lowered = e.table.lower(op.name, dict(op.attrs), tuple(None if i is None else e.tensors[i] for i in op.inputs))
         made = NUMERIC.run(lowered.outputs, [values[i] for i in op.inputs if i is not None])
         values.update(zip(op.outputs, made, strict=True))
-    return bool(values[name].reshape(()))
+    return values[name]
 
 
 def _ancestors(e: Emitter, name: str) -> list[Op] | None:

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from trainverify.torch.bodies import python_body
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.functional import Functional
 from trainverify.torch.translate import Translator
@@ -47,6 +48,9 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.translator.item(args[0])
+        if (body := python_body(func)) is not None:
+            with self:
+                return body(*args, **kwargs)
         if self.translator.real and func.namespace in _COLLECTIVES:
             raise NotSupported("functional collectives (DTensor) on real tensors")
         result = None if _only_writes(func, types) else func(*args, **kwargs)

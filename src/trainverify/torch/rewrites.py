@@ -3,7 +3,7 @@
 - scalars that are stacked: functions, slices and sums over ranks of a stack are stacks of these, and its norm is √(Σ x²);
   the norm of norms of tensors is the norm of all their elements
 - a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
-- integers that count on from 0, plus a literal, count on from there
+- integers that count on from 0, plus a literal, count on from there; so do sums and products of integers from constants alone
 - a slice of a concatenation that begins and ends between pieces is the concatenation of these; a concatenation of others is one;
   one with literals among its pieces is cut anywhere
 - a number added to a flat concatenation, or multiplied with it, goes to its pieces
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from trainverify.torch.ranges import computed
 from trainverify.torch.vocabulary import clamped_lookup, looked_up_backward, masked_lookup, written
 from trainverify.translate.emit import Emitter
 
@@ -55,6 +56,8 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return _side_by_side(e, inputs, attrs["dim"]) or _gathered(e, inputs, attrs["dim"]) or _flattened(e, inputs, attrs["dim"])
     if name in _BY_VALUE and len(inputs) == 1 and len(e.shape(str(first))) == 1 and len(pieces := _pieces(e, first, 0)) > 1:
         return e.op("concat", [e.op(name, (p,), attrs) for p in pieces], {"dim": 0})
+    if name in ("add", "sub", "mul") and e.kind(str(first)) == "int" and (made := computed(e, name, inputs, attrs.get("value"))):
+        return made
     if name in ("add", "sub") and len(inputs) == 1:
         return _counted(e, name, first, attrs)
     if name == "where" and len(inputs) == 3:

@@ -38,3 +38,10 @@ def small():
     config.training.seq_len = 6
     config.training.local_batch_size = 2
     return config
+
+
+def long_rows():
+    """The same with rows that context parallelism can cut: whole blocks of FlexAttention's for every rank."""
+    config = small()
+    config.training.seq_len = 512
+    return config

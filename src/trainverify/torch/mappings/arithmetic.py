@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
+from trainverify.domains.arrays import Array
 from trainverify.torch.mappings.table import Arguments, Number, rows
+from trainverify.torch.ranges import known, written
 from trainverify.torch.values import Unmapped
 from trainverify.translate.literals import root
 
@@ -69,6 +73,28 @@ def div(a: Arguments) -> str:
     else:
         made = a.e.op("div", (x,), {"value": y})
     return made if mode is None else a.e.op("floor", (made,))
+
+
+def _divided(a: Arguments, what: Callable[[Array, int], Array]) -> str:
+    """Of integers that constants lead to, by a positive literal."""
+    x, y = a.operand("self"), a.operand("other")
+    given = known(a.e, x) if isinstance(x, str) else None
+    if given is None or type(y) is not int or y < 1:
+        raise Unmapped("of integers that data decide on")
+    made = written(a.e, what(given, y))
+    if made is None:
+        raise Unmapped("of integers that are not few ranges")
+    return made
+
+
+@row("aten::floor_divide")
+def floor_divide(a: Arguments) -> str:
+    return _divided(a, np.floor_divide)
+
+
+@row("aten::remainder")
+def remainder(a: Arguments) -> str:
+    return _divided(a, np.mod)
 
 
 @row("aten::pow")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from trainverify.torch.integers import never_negative
 from trainverify.torch.mappings.table import Arguments, rows
+from trainverify.torch.ranges import known, taken, written
 from trainverify.torch.values import Unmapped
 
 ROWS, row = rows()
@@ -14,12 +17,15 @@ ROWS, row = rows()
 @row("aten::gather")
 def gather(a: Arguments) -> str:
     a.ignore("sparse_grad")
-    return a.e.op("take_along_dim", (a.tensor("self"), a.tensor("index")), {"dim": a.integer("dim")})
+    x, ids, dim = a.tensor("self"), a.tensor("index"), a.integer("dim")
+    whole = len(a.e.shape(ids)) == len(a.e.shape(x)) and taken(a.e, x, ids, dim)
+    return whole or a.e.op("take_along_dim", (x, ids), {"dim": dim})
 
 
 @row("aten::index_select")
 def index_select(a: Arguments) -> str:
-    return a.e.op("index_select", (a.tensor("self"), a.tensor("index")), {"dim": a.integer("dim")})
+    x, ids, dim = a.tensor("self"), a.tensor("index"), a.integer("dim")
+    return (taken(a.e, x, ids, dim) if len(a.e.shape(ids)) == 1 else None) or a.e.op("index_select", (x, ids), {"dim": dim})
 
 
 @row("aten::scatter_add")
@@ -59,12 +65,17 @@ def index(a: Arguments) -> str:
     dim, ids = _indices(a)
     if a.e.kind(ids) == "bool":
         raise Unmapped("elements chosen by a mask: their number depends on data")
-    _from_the_front(a, ids)
+    numbers, at = known(a.e, x), known(a.e, ids)
+    if numbers is not None and at is not None and (made := written(a.e, np.take(numbers, at, axis=dim))) is not None:
+        return made
+    if at is None or (at < 0).any():
+        _from_the_front(a, ids)
     shape, rest = a.e.shape(ids), a.e.shape(x)
     count = 1
     for s in shape:
         count *= s
-    flat = a.e.op("index_select", (x, a.e.reshape(ids, (count,))), {"dim": dim})
+    ids = a.e.reshape(ids, (count,))
+    flat = taken(a.e, x, ids, dim) or a.e.op("index_select", (x, ids), {"dim": dim})
     return a.e.reshape(flat, (*rest[:dim], *shape, *rest[dim + 1 :]))
 
 
