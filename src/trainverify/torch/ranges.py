@@ -53,8 +53,10 @@ def _equal(found: list[Run]) -> list[Run]:
 
 def _varying(value: Array) -> tuple[int, Array] | None:
     """The only dimension along which integers differ, and those along it."""
+    if not value.size or not value.ndim:
+        return None
     dims = [d for d in range(value.ndim) if (value != np.take(value, [0], axis=d)).any()]
-    if len(dims) > 1 or not value.size or not value.ndim:
+    if len(dims) > 1:
         return None
     dim = dims[0] if dims else 0
     return dim, value[tuple(slice(None) if d == dim else 0 for d in range(value.ndim))]
