@@ -1,0 +1,53 @@
+"""Where ZeRO keeps parameters on a rank: flat partitions, read from its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainverify.torch.discover import Copy
+from trainverify.translate.names import clean
+
+Range = tuple[str, int, int, int]  # parameter, where it begins in the flat memory, where that is in the parameter, count
+
+
+def copies(engine: Any) -> list[Copy]:
+    """All memory that holds parameters from step to step, besides the module's."""
+    names = {id(p): clean(n) for n, p in engine.module.named_parameters()}
+    zero = engine.optimizer
+    if hasattr(zero, "single_partition_of_fp32_groups"):
+        return list(_early(zero, names))
+    return list(_late(zero, names))
+
+
+def _early(zero: Any, names: Mapping[int, str]) -> Iterator[Copy]:
+    """Stages 1 and 2: a rank's partition of all parameters of a group, end to end, is copied."""
+    import torch.distributed as dist
+
+    for i, flat in enumerate(zero.single_partition_of_fp32_groups):
+        size = int(zero.partition_size[i])
+        first = dist.get_rank(zero.real_dp_process_group[i]) * size
+        ranges: list[Range] = []
+        for p, offset in zip(zero.round_robin_bit16_groups[i], zero.round_robin_bit16_offsets[i], strict=True):
+            start, stop = max(offset, first), min(offset + p.numel(), first + size)
+            if start < stop:
+                ranges.append((names[id(p)], start - first, start - offset, stop - start))
+        last = names[id(zero.round_robin_bit16_groups[i][-1])]
+        yield from _ranges(flat, ranges, last)
+
+
+def _ranges(flat: torch.Tensor, ranges: Sequence[Range], last: str) -> Iterator[Copy]:
+    """Flat memory cut at its parameters; a gap is padding of the one before it, or of the first. Without any, all of it is padding."""
+    if not ranges:
+        yield Copy(f"{last}.master", last, flat.detach(), (), flat, 0)
+    for i, (name, at, start, count) in enumerate(ranges):
+        begin = at if i else 0
+        end = ranges[i + 1][1] if i + 1 < len(ranges) else flat.numel()
+        yield Copy(f"{name}.master", name, flat.detach()[begin:end], ((at - begin, start, count),), flat, begin)
+
+
+def _late(zero: Any, names: Mapping[int, str]) -> Iterator[Copy]:
+    """Stage 3: every parameter is cut by itself, and its part of a rank is copied into flat memory too."""
+    raise NotImplementedError
