@@ -132,7 +132,7 @@ def started(said: Said, rank: int, world: int) -> Step:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     step = Step(file, engine, said.micro_batches)
     warmed(step, file.batch)
-    step.found = Found({"model": engine.module}, [engine.optimizer.optimizer], copies=copies(engine))
+    step.found = Found({"model": engine.module}, [engine.optimizer.optimizer], apart=True, copies=copies(engine))
     return step
 
 

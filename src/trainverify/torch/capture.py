@@ -114,6 +114,7 @@ class Session:
             self.lines.name_modules(module)
         self.named, names = kept(found)
         self.copies = flat_copies(found)
+        self.translator.emitter.apart = found.apart
         self.said = dict(found.placed)
         for optimizer in found.optimizers:
             for group in optimizer.param_groups:

@@ -25,6 +25,7 @@ class Found:
     placed: dict[str, dict[str, Any]] = field(default_factory=dict)  # parameter → how it lies, if an adapter says it
     held: dict[str, dict[str, Any]] = field(default_factory=dict)  # likewise its gradient and states, where they lie in another way
     shards: list[tuple[torch.Tensor, str]] = field(default_factory=list)  # what an optimizer updates instead of a parameter, and its name
+    apart: bool = False  # flat memory is followed piece by piece: all ranks cut it alike
     copies: list[Copy] = field(default_factory=list)  # other memory that holds parameters from step to step
 
 

@@ -8,6 +8,8 @@
 - a slice of a concatenation that begins and ends between pieces is the concatenation of these; a concatenation of others is one;
   one with literals among its pieces is cut anywhere
 - a number added to a flat concatenation, or multiplied with it, goes to its pieces; likewise a scalar that it is multiplied with
+- where flat memory is followed piece by piece (`Emitter.apart`): functions, element by element, of flat concatenations that are cut alike
+  are concatenations of those of their pieces, and a slice of one is cut from its pieces
 - blocks of what ranks gathered, side by side along another dimension, are a dimension that moves there;
   blocks along the first dimension, reshaped alike and joined again, are the tensor, reshaped
 - an embedding that masks ids outside its rows is an embedding of the rows from there on; likewise labels of a cut vocabulary
@@ -55,6 +57,8 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return first
     if name == "reciprocal" and (x := _at_least_one(e, first)) is not None:
         return e.op("minimum", (e.op("reciprocal", (x,)), e.full((), 1, e.tensors[x].dtype)))
+    if e.apart and (made := _piecewise(e, name, inputs, attrs)) is not None:
+        return made
     if name == "slice" and attrs.get("step", 1) == 1:
         return _of_pieces(e, first, attrs)
     if name == "concat":
@@ -146,6 +150,20 @@ def _of_pieces(e: Emitter, x: str | None, attrs: Mapping[str, Any]) -> str | Non
     if not kept or attrs["start"] not in found or attrs["stop"] not in found:
         return None
     return kept[0] if len(kept) == 1 else e.op("concat", kept, {"dim": dim})
+
+
+def _piecewise(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any]) -> str | None:
+    """An op on flat memory as one on each of its pieces."""
+    if not inputs or any(i is None or len(e.shape(i)) != 1 for i in inputs):
+        return None
+    given = [_pieces(e, i, 0) for i in inputs]
+    if len(given[0]) == 1:
+        return None
+    if name == "slice" and attrs.get("step", 1) == 1:
+        return _of_padded(e, given[0], 0, attrs["start"], attrs["stop"])
+    if name not in (_UNARY if len(inputs) == 1 else _BY_VALUE) or len({tuple(e.shape(p) for p in ps) for ps in given}) > 1:
+        return None
+    return e.op("concat", [e.op(name, ps, attrs) for ps in zip(*given, strict=True)], {"dim": 0})
 
 
 def _of_padded(e: Emitter, pieces: Sequence[str], dim: int, start: int, stop: int) -> str | None:
