@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from trainverify.frameworks.deepspeed_options import package
-from trainverify.frameworks.deepspeed_shims import ALL_SHIMS, cpu
+from trainverify.frameworks.deepspeed_shims import cpu
 from trainverify.frameworks.deepspeed_step import Alone, Ranks, facts
 from trainverify.frameworks.job import Job, in_process
 from trainverify.frameworks.versions import remark
@@ -18,6 +16,6 @@ def job(options: tuple[str, ...], world: int | None = None) -> Job:
     cpu()
     package()  # once, for all processes that are forked from this one
     name = f"deepspeed {f.version}"
-    return Job(
-        name, Mesh({"dp": f.world}), f.batch, {"dp": "avg"}, Alone(options, f.world), Ranks(options), ALL_SHIMS, remark("deepspeed", f.version)
-    )
+    remarks = remark("deepspeed", f.version)
+    given = Alone(options, f.world), Ranks(options, f.shims), f.shims
+    return Job(name, Mesh({"dp": f.world}), f.batch, {"dp": "avg"}, *given, remarks)

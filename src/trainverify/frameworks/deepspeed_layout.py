@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
 
 from trainverify.torch.discover import Copy
 from trainverify.translate.names import clean
+from trainverify.translate.targets import CaptureError
 
 Range = tuple[str, int, int, int]  # parameter, where it begins in the flat memory, where that is in the parameter, count
 
@@ -50,4 +52,35 @@ def _ranges(flat: torch.Tensor, ranges: Sequence[Range], last: str) -> Iterator[
 
 def _late(zero: Any, names: Mapping[int, str]) -> Iterator[Copy]:
     """Stage 3: every parameter is cut by itself, and its part of a rank is copied into flat memory too."""
-    raise NotImplementedError
+    import torch.distributed as dist
+
+    for flat, group in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
+        at = 0
+        for p in group:
+            name, size = names[id(p)], int(p.partition_numel())
+            first = dist.get_rank(p.ds_process_group) * size
+            count = max(0, min(size, p.ds_numel - first))
+            parts = ((0, first, count),) if count else ()
+            yield Copy(f"{name}.master", name, flat.detach()[at : at + size], parts, flat, at)
+            if _memory(p.ds_tensor) != _memory(flat):
+                yield Copy(f"{name}.shard", name, p.ds_tensor.detach().view(-1), parts)
+            at += size
+        if at != flat.numel():
+            raise CaptureError(f"ZeRO's flat memory holds {flat.numel()} elements, and its parameters are {at}")
+
+
+def optimizer(engine: Any) -> Any:
+    """PyTorch's optimizer inside ZeRO's, with all flat memory that it updates: stage 3 hands it over only while it steps."""
+    zero = engine.optimizer
+    if hasattr(zero, "single_partition_of_fp32_groups"):
+        return zero.optimizer
+    shown = copy(zero.optimizer)
+    flats: dict[int, list[torch.Tensor]] = {}
+    for i, flat in enumerate(zero.fp32_partitioned_groups_flat):
+        flats.setdefault(zero.sub_group_to_group_id[i], []).append(flat)
+    shown.param_groups = [{**g, "params": flats.get(i, [])} for i, g in enumerate(zero.optimizer.param_groups)]
+    return shown
+
+
+def _memory(t: torch.Tensor) -> int:
+    return int(t.untyped_storage()._cdata)

@@ -9,6 +9,11 @@ from trainverify.frameworks.deepspeed_options import package
 from trainverify.frameworks.shims import Shim
 
 _ZERO: Final = ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3")
+_LATE: Final = (
+    "deepspeed.runtime.zero.partition_parameters",
+    "deepspeed.runtime.zero.partitioned_param_coordinator",
+    "deepspeed.runtime.zero.stage3",
+)
 
 
 def cpu() -> None:
@@ -30,6 +35,7 @@ def _finite(config: Any) -> None:
     def combined(norms: Any, norm_type: int = 2) -> Any:
         return torch.linalg.vector_norm(torch.stack(list(norms)), ord=norm_type)
 
+    torch.Tensor.isinf = torch.Tensor.isnan = lambda self: torch.zeros(self.shape, dtype=torch.bool)
     for name in _ZERO:
         module = package(name)
         for function, stand_in in (
@@ -55,6 +61,22 @@ def _placement(config: Any) -> None:
     torch.nn.Module.to = to
 
 
+def _agreement(config: Any) -> None:
+    import torch.distributed as dist
+
+    def same(ints: Any) -> None:
+        dist.all_gather_object([None] * dist.get_world_size(), list(ints))
+
+    for name in _LATE:
+        package(name).assert_ints_same_as_other_ranks = same
+
+
+AGREEMENT: Final = Shim(
+    "agreement",
+    "assert_ints_same_as_other_ranks compares the captured ranks' integers with each other",
+    "a rank is captured without the others",
+    _agreement,
+)
 EXTENSION: Final = Shim(
     "extension",
     "no C++ extension is compiled (build_shm_op)",
@@ -63,7 +85,8 @@ EXTENSION: Final = Shim(
 )
 FINITE: Final = Shim(
     "finite",
-    "gradients are not searched for infinities and NaN (is_invalid_grad_norm, mask_nan_or_inf_with_val_inplace, combine_grad_norm_groups)",
+    "gradients are not searched for infinities and NaN (isinf, isnan, is_invalid_grad_norm, mask_nan_or_inf_with_val_inplace, "
+    "combine_grad_norm_groups)",
     "values are real numbers here",
     _finite,
 )
@@ -72,3 +95,8 @@ PLACEMENT: Final = Shim(
 )
 DATA: Final = Shim("data", "no data loader: micro-batches are rows of the batch, dealt out to ranks in turn", "the batch is symbolic", _nothing)
 ALL_SHIMS: Final = (DATA, EXTENSION, FINITE, PLACEMENT)
+STAGE_3: Final = (*ALL_SHIMS, AGREEMENT)
+
+
+def shims(stage: int) -> tuple[Shim, ...]:
+    return STAGE_3 if stage == 3 else ALL_SHIMS

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainverify.frameworks.deepspeed_layout import copies
+from trainverify.frameworks.deepspeed_layout import optimizer as optimizer_of
 from trainverify.frameworks.deepspeed_options import Said, Written, package, parsed, torch_optimizer, written
-from trainverify.frameworks.deepspeed_shims import ALL_SHIMS, cpu
+from trainverify.frameworks.deepspeed_shims import cpu, shims
+from trainverify.frameworks.shims import Shim
 from trainverify.torch.discover import Found
 from trainverify.torch.inputs import Batch
 from trainverify.translate.targets import CaptureError
@@ -27,6 +29,7 @@ class Facts:
     micro_batches: int
     micro_batch: Batch  # of one rank
     version: str
+    shims: tuple[Shim, ...]
 
     @property
     def batch(self) -> Batch:
@@ -49,7 +52,7 @@ def facts(options: tuple[str, ...], world: int | None) -> Facts:
     file = written(said)
     if (flat := next((n for n, spec in file.batch.items() if not spec.shape), None)) is not None:
         raise CaptureError(f"{flat} of the batch has no rows to deal out")
-    return Facts(world, said.micro_batches, file.batch, importlib.metadata.version("deepspeed"))
+    return Facts(world, said.micro_batches, file.batch, importlib.metadata.version("deepspeed"), shims(said.stage))
 
 
 def micro_batches(batch: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
@@ -132,7 +135,7 @@ def started(said: Said, rank: int, world: int) -> Step:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     step = Step(file, engine, said.micro_batches)
     warmed(step, file.batch)
-    step.found = Found({"model": engine.module}, [engine.optimizer.optimizer], apart=True, copies=copies(engine))
+    step.found = Found({"model": engine.module}, [optimizer_of(engine)], apart=True, copies=copies(engine))
     return step
 
 
@@ -158,9 +161,10 @@ class Ranks:
     """The engine as one rank of many."""
 
     options: tuple[str, ...]
+    shims: tuple[Shim, ...]
 
     def __call__(self, rank: int, world: int) -> Step:
         cpu()
-        for shim in ALL_SHIMS:
+        for shim in self.shims:
             shim.apply(None)
         return started(parsed(self.options), rank, world)
