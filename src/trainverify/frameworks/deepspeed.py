@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from trainverify.frameworks.deepspeed_options import package
+from trainverify.frameworks.deepspeed_real import trial
 from trainverify.frameworks.deepspeed_shims import cpu
 from trainverify.frameworks.deepspeed_step import Alone, Ranks, facts
 from trainverify.frameworks.job import Job, in_process
@@ -18,4 +21,4 @@ def job(options: tuple[str, ...], world: int | None = None) -> Job:
     name = f"deepspeed {f.version}"
     remarks = remark("deepspeed", f.version)
     given = Alone(options, f.world), Ranks(options, f.shims), f.shims
-    return Job(name, Mesh({"dp": f.world}), f.batch, {"dp": "avg"}, *given, remarks)
+    return Job(name, Mesh({"dp": f.world}), f.batch, {"dp": "avg"}, *given, remarks, trial=partial(trial, options))

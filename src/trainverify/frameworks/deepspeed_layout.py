@@ -58,15 +58,34 @@ def _late(zero: Any, names: Mapping[int, str]) -> Iterator[Copy]:
         at = 0
         for p in group:
             name, size = names[id(p)], int(p.partition_numel())
-            first = dist.get_rank(p.ds_process_group) * size
-            count = max(0, min(size, p.ds_numel - first))
-            parts = ((0, first, count),) if count else ()
+            if p.ds_numel % size:
+                ranks = dist.get_world_size(p.ds_process_group)
+                raise CaptureError(f"stage 3 pads {name} ({p.ds_numel} elements, {ranks} ranks) with memory as it is: that is not captured")
+            parts = ((0, dist.get_rank(p.ds_process_group) * size, size),)
             yield Copy(f"{name}.master", name, flat.detach()[at : at + size], parts, flat, at)
             if _memory(p.ds_tensor) != _memory(flat):
                 yield Copy(f"{name}.shard", name, p.ds_tensor.detach().view(-1), parts)
             at += size
         if at != flat.numel():
             raise CaptureError(f"ZeRO's flat memory holds {flat.numel()} elements, and its parameters are {at}")
+
+
+def same_memory(before: Sequence[Copy], after: Sequence[Copy]) -> bool:
+    """Whether the next step begins with the memory that this one began with."""
+    return [_place(c) for c in before] == [_place(c) for c in after]
+
+
+def _place(c: Copy) -> tuple[object, ...]:
+    return c.name, c.parts, _memory(c.tensor), c.tensor.storage_offset(), c.tensor.numel(), c.start
+
+
+def misplaced(found: Sequence[Copy], values: Mapping[str, torch.Tensor]) -> str | None:
+    """The first copy that does not hold the part of its parameter that it is said to hold."""
+    for c in found:
+        whole = values[c.of].reshape(-1)
+        if any(not torch.equal(c.tensor[at : at + n], whole[start : start + n]) for at, start, n in c.parts):
+            return c.name
+    return None
 
 
 def optimizer(engine: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import nn
 import trainverify.torch as tvt
 
 VOCABULARY, DIM, ROWS, LENGTH = 11, 6, 1, 5
-HIDDEN = 10, 7  # of every block: sizes that no number of ranks divides
+HIDDEN = 10, 8  # of every block; two ranks cut within a parameter, and pad the last one
 batch = {
     "ids": tvt.Ids((ROWS, LENGTH), below=VOCABULARY),
     "labels": tvt.Ids((ROWS, LENGTH), below=VOCABULARY),

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainverify.frameworks.deepspeed_layout import copies
+from trainverify.frameworks.deepspeed_layout import copies, misplaced, same_memory
 from trainverify.frameworks.deepspeed_layout import optimizer as optimizer_of
 from trainverify.frameworks.deepspeed_options import Said, Written, package, parsed, torch_optimizer, written
 from trainverify.frameworks.deepspeed_shims import cpu, shims
 from trainverify.frameworks.shims import Shim
-from trainverify.torch.discover import Found
+from trainverify.torch.discover import Found, NotSupported
 from trainverify.torch.inputs import Batch
+from trainverify.translate.names import clean
 from trainverify.translate.targets import CaptureError
 
 
@@ -79,6 +80,8 @@ class Step:
             self.engine.backward(loss)
             self.engine.step()
             losses.append(loss.detach())
+        if self.found is not None and not same_memory(self.found.copies, copies(self.engine)):
+            raise NotSupported("ZeRO's flat memory is elsewhere after the step")
         norm = self.engine.get_global_grad_norm()
         return {"loss": torch.stack(losses).sum() / self.count, "grad_norm": norm.to(torch.float32)}
 
@@ -123,7 +126,7 @@ def warmed(step: Any, batch: Batch) -> None:
     step({n: torch.zeros((spec.shape[0] * rows, *spec.shape[1:]), dtype=getattr(torch, spec.dtype)) for n, spec in batch.items()})
 
 
-def started(said: Said, rank: int, world: int) -> Step:
+def started(said: Said, rank: int, world: int, kind: type[Step] = Step, real: bool = False) -> Any:
     """The engine of one rank, once there are process groups or a place to meet."""
     os.environ |= {"WORLD_SIZE": str(world), "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
     deepspeed, file = package(), written(said)
@@ -131,9 +134,12 @@ def started(said: Said, rank: int, world: int) -> Step:
     config = {"train_micro_batch_size_per_gpu": rows, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     config |= {k: v for k, v in said.config.items() if k != "optimizer"}
     model = file.model()
+    values = {clean(n): p.detach().clone() for n, p in model.named_parameters()} if real else {}
     optimizer = torch_optimizer(said, file, model.parameters())
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-    step = Step(file, engine, said.micro_batches)
+    if real and (name := misplaced(copies(engine), values)) is not None:
+        raise CaptureError(f"{name} does not hold what the lineage says")
+    step = kind(file, engine, said.micro_batches)
     warmed(step, file.batch)
     step.found = Found({"model": engine.module}, [optimizer_of(engine)], apart=True, copies=copies(engine))
     return step
@@ -167,4 +173,5 @@ class Ranks:
         cpu()
         for shim in self.shims:
             shim.apply(None)
-        return started(parsed(self.options), rank, world)
+        step: Step = started(parsed(self.options), rank, world)
+        return step
