@@ -361,7 +361,7 @@ class Talk:
             ours, factor = self.reduction(op)
             name = self.premultiplied(self.translator.named(x), factor)
             e, kept = self.translator.emitter, self.translator.step is not None and key_of(x) in self.translator.step.before
-            if kept and len(group.members) > 1 and (places := pieces_of(e, name)) is not None:
+            if (kept or e.apart) and len(group.members) > 1 and (places := pieces_of(e, name)) is not None:
                 return [reduced_to_owners(e, group, self.rank, name, places, ours)]
             return [self.scattered(group, name, type_of(output).shape, ours)]
 
