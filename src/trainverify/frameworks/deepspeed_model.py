@@ -19,7 +19,7 @@ batch = {
 }
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(DIM)
@@ -31,7 +31,7 @@ class Block(nn.Module):
         return y
 
 
-class Language(nn.Module):
+class Language(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, DIM)

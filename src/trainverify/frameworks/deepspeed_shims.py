@@ -93,10 +93,12 @@ FINITE: Final = Shim(
 PLACEMENT: Final = Shim(
     "placement", "Module.to leaves a model that is on the processor as it is", "fake parameters cannot be swapped in place", _placement
 )
-DATA: Final = Shim("data", "no data loader: micro-batches are rows of the batch, dealt out to ranks in turn", "the batch is symbolic", _nothing)
-ALL_SHIMS: Final = (DATA, EXTENSION, FINITE, PLACEMENT)
-STAGE_3: Final = (*ALL_SHIMS, AGREEMENT)
+DATA: Final = Shim(
+    "data", "no data loader: micro-batches are rows of the batch, dealt out to ranks in turn", "the batch is symbolic", _nothing
+)
+ALL_SHIMS: Final = (DATA, EXTENSION, FINITE, PLACEMENT, AGREEMENT)
 
 
 def shims(stage: int) -> tuple[Shim, ...]:
-    return STAGE_3 if stage == 3 else ALL_SHIMS
+    """Those that a stage of ZeRO needs."""
+    return tuple(s for s in ALL_SHIMS if stage == 3 or s is not AGREEMENT)

@@ -198,9 +198,7 @@ def preset(
                 state["step"] = torch.tensor(float(STEPS_TAKEN), dtype=torch.float32)
 
 
-def counted(
-    optimizer: Optimizer, names: Mapping[int, str], copies: Mapping[int, Sequence[Copy]]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def counted(optimizer: Optimizer, names: Mapping[int, str], copies: Mapping[int, Sequence[Copy]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The number of steps that an optimizer has taken, by parameter."""
     inner = getattr(optimizer, "optim", None)
     owner = inner if isinstance(inner, Optimizer) else optimizer
