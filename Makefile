@@ -4,8 +4,8 @@
 # make check   a slice of it for daily work, under two minutes: lint, types, the core and one plan of each kind
 # make campaign  tests that take long, thousands of random plans and of random mistakes in them (about an hour and a half on 2 cores)
 # make capture  PyTorch and JAX code of all kinds, captured, proved and replayed, and with planted bugs (about 40 minutes)
-# make frameworks  torchtitan, Megatron-core and Transformers from pip, each in an environment of its own (.venv-torchtitan, .venv-megatron,
-#              .venv-transformers): proved, and refuted with edits in a copy of it
+# make frameworks  torchtitan, Megatron-core, Transformers and DeepSpeed from pip, each in an environment of its own (.venv-torchtitan,
+#              .venv-megatron, .venv-transformers, .venv-deepspeed): proved, and refuted with edits in a copy of it
 # make clean   remove the virtual environment and what was built
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -18,6 +18,7 @@ JAX := .venv-jax
 TITAN := .venv-torchtitan
 MEGATRON := .venv-megatron
 TRANSFORMERS := .venv-transformers
+DEEPSPEED := .venv-deepspeed
 
 .PHONY: demo test test-jax check capture frameworks campaign clean
 
@@ -69,16 +70,18 @@ capture: $(VENV)/dev.stamp $(JAX)/stamp
 	$(BIN)/pytest tests/capture -m "capture or not capture" -v
 	$(JAX)/bin/pytest tests/jax -m "capture or not capture" -v
 
-frameworks: $(TITAN)/stamp $(MEGATRON)/stamp $(TRANSFORMERS)/stamp
+frameworks: $(TITAN)/stamp $(MEGATRON)/stamp $(TRANSFORMERS)/stamp $(DEEPSPEED)/stamp
 	$(TITAN)/bin/pytest tests/frameworks -v
 	$(TITAN)/bin/trainverify bench frameworks
 	$(MEGATRON)/bin/pytest tests/frameworks/test_megatron.py -v
 	$(MEGATRON)/bin/trainverify bench frameworks
 	$(TRANSFORMERS)/bin/pytest tests/frameworks/test_transformers.py -v
 	$(TRANSFORMERS)/bin/trainverify bench frameworks
+	$(DEEPSPEED)/bin/pytest tests/frameworks/test_deepspeed.py -v
+	$(DEEPSPEED)/bin/trainverify bench frameworks
 
 clean:
-	rm -rf $(VENV) $(JAX) $(TITAN) $(MEGATRON) $(TRANSFORMERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(JAX) $(TITAN) $(MEGATRON) $(TRANSFORMERS) $(DEEPSPEED) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
@@ -126,4 +129,12 @@ $(TRANSFORMERS)/stamp: pyproject.toml
 	$(PYTHON) -m venv $(TRANSFORMERS)
 	$(TRANSFORMERS)/bin/pip install --quiet "$(TORCH)"
 	$(TRANSFORMERS)/bin/pip install --quiet "$(TORCH)" transformers==5.23.0 accelerate==1.15.0 --editable . "pytest>=9,<10"
+	@touch $@
+
+# DeepSpeed likewise. Its real runs compile an extension once: that takes minutes, a C++ compiler and ninja.
+$(DEEPSPEED)/stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv $(DEEPSPEED)
+	$(DEEPSPEED)/bin/pip install --quiet "$(TORCH)"
+	$(DEEPSPEED)/bin/pip install --quiet "$(TORCH)" deepspeed==0.19.8 ninja --editable . "pytest>=9,<10"
 	@touch $@

@@ -393,3 +393,57 @@ def test_blocks_in_another_order_stay() -> None:
         assert found.emitter.ops[-1].inputs != ("x0",)
     found = agree(lambda a: torch.cat([a[i : i + 1].clone().reshape(2, 3) for i in range(3)], dim=1), real(3, 2, 3))
     assert ops(found)[-1] == "concat"
+
+
+def clip_factor(x, eps: float, bound: float):
+    """As DeepSpeed writes it."""
+    return 1.0 / torch.clamp((torch.linalg.vector_norm(x) + eps) / 0.5, min=bound)
+
+
+def test_reciprocal_of_a_positive_number_with_a_lower_bound() -> None:
+    found = agree(lambda x: clip_factor(x, 1e-6, 1.0), real(2, 3))
+    assert "minimum" in ops(found)
+    assert "clamp" not in ops(found)[-1]
+
+
+def test_reciprocal_of_another_number_is_left_alone() -> None:
+    """A number that may be negative, one that may be zero, and another bound: 1 / max(-2, 1) is not min(-1/2, 1)."""
+    negative = torch.tensor(-2.0, dtype=torch.float64)
+    for found in (
+        agree(lambda x: 1.0 / torch.clamp(x, min=1.0), negative),
+        agree(lambda x: clip_factor(x, -1e-6, 1.0), real(2, 3)),
+        agree(lambda x: 1.0 / torch.clamp(torch.linalg.vector_norm(x) / 0.5, min=1.0), real(2, 3)),
+        agree(lambda x: clip_factor(x, 1e-6, 2.0), real(2, 3)),
+    ):
+        assert "minimum" not in ops(found)
+
+
+def test_scalar_times_flat_memory() -> None:
+    """Goes to the pieces; a vector of the same length does not."""
+    found = agree(lambda a, b, c: torch.cat([a, b]) * c.sum(), real(2), real(3), real(5))
+    assert ops(found)[-1] == "concat"
+    found = agree(lambda a, b, c: torch.cat([a, b]) * c, real(2), real(3), real(5))
+    assert ops(found)[-1] == "mul"
+
+
+def flat_memory(apart: bool) -> tuple[Emitter, str, str]:
+    e = Emitter(rewritten=rewritten)
+    e.apart = apart
+    for name, size in (("a", 2), ("b", 3), ("c", 2), ("d", 3)):
+        e.declare(name, TensorType((size,), "f32"))
+    return e, e.op("concat", ("a", "b"), {"dim": 0}), e.op("concat", ("c", "d"), {"dim": 0})
+
+
+def test_flat_memory_piece_by_piece() -> None:
+    e, x, y = flat_memory(True)
+    assert e.made[e.op("sqrt", (e.op("mul", (x, y)),))].name == "concat"
+    cut = e.made[e.op("slice", (x,), {"dim": 0, "start": 1, "stop": 3})]
+    assert [e.made[i].inputs for i in cut.inputs] == [("a",), ("b",)]
+    e, x, y = flat_memory(False)
+    assert e.made[e.op("mul", (x, y))].name == "mul"
+
+
+def test_flat_memory_that_is_cut_otherwise() -> None:
+    e, x, _ = flat_memory(True)
+    other = e.op("concat", ("b", "a"), {"dim": 0})
+    assert e.made[e.op("mul", (x, other))].name == "mul"

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is absent: frameworks are not captured")
 
+from trainverify.frameworks.deepspeed_shims import ALL_SHIMS as DEEPSPEED
 from trainverify.frameworks.job import ALL_RANKS, corners
 from trainverify.frameworks.megatron_layout import Cut, boxes, flat_parts, whole_rows
 from trainverify.frameworks.megatron_shims import SHIMS as MEGATRON
@@ -64,7 +65,13 @@ TITAN = "['torchtitan', '--config', 'llama3_debugmodel', '--world-size', '2']"
 
 
 @pytest.mark.parametrize(
-    ("missing", "command"), [("torchtitan", TITAN), ("torch", TITAN), ("transformers", "['transformers', '--tp_size', '2']")]
+    ("missing", "command"),
+    [
+        ("torchtitan", TITAN),
+        ("torch", TITAN),
+        ("transformers", "['transformers', '--tp_size', '2']"),
+        ("deepspeed", "['deepspeed', '--deepspeed_config', '{}', '--world-size', '2']"),
+    ],
 )
 def test_without_the_framework(missing: str, command: str) -> None:
     """Exit code 2, and one line with what to install."""
@@ -79,6 +86,7 @@ def test_without_the_framework(missing: str, command: str) -> None:
 def test_versions_known_to_work() -> None:
     """The table of the page, what `make frameworks` installs, and the extra of PyTorch are those of the code."""
     pages = {"torchtitan.md": ["torchtitan"], "megatron.md": ["megatron-core"], "transformers.md": ["transformers", "accelerate"]}
+    pages["deepspeed.md"] = ["deepspeed"]
     assert {n for names in pages.values() for n in names} == set(KNOWN)
     for page, names in pages.items():
         rows = dict(re.findall(r"^\| ([\w-]+) \| ([\d., ]+) \|$", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE))
@@ -93,7 +101,7 @@ def test_another_version_is_told() -> None:
     assert "never tried" in remark("torchtitan", "9.9")[0]
 
 
-@pytest.mark.parametrize(("name", "all_shims"), [("torchtitan", ALL_SHIMS), ("transformers", TRANSFORMERS)])
+@pytest.mark.parametrize(("name", "all_shims"), [("torchtitan", ALL_SHIMS), ("transformers", TRANSFORMERS), ("deepspeed", DEEPSPEED)])
 def test_the_page_lists_every_shim(name: str, all_shims: tuple[Shim, ...]) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
     shims = page.partition("## Shims")[2].partition("###")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Final
 
 from rich.table import Table
 
-from trainverify.frameworks import megatron, torchtitan, transformers
+from trainverify.frameworks import deepspeed, megatron, torchtitan, transformers
 from trainverify.frameworks.job import Job, captured, judged
 from trainverify.frameworks.trust import checked
 from trainverify.ops import OPS
@@ -35,8 +36,16 @@ _LLAMA: Final = (
     "--gradient_accumulation_steps",
     "2",
 )
-_PACKAGES: Final = {"torchtitan": "torchtitan", "Megatron-core": "megatron", "Transformers": "transformers"}
-_JOBS: Final = {"torchtitan": torchtitan.job, "Megatron-core": megatron.job, "Transformers": transformers.job}
+
+
+def _zero(stage: int, **more: int) -> tuple[str, ...]:
+    zero = {"stage": stage, "reduce_bucket_size": 10000, **more}
+    config = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.5, "zero_optimization": zero}
+    return "--deepspeed_config", json.dumps(config)
+
+
+_PACKAGES: Final = {"torchtitan": "torchtitan", "Megatron-core": "megatron", "Transformers": "transformers", "DeepSpeed": "deepspeed"}
+_JOBS: Final = {"torchtitan": torchtitan.job, "Megatron-core": megatron.job, "Transformers": transformers.job, "DeepSpeed": deepspeed.job}
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,11 @@ CASES: Final = (
     Case("Transformers", "FSDP2 2 × TP 2", (*_LLAMA, "--fsdp_size", "2", "--tp_size", "2"), 4),
     Case("Transformers", "FSDP2 2, by accelerate", (*_LLAMA, "--fsdp"), 2),
     Case("Transformers", "DDP 2, by accelerate", (*_LLAMA, "--ddp_broadcast_buffers", "False"), 2),
+    Case("DeepSpeed", "ZeRO 1", _zero(1), 2),
+    Case("DeepSpeed", "ZeRO 1, 4 ranks", _zero(1), 4),
+    Case("DeepSpeed", "ZeRO 2", _zero(2), 2),
+    Case("DeepSpeed", "ZeRO 3", _zero(3), 2),
+    Case("DeepSpeed", "ZeRO 3, parameters gathered for every use", _zero(3, stage3_param_persistence_threshold=0), 2),
 )
 
 

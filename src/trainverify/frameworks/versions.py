@@ -9,6 +9,7 @@ KNOWN: Final = {
     "megatron-core": ("0.16.1",),
     "transformers": ("5.23.0",),
     "accelerate": ("1.15.0",),
+    "deepspeed": ("0.19.8",),
 }
 TORCH: Final = "2.13.0"
 

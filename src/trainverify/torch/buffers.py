@@ -1,6 +1,7 @@
 """Flat buffers of many parameters, as ranks of a sharded optimizer exchange them: piece by piece instead of as a whole.
 
-A buffer falls into one equal block for every rank, whatever parameters lie across the cuts. Both rewrites are exact, element by element:
+A buffer falls into one equal block for every rank, whatever parameters lie across the cuts. The rewrites are exact, element by element:
+- a sum over ranks of a buffer is the sum of every piece, in the shape that it had before it was flattened;
 - gathering all blocks is one broadcast of every piece from the rank that has it;
 - reducing and scattering a buffer is one reduction of every piece to the rank whose block it is in.
 """
@@ -63,6 +64,25 @@ def pieces_of(e: Emitter, name: str) -> list[int] | None:
     if op is None or op.name != "concat" or len(e.shape(name)) != 1:
         return None
     return list(accumulate((e.shape(str(i))[0] for i in op.inputs), initial=0))
+
+
+def buffered(e: Emitter, name: str) -> list[tuple[str, int]] | None:
+    """The tensors that a flat buffer is made of, each in the shape it had before, and their sizes; None for any other tensor."""
+    op = e.made.get(name)
+    if op is None or pieces_of(e, name) is None:
+        return None
+    return [(_unflattened(e, str(i)), e.shape(str(i))[0]) for i in op.inputs]
+
+
+def _unflattened(e: Emitter, name: str) -> str:
+    """The tensor that another is the flat form of, by itself or multiplied by a number."""
+    op = e.made.get(name)
+    if op is not None and op.name == "reshape":
+        return str(op.inputs[0])
+    if op is not None and op.name in ("mul", "div") and len(op.inputs) == 1:
+        whole = _unflattened(e, str(op.inputs[0]))
+        return e.op(op.name, (whole,), dict(op.attrs)) if whole != op.inputs[0] else name
+    return name
 
 
 def reduced_to_owners(e: Emitter, group: Group, rank: int, x: str, places: Sequence[int], op: str) -> str:

@@ -22,7 +22,7 @@ from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
 from trainverify.torch.agreement import Ledger
 from trainverify.torch.collectives import Talk
-from trainverify.torch.discover import Found, Named, NotSupported, counted, preset, search, shaped, tensors_of
+from trainverify.torch.discover import Copy, Found, Named, NotSupported, counted, flat_copies, kept, search
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.functional import Functional
 from trainverify.torch.inputs import Batch, Ids, Input, lies, local_shape
@@ -97,6 +97,7 @@ class Session:
         self.used: dict[str, Source | None] = {}
         self.named: list[Named] = []
         self.by_tensor: dict[int, str] = {}
+        self.copies: dict[int, list[Copy]] = {}
         self.said: dict[str, Described] = {}  # how tensors lie of which an adapter says it
         self.shapes: dict[str, list[int]] = {}  # of gradients that an optimizer holds in another shape
         self.loss: torch.Tensor | None = None
@@ -111,14 +112,15 @@ class Session:
         """The step starts: everything it starts from becomes a source. Without `inputs` the batch is made as it is described."""
         for module in found.modules.values():
             self.lines.name_modules(module)
-        self.named = list(tensors_of(found.modules))
-        names = {id(n.tensor): n.name for n in self.named} | {id(t): n for t, n in found.shards}
+        self.named, names = kept(found)
+        self.copies = flat_copies(found)
+        self.translator.emitter.apart = found.apart
         self.said = dict(found.placed)
         for optimizer in found.optimizers:
-            self.named += [shaped(n, found) for n in preset(optimizer, lambda p: names.get(id(p)))]
             for group in optimizer.param_groups:
                 self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
-            self.counts |= dict(counted(optimizer, names))
+                self.trained.update(c.name for p in group["params"] for c in self.copies.get(id(p), ()))
+            self.counts |= dict(counted(optimizer, names, self.copies))
         self.said |= _inherited(found, self.named)
         self.shapes = {n: place["shape"] for n, place in found.held.items() if "shape" in place}
         self.by_tensor = names
@@ -188,8 +190,12 @@ class Session:
         for group in (inner or optimizer).param_groups:
             for p in group["params"]:
                 name = self.by_tensor.get(id(p))
-                if name is not None and p.grad is not None:
+                if p.grad is None:
+                    continue
+                if name is not None:
                     self.note_gradient(name, p.grad)
+                for c in self.copies.get(id(p), ()):
+                    self.note_gradient(c.name, c.within(p.grad))
 
     def note_gradient(self, name: str, grad: torch.Tensor) -> None:
         self.translator.emitter.place = self.lines.here()
@@ -324,9 +330,10 @@ class Session:
 
 def _inherited(found: Found, named: Sequence[Named]) -> dict[str, Described]:
     """How gradients and states lie, as an adapter says it of their parameters."""
-    said = {**found.placed, **found.held}
+    copies = {c.name: c.place for c in found.copies}
+    said = {**found.placed, **found.held, **{n: {k: v for k, v in place.items() if k != "of"} for n, place in copies.items()}}
     states = {n.name: said[n.of] for n in named if n.of in said}
-    return {**states, **{f"gradient of {p}": place for p, place in said.items()}}
+    return {**copies, **states, **{f"gradient of {p}": place for p, place in said.items()}}
 
 
 def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:

@@ -15,7 +15,7 @@ from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.torch.agreement import Ledger, Said, call_of, lying
-from trainverify.torch.buffers import Group, gathered_apart, pieces_of, reduced_to_owners
+from trainverify.torch.buffers import Group, buffered, gathered_apart, pieces_of, reduced_to_owners
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart, uncut
 from trainverify.torch.translate import Translator, key_of, type_of, view_of
@@ -210,9 +210,12 @@ class Talk:
         if items is not None:
             single = TensorType((), kind.dtype)
             return e.op("stack", [self.emit(name, e.cast(i, kind.dtype), group, single, **attrs) for i in items], {"dim": 0})
-        made = self.translator.emitter.communicate(name, (x,), {"group": group.name, **attrs}, kind)
-        assert made is not None
-        return made
+        if name == "all_reduce" and e.apart and (pieces := buffered(e, x)) is not None:
+            made = [e.reshape(self.emit(name, p, group, e.tensors[p], **attrs), (size,)) for p, size in pieces]
+            return e.op("concat", made, {"dim": 0})
+        found = self.translator.emitter.communicate(name, (x,), {"group": group.name, **attrs}, kind)
+        assert found is not None
+        return found
 
     def reduction(self, op: Any) -> tuple[str, float | None]:
         """Our reduction, and the factor that every summand is multiplied by first."""
@@ -358,7 +361,7 @@ class Talk:
             ours, factor = self.reduction(op)
             name = self.premultiplied(self.translator.named(x), factor)
             e, kept = self.translator.emitter, self.translator.step is not None and key_of(x) in self.translator.step.before
-            if kept and len(group.members) > 1 and (places := pieces_of(e, name)) is not None:
+            if (kept or e.apart) and len(group.members) > 1 and (places := pieces_of(e, name)) is not None:
                 return [reduced_to_owners(e, group, self.rank, name, places, ours)]
             return [self.scattered(group, name, type_of(output).shape, ours)]
 

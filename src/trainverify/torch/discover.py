@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -25,6 +25,36 @@ class Found:
     placed: dict[str, dict[str, Any]] = field(default_factory=dict)  # parameter → how it lies, if an adapter says it
     held: dict[str, dict[str, Any]] = field(default_factory=dict)  # likewise its gradient and states, where they lie in another way
     shards: list[tuple[torch.Tensor, str]] = field(default_factory=list)  # what an optimizer updates instead of a parameter, and its name
+    apart: bool = False  # flat memory is followed piece by piece: all ranks cut it alike
+    copies: list[Copy] = field(default_factory=list)  # other memory that holds parameters from step to step
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A flat tensor that holds a part of a parameter besides the parameter itself, or in its place.
+
+    `parts` are [where in the tensor, start in the flattened parameter, count]; the rest is padding. With `flat`, it is a range of a tensor
+    that an optimizer updates, and `start` says where it begins there."""
+
+    name: str
+    of: str
+    tensor: torch.Tensor
+    parts: tuple[tuple[int, int, int], ...]
+    flat: torch.Tensor | None = None
+    start: int = 0
+
+    @property
+    def place(self) -> dict[str, Any]:
+        empty, done = [], 0
+        for at, _, count in (*sorted(self.parts), (self.tensor.numel(), 0, 0)):
+            if done < at:
+                empty.append([done, at - done])
+            done = at + count
+        return {"of": self.of, "flat": [list(p) for p in self.parts], "padding": empty}
+
+    def within(self, flat: torch.Tensor) -> torch.Tensor:
+        """The same range of another tensor that lies as the optimizer's does: its gradient or state."""
+        return flat[self.start : self.start + self.tensor.numel()]
 
 
 @dataclass(frozen=True)
@@ -44,6 +74,27 @@ def shaped(n: Named, found: Found) -> Named:
     """A state in the shape that an adapter says it has."""
     shape = found.held.get(n.of or "", {}).get("shape")
     return n if shape is None else replace(n, tensor=n.tensor.view(shape))
+
+
+def kept(found: Found) -> tuple[list[Named], dict[int, str]]:
+    """Everything that lives from step to step, and the names of what optimizers update."""
+    copied = {c.of for c in found.copies}
+    named = [n for n in tensors_of(found.modules) if n.tensor.numel() or n.name not in copied]
+    trained = {n.name for n in tensors_of(found.modules) if n.trained}
+    named += [Named(c.name, c.tensor, "parameter" if c.of in trained else "state", c.of in trained) for c in found.copies]
+    names = {id(n.tensor): n.name for n in named} | {id(t): n for t, n in found.shards}
+    for optimizer in found.optimizers:
+        named += [shaped(n, found) for n in preset(optimizer, lambda p: names.get(id(p)), flat_copies(found))]
+    return named, names
+
+
+def flat_copies(found: Found) -> dict[int, list[Copy]]:
+    """By what an optimizer updates, the ranges of it."""
+    by_flat: dict[int, list[Copy]] = {}
+    for c in found.copies:
+        if c.flat is not None:
+            by_flat.setdefault(id(c.flat), []).append(c)
+    return by_flat
 
 
 def search(*roots: Any) -> Found:
@@ -118,11 +169,13 @@ def tensors_of(modules: dict[str, torch.nn.Module]) -> Iterator[Named]:
                 yield Named(prefix + clean(n), b, "state", buffer="made" if n in made else "kept")
 
 
-def preset(optimizer: Optimizer, names: Callable[[torch.Tensor], str | None]) -> Iterator[Named]:
+def preset(
+    optimizer: Optimizer, names: Callable[[torch.Tensor], str | None], copies: Mapping[int, Sequence[Copy]] = types.MappingProxyType({})
+) -> Iterator[Named]:
     """State as after some steps, so that none has to be run: its tensors by name."""
     inner = getattr(optimizer, "optim", None)
     if isinstance(inner, Optimizer):  # ZeroRedundancyOptimizer
-        yield from preset(inner, names)
+        yield from preset(inner, names, copies)
         return
     kind = type(optimizer).__name__
     for group in optimizer.param_groups:
@@ -130,24 +183,30 @@ def preset(optimizer: Optimizer, names: Callable[[torch.Tensor], str | None]) ->
             if not p.requires_grad:
                 continue
             name = names(p)
-            if name is None:
+            ranges = copies.get(id(p), ())
+            if name is None and not ranges:
                 raise NotSupported(f"{kind} updates a tensor of shape {list(p.shape)} that belongs to no model of the step")
             state = optimizer.state[p]
             for slot, nonnegative in _slots(kind, group):
                 if slot not in state:
                     state[slot] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                yield Named(f"{name}.{slot}", state[slot], "state", nonnegative=nonnegative, of=name)
+                if name is not None and not ranges:
+                    yield Named(f"{name}.{slot}", state[slot], "state", nonnegative=nonnegative, of=name)
+                for c in ranges:
+                    yield Named(f"{c.of}.{slot}", c.within(state[slot]), "state", nonnegative=nonnegative, of=c.name)
             if kind in ("Adam", "AdamW", "NAdam", "RAdam") and "step" not in state:
                 state["step"] = torch.tensor(float(STEPS_TAKEN), dtype=torch.float32)
 
 
-def counted(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
+def counted(optimizer: Optimizer, names: Mapping[int, str], copies: Mapping[int, Sequence[Copy]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The number of steps that an optimizer has taken, by parameter."""
     inner = getattr(optimizer, "optim", None)
     owner = inner if isinstance(inner, Optimizer) else optimizer
     for p, state in owner.state.items():
-        if isinstance(state.get("step"), torch.Tensor) and id(p) in names:
-            yield f"{names[id(p)]}.step", state["step"]
+        if isinstance(state.get("step"), torch.Tensor):
+            found = [c.of for c in copies.get(id(p), ())] or ([names[id(p)]] if id(p) in names else [])
+            for name in found:
+                yield f"{name}.step", state["step"]
 
 
 class NotSupported(Exception):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainverify.torch.discover import Found, Named, preset, search, shaped, tensors_of
+from trainverify.torch.discover import Copy, Found, Named, flat_copies, kept, search
 from trainverify.torch.inputs import Batch
 from trainverify.torch.lines import Lines
 from trainverify.torch.placed import local
@@ -37,14 +37,11 @@ def run_step(step: Any, inputs: Mapping[str, torch.Tensor], values: Arrays, name
     """The outputs of a step that is built, from given values of its parameters and state."""
     said = getattr(step, "found", None)  # an adapter says where the parameters are
     found = said if isinstance(said, Found) else search(step)
-    named = list(tensors_of(found.modules))
-    by_tensor = {id(n.tensor): n.name for n in named} | {id(t): n for t, n in found.shards}
-    for optimizer in found.optimizers:
-        named += [shaped(n, found) for n in preset(optimizer, lambda p: by_tensor.get(id(p)))]
+    named, by_tensor = kept(found)
     _set(named, values)
     made: Outputs = {}
     grads: dict[str, torch.Tensor] = {}
-    handle = _note_gradients(by_tensor, grads)
+    handle = _note_gradients(by_tensor, flat_copies(found), grads)
     lines = Lines()
     for module in found.modules.values():
         lines.name_modules(module)
@@ -91,7 +88,7 @@ def _set(named: Sequence[Named], values: Arrays) -> None:
                 here.copy_(torch.from_numpy(np.array(values[n.name])).to(here.dtype))
 
 
-def _note_gradients(names: Mapping[int, str], into: dict[str, torch.Tensor]) -> Any:
+def _note_gradients(names: Mapping[int, str], copies: Mapping[int, Sequence[Copy]], into: dict[str, torch.Tensor]) -> Any:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -100,6 +97,9 @@ def _note_gradients(names: Mapping[int, str], into: dict[str, torch.Tensor]) -> 
             for p in group["params"]:
                 if id(p) in names and p.grad is not None:
                     into.setdefault(names[id(p)], local(p.grad).detach().clone())
+                for c in copies.get(id(p), ()):
+                    if p.grad is not None:
+                        into.setdefault(c.name, c.within(p.grad).detach().clone())
 
     return register_optimizer_step_pre_hook(before)
 

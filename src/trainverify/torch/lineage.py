@@ -58,7 +58,9 @@ def form_of(place: Described, axes: Axes, rank: int) -> Form:
     if "pattern" in place:
         return layout("", str(place["pattern"])).form
     if "flat" in place:
-        return Parts(((rank, tuple(Part((at,), (Run(start, count),), flat=True) for at, start, count in place["flat"])),))
+        held = [Part((at,), (Run(start, count),), flat=True) for at, start, count in place["flat"]]
+        empty = [Part((at,), (Run(0, count),), flat=True, padding=True) for at, count in place.get("padding", ())]
+        return Parts(((rank, (*held, *empty)),))
     if "boxes" in place:
         return Parts(((rank, tuple(Part(tuple(at), tuple(Run(*run) for run in runs)) for at, runs in place["boxes"])),))
     return placements_of(place, axes)
@@ -119,10 +121,14 @@ class Lineages:
             if more := [n for n in h.program.inputs if n not in self.logical.inputs]:
                 raise NoLineage(f"rank {h.rank} draws the dropout mask {more[0]}, which the reference does not draw")
         for name in (*self.logical.parameters, *self.logical.state):
-            held = {h.rank: self.form(h, name, name) for h in self.ranks if name in h.program.tensors}
-            if not held:
-                continue
-            yield from self.joined(name, name, held)
+            for local in (name, *self.copies(name)):
+                held = {h.rank: self.form(h, local, local) for h in self.ranks if local in h.program.tensors}
+                if held:
+                    yield from self.joined(name, local, held)
+
+    def copies(self, name: str) -> list[str]:
+        """Other tensors of ranks that hold a parameter."""
+        return list(dict.fromkeys(n for h in self.ranks for n, place in h.placed.items() if place.get("of") == name))
 
     def form(self, h: Held, name: str, local: str) -> Form:
         """How a source lies on one rank."""
@@ -194,14 +200,14 @@ class Lineages:
                 continue
             by_local: dict[str, dict[int, Form]] = {}
             differs = False
-            for h in self.ranks:
-                local, place = h.program.output("gradient", name), h.placed.get(f"gradient of {name}")
+            for h, own in itertools.product(self.ranks, (name, *self.copies(name))):
+                local, place = h.program.output("gradient", own), h.placed.get(f"gradient of {own}")
                 if local is None:
                     continue
-                form: Form = form_of(place, self.axes, h.rank) if place is not None else self.form(h, name, name)
+                form: Form = form_of(place, self.axes, h.rank) if place is not None else self.form(h, own, own)
                 if is_partial(form):
                     partial.add(name)
-                differs = differs or form != self.form(h, name, name)
+                differs = differs or own != name or form != self.form(h, own, own)
                 by_local.setdefault(local, {})[h.rank] = form
             if differs and name not in partial:
                 for local, held in by_local.items():

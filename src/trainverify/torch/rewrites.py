@@ -3,10 +3,13 @@
 - scalars that are stacked: functions, slices and sums over ranks of a stack are stacks of these, and its norm is √(Σ x²);
   the norm of norms of tensors is the norm of all their elements
 - a scalar with an upper bound is the smaller of both (the factor that gradients are clipped by)
+- 1 / max(x, 1) is min(1 / x, 1) of a scalar x that is positive (the same factor, as DeepSpeed writes it); by 1 changes nothing
 - integers that count on from 0, plus a literal, count on from there; so do sums and products of integers from constants alone
 - a slice of a concatenation that begins and ends between pieces is the concatenation of these; a concatenation of others is one;
   one with literals among its pieces is cut anywhere
-- a number added to a flat concatenation, or multiplied with it, goes to its pieces
+- a number added to a flat concatenation, or multiplied with it, goes to its pieces; likewise a scalar that it is multiplied with
+- where flat memory is followed piece by piece (`Emitter.apart`): functions, element by element, of flat concatenations that are cut alike
+  are concatenations of those of their pieces, and a slice of one is cut from its pieces
 - blocks of what ranks gathered, side by side along another dimension, are a dimension that moves there;
   blocks along the first dimension, reshaped alike and joined again, are the tensor, reshaped
 - an embedding that masks ids outside its rows is an embedding of the rows from there on; likewise labels of a cut vocabulary
@@ -50,6 +53,12 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return e.op("sum", (e.op("square", (x,)),))  # ‖x‖² is Σ x²
     if name == "clamp" and set(attrs) == {"max"} and first is not None and e.shape(first) == () and e.kind(first) == "real":
         return e.op("minimum", (first, e.full((), attrs["max"], e.tensors[first].dtype)))
+    if name in ("mul", "div") and len(inputs) == 1 and attrs.get("value") == 1 and first is not None and e.kind(first) == "real":
+        return first
+    if name == "reciprocal" and (x := _at_least_one(e, first)) is not None:
+        return e.op("minimum", (e.op("reciprocal", (x,)), e.full((), 1, e.tensors[x].dtype)))
+    if e.apart and (made := _piecewise(e, name, inputs, attrs)) is not None:
+        return made
     if name == "slice" and attrs.get("step", 1) == 1:
         return _of_pieces(e, first, attrs)
     if name == "concat":
@@ -57,6 +66,8 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
     if name in _BY_VALUE and len(inputs) == 1 and len(e.shape(str(first))) == 1 and len(pieces := _pieces(e, first, 0)) > 1:
         return e.op("concat", [e.op(name, (p,), attrs) for p in pieces], {"dim": 0})
     if name in ("add", "sub", "mul") and e.kind(str(first)) == "int" and (made := computed(e, name, inputs, attrs.get("value"))):
+        return made
+    if name in ("mul", "div") and len(inputs) == 2 and not attrs and (made := _scaled(e, name, *inputs)) is not None:
         return made
     if name in ("add", "sub") and len(inputs) == 1:
         return _counted(e, name, first, attrs)
@@ -69,6 +80,38 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
     if name == "einsum" and len(inputs) == 2:
         return looked_up_backward(e, inputs, attrs["spec"])
     return None
+
+
+def _at_least_one(e: Emitter, name: str | None) -> str | None:
+    """The positive scalar that another one is, with 1 as its lower bound."""
+    op = e.made.get(name)
+    if op is None or op.name != "clamp" or dict(op.attrs) != {"min": 1} or e.shape(str(name)) != () or e.kind(str(name)) != "real":
+        return None
+    return op.inputs[0] if _positive(e, op.inputs[0]) else None
+
+
+def _positive(e: Emitter, name: str | None, zero: bool = False) -> bool:
+    """Whether a scalar is positive (or zero), for all values, by how it is written."""
+    op = e.made.get(name)
+    if op is None:
+        return False
+    value = op.get("value")
+    if op.name in ("norm", "grad_norm"):
+        return zero
+    if op.name in ("mul", "div") and len(op.inputs) == 1:
+        return value > 0 and _positive(e, op.inputs[0], zero)
+    if op.name == "add" and len(op.inputs) == 1:
+        return value > 0 and _positive(e, op.inputs[0], True)
+    return op.name in ("to", "identity") and e.kind(str(op.inputs[0])) == "real" and _positive(e, op.inputs[0], zero)
+
+
+def _scaled(e: Emitter, name: str, x: str | None, by: str | None) -> str | None:
+    """A flat concatenation by a scalar is the concatenation of its pieces by it."""
+    if name == "mul" and x is not None and e.shape(x) == ():
+        x, by = by, x
+    if x is None or by is None or e.shape(by) != () or len(e.shape(x)) != 1 or len(pieces := _pieces(e, x, 0)) < 2:
+        return None
+    return e.op("concat", [e.op(name, (p, by)) for p in pieces], {"dim": 0})
 
 
 def _counted(e: Emitter, name: str, first: str | None, attrs: Mapping[str, Any]) -> str | None:
@@ -107,6 +150,20 @@ def _of_pieces(e: Emitter, x: str | None, attrs: Mapping[str, Any]) -> str | Non
     if not kept or attrs["start"] not in found or attrs["stop"] not in found:
         return None
     return kept[0] if len(kept) == 1 else e.op("concat", kept, {"dim": dim})
+
+
+def _piecewise(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any]) -> str | None:
+    """An op on flat memory as one on each of its pieces."""
+    if not inputs or any(i is None or len(e.shape(i)) != 1 for i in inputs):
+        return None
+    given = [_pieces(e, i, 0) for i in inputs]
+    if len(given[0]) == 1:
+        return None
+    if name == "slice" and attrs.get("step", 1) == 1:
+        return _of_padded(e, given[0], 0, attrs["start"], attrs["stop"])
+    if name not in (_UNARY if len(inputs) == 1 else _BY_VALUE) or len({tuple(e.shape(p) for p in ps) for ps in given}) > 1:
+        return None
+    return e.op("concat", [e.op(name, ps, attrs) for ps in zip(*given, strict=True)], {"dim": 0})
 
 
 def _of_padded(e: Emitter, pieces: Sequence[str], dim: int, start: int, stop: int) -> str | None:

@@ -48,6 +48,7 @@ class Emitter:
         self.place = Place()
         self.label = "op"
         self.prefix = "before/"  # of names, until the step begins
+        self.apart = False  # flat memory is followed piece by piece
         self.masks: list[str] = []  # of dropout, in the order in which they are drawn
         self.nonnegative: set[str] = set()  # sources of integers that are never negative
         self._numbers: dict[str, int] = {}
