@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "torchtitan": "Is the training step of torchtitan, with its own options, equal to the same without parallelism?",
     "megatron": "Is the training step of Megatron-core, with its own options, equal to the same without parallelism?",
     "transformers": "Is the training step of Transformers' Trainer, with its own options, equal to the same without parallelism?",
-    "deepspeed": "Is the training step of DeepSpeed's engine (ZeRO 1, 2, 3), with its own configuration, equal to the one of PyTorch on one device?",
+    "deepspeed": "Is the training step of DeepSpeed's engine (ZeRO 1, 2, 3), with its own configuration, equal to PyTorch's on one device?",
     "jax": "Is the training step that JAX runs on a mesh equal to the one on a single device?",
     "sweep": "Every configuration of a matrix: one table, one exit code.",
     "lineage": "Which logical tensor every tensor of PLAN is, and how it lies on the mesh: discovered, not declared.",
