@@ -39,7 +39,7 @@ def command(
     memory: Memory = None,
     engine: EngineName = "algebra",
 ) -> int:
-    """Is the training step of DeepSpeed's engine (ZeRO 1, 2, 3), with its own configuration, equal to the one of PyTorch on one device?
+    """Is the training step of DeepSpeed's ZeRO, with its own configuration, equal to the one on one device?
 
     It runs on fake tensors.
     """
