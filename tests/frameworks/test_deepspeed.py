@@ -49,8 +49,7 @@ def test_unequal_numbers_of_tokens(more: tuple[str, ...], wanted: str, tmp_path:
 
 
 def test_padding_of_stage_3_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="stage 3 pads"):
-        verdict(("deepspeed", *zero(3, 4)), [], tmp_path)
+    assert "stage 3 pads" in str(verdict(("deepspeed", *zero(3, 4)), [], tmp_path))
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.name)
