@@ -31,9 +31,8 @@ EDITS: Final = (
         "the norm is one rank's",
         EARLY,
         "            dist.all_reduce(total_norm, op=dist.ReduceOp.SUM, group=self.dp_process_group)\n",
-        "",
+        "            pass  # the norm of this rank\n",
         zero(1),
-        f"deepspeed/{EARLY}",
     ),
     Edit(
         "gradients are added up over half of the ranks",
@@ -41,7 +40,6 @@ EDITS: Final = (
         "dist.all_reduce(tensor_to_allreduce, group=process_group)",
         "dist.all_reduce(tensor_to_allreduce, group=[dist.new_group([0, 1]), dist.new_group([2, 3])][dist.get_rank() // 2])",
         zero(2, 4),
-        "deepspeed/",
     ),
     Edit(
         "gradients are divided by the number of ranks twice",
@@ -49,7 +47,6 @@ EDITS: Final = (
         "tensor_partition_flat_buffer.div_(world_sz)",
         "tensor_partition_flat_buffer.div_(world_sz * world_sz)",
         zero(3),
-        "deepspeed/",
     ),
     Edit(
         "ranks get each other's part of gradients",
@@ -57,16 +54,14 @@ EDITS: Final = (
         "flattened_tensor[rank * chunk_sz:rank * chunk_sz + chunk_sz] for rank in range(0, world_sz)",
         "flattened_tensor[rank * chunk_sz:rank * chunk_sz + chunk_sz] for rank in reversed(range(0, world_sz))",
         zero(3),
-        "deepspeed/",
     ),
-    Edit("parameters are copied before they are updated", EARLY, UPDATED + COPIED, COPIED + UPDATED, zero(1), f"deepspeed/{EARLY}"),
+    Edit("parameters are copied before they are updated", EARLY, UPDATED + COPIED, COPIED + UPDATED, zero(1)),
     Edit(
         "the copy that the next step starts from is scaled",
         EARLY,
         COPIED,
         COPIED + "                fp32_partition.data.mul_(0.5)\n",
         zero(2),
-        f"deepspeed/{EARLY}",
     ),
     Edit(
         "the last micro-batch alone counts",
@@ -74,6 +69,5 @@ EDITS: Final = (
         "if self.micro_step_id == 0:  # don't accumulate",
         "if True:",
         zero(3),
-        "deepspeed/",
     ),
 )
