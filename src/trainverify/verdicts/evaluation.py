@@ -8,7 +8,6 @@ from dataclasses import replace
 from trainverify.axes.reduction import NotABoundary
 from trainverify.evaluate import branches
 from trainverify.evaluate.compare import DIFFERENT, Suspect, calm, close_look, compare, together
-from trainverify.evaluate.counting import counting
 from trainverify.evaluate.looser import looser
 from trainverify.evaluate.moved import PointName
 from trainverify.evaluate.run import NotComputed, elements, random_inputs
@@ -100,7 +99,7 @@ def evaluated(case: Case) -> Report:
             case.progress("listing what was not aligned")
             proof = listed_too(proof, case.system, case.wanted)
         case = replace(case, proof=proof)
-    found = agreed(replace(case, proof=uncontested(case, small, counted)), notes)
+    found = agreed(replace(case, proof=uncontested(case, counted)), notes)
     return (further(case, small) if found.verdict == "UNKNOWN" else None) or found
 
 
@@ -120,12 +119,9 @@ def further(case: Case, small: Small) -> Report | None:
     return None
 
 
-def uncontested(case: Case, small: Small, counted: set[Obligation]) -> Attempt:
+def uncontested(case: Case, counted: set[Obligation]) -> Attempt:
     """The proof, with less to contest: what differs at reduced sizes by how counts are read there may differ in stages too."""
-    left = case.proof.contested
-    if left and counting(case.system, small) is not None:
-        left = {}
-    return replace(case.proof, contested={o: why for o, why in left.items() if o not in counted})
+    return replace(case.proof, contested={o: why for o, why in case.proof.contested.items() if o not in counted})
 
 
 def agreed(case: Case, compared: tuple[str, ...]) -> Report:
