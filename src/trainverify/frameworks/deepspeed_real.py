@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trainverify.frameworks.deepspeed_options import MODEL, parsed, written
 from trainverify.frameworks.deepspeed_shims import cpu
-from trainverify.frameworks.deepspeed_step import Alone, Ranks, Single, Step, facts, started
+from trainverify.frameworks.deepspeed_step import Alone, Ranks, Step, facts, started
 from trainverify.frameworks.job import Job, Trial, in_process
 from trainverify.frameworks.torchtitan_real import free_port
 from trainverify.graph.mesh import Mesh
@@ -33,7 +33,7 @@ def trial(options: tuple[str, ...], folder: Path) -> Trial:
     small = in_process(lambda: tiny(options), "deepspeed")
     f = in_process(lambda: facts(small, MOST), "deepspeed")
     job = Job("deepspeed", Mesh({"dp": MOST}), f.batch, {"dp": "avg"}, Alone(small, MOST), Ranks(small, f.shims), f.shims)
-    return Trial(job, RealAlone(small, MOST), RealRanks(small, free_port()), "a tiny model")
+    return Trial(job, Alone(small, MOST), RealRanks(small, free_port()), "a tiny model")
 
 
 @dataclass
@@ -80,15 +80,4 @@ class RealRanks:
         return step
 
 
-@dataclass(frozen=True)
-class RealAlone:
-    """The same step of PyTorch's, on a given batch."""
-
-    options: tuple[str, ...]
-    world: int
-
-    def __call__(self) -> Single:
-        return Alone(self.options, self.world)()
-
-
-__all__ = ["RealAlone", "RealRanks", "trial"]
+__all__ = ["RealRanks", "trial"]

@@ -6,7 +6,7 @@ import os
 from typing import Any, Final
 
 from trainverify.frameworks.deepspeed_options import package
-from trainverify.frameworks.shims import Shim
+from trainverify.frameworks.shims import PLACEMENT, Shim
 
 _ZERO: Final = ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3")
 _LATE: Final = (
@@ -47,20 +47,6 @@ def _finite(config: Any) -> None:
                 setattr(module, function, stand_in)
 
 
-def _placement(config: Any) -> None:
-    import torch
-
-    original = torch.nn.Module.to
-
-    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        there = torch._C._nn._parse_to(*args, **kwargs)[0]
-        if there is not None and all(p.device.type == there.type == "cpu" for p in self.parameters()):
-            return self
-        return original(self, *args, **kwargs)
-
-    torch.nn.Module.to = to
-
-
 def _agreement(config: Any) -> None:
     import torch.distributed as dist
 
@@ -89,9 +75,6 @@ FINITE: Final = Shim(
     "combine_grad_norm_groups)",
     "values are real numbers here",
     _finite,
-)
-PLACEMENT: Final = Shim(
-    "placement", "Module.to leaves a model that is on the processor as it is", "fake parameters cannot be swapped in place", _placement
 )
 DATA: Final = Shim(
     "data", "no data loader: micro-batches are rows of the batch, dealt out to ranks in turn", "the batch is symbolic", _nothing

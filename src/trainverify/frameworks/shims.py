@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from trainverify.report import Report
 
@@ -68,3 +68,23 @@ def _status(shim: Shim, checked: Checked | None, accepted: bool) -> str:
         return "checked: a real run without it agrees"
     why = f": {shim.stays}" if shim.stays else ""
     return f"{'accepted, ' if accepted else ''}not checked{why}"
+
+
+def stays_on_cpu(config: Any) -> None:
+    """A module that is on the processor and is asked to move there stays as it is."""
+    import torch
+
+    original = torch.nn.Module.to
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        there = torch._C._nn._parse_to(*args, **kwargs)[0]
+        if there is not None and all(p.device.type == there.type == "cpu" for p in self.parameters()):
+            return self
+        return original(self, *args, **kwargs)
+
+    torch.nn.Module.to = to
+
+
+PLACEMENT: Final = Shim(
+    "placement", "Module.to leaves a model that is on the processor as it is", "fake parameters cannot be swapped in place", stays_on_cpu
+)

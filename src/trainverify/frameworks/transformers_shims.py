@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
-from trainverify.frameworks.shims import Shim
+from trainverify.frameworks.shims import PLACEMENT, Shim
 from trainverify.frameworks.transformers_options import package
 
 
@@ -20,20 +20,6 @@ def _nothing(config: Any) -> None:
 
 def _tracing(config: Any) -> None:
     package("transformers.utils.import_utils").is_fake_tensor = lambda tensor: False
-
-
-def _placement(config: Any) -> None:
-    import torch
-
-    original = torch.nn.Module.to
-
-    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        there = torch._C._nn._parse_to(*args, **kwargs)[0]
-        if there is not None and all(p.device.type == there.type == "cpu" for p in self.parameters()):
-            return self
-        return original(self, *args, **kwargs)
-
-    torch.nn.Module.to = to
 
 
 def _addresses(config: Any) -> None:
@@ -78,9 +64,6 @@ DEVICE: Final = Shim(
 )
 TRACING: Final = Shim(
     "tracing", "is_fake_tensor says no", "Transformers makes other masks for fake tensors than for those of a training run", _tracing
-)
-PLACEMENT: Final = Shim(
-    "placement", "Module.to leaves a model that is on the processor as it is", "fake parameters cannot be swapped in place", _placement
 )
 ADDRESSES: Final = Shim(
     "addresses",

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainverify.frameworks.shims import Shim
+from trainverify.frameworks.shims import PLACEMENT, Shim
 from trainverify.frameworks.transformers_options import QUIET, Said, model_config, package, parsed
-from trainverify.frameworks.transformers_shims import ADDRESSES, DATA, DEVICE, OPTIONS, PLACEMENT, TRACING, WEIGHTS
+from trainverify.frameworks.transformers_shims import ADDRESSES, DATA, DEVICE, OPTIONS, TRACING, WEIGHTS
 from trainverify.torch.discover import Found
 from trainverify.torch.inputs import Batch, Ids
 from trainverify.translate.targets import CaptureError
