@@ -33,6 +33,7 @@ EDITS: Final = (
         "            dist.all_reduce(total_norm, op=dist.ReduceOp.SUM, group=self.dp_process_group)\n",
         "            pass  # the norm of this rank\n",
         zero(1),
+        elsewhere=(EARLY, "combine_grad_norm_groups(norm_groups"),  # where that norm is used next
     ),
     Edit(
         "gradients are added up over half of the ranks",
@@ -47,6 +48,7 @@ EDITS: Final = (
         "tensor_partition_flat_buffer.div_(world_sz)",
         "tensor_partition_flat_buffer.div_(world_sz * world_sz)",
         zero(3),
+        elsewhere=("runtime/engine.py", "loss = loss / self.gradient_accumulation_steps()"),  # a factor that could go as well
     ),
     Edit(
         "ranks get each other's part of gradients",
@@ -54,8 +56,16 @@ EDITS: Final = (
         "flattened_tensor[rank * chunk_sz:rank * chunk_sz + chunk_sz] for rank in range(0, world_sz)",
         "flattened_tensor[rank * chunk_sz:rank * chunk_sz + chunk_sz] for rank in reversed(range(0, world_sz))",
         zero(3),
+        elsewhere=("runtime/zero/stage3.py", ".grad.mul_(1. / combined_scale)"),  # the first use of the whole part
     ),
-    Edit("parameters are copied before they are updated", EARLY, UPDATED + COPIED, COPIED + UPDATED, zero(1)),
+    Edit(
+        "parameters are copied before they are updated",
+        EARLY,
+        UPDATED + COPIED,
+        COPIED + UPDATED,
+        zero(1),
+        elsewhere=(EARLY, "param.data = self.round_robin_bit16_groups"),  # the parameters that are old
+    ),
     Edit(
         "the copy that the next step starts from is scaled",
         EARLY,
@@ -69,5 +79,6 @@ EDITS: Final = (
         "if self.micro_step_id == 0:  # don't accumulate",
         "if True:",
         zero(3),
+        elsewhere=("runtime/zero/linear.py", "grad_weight = grad_output.reshape"),  # the summand that no line adds up
     ),
 )

@@ -10,7 +10,7 @@ deepspeed = pytest.importorskip("deepspeed", reason="DeepSpeed is absent: make f
 
 from frameworks.planted import Edit  # noqa: E402
 from frameworks.planted_deepspeed import EDITS, zero  # noqa: E402
-from frameworks.running import edited, verdict  # noqa: E402
+from frameworks.running import edited, refuted_there, verdict  # noqa: E402
 
 SOURCES = Path(__file__).with_name("sources")
 
@@ -54,8 +54,6 @@ def test_padding_of_stage_3_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.name)
 def test_refuted(edit: Edit, tmp_path: Path) -> None:
-    """At a line of DeepSpeed's. It is not the edited one yet: lines of its hooks and of its wrappers of communication come first."""
     folder = edited(deepspeed, edit, tmp_path / "site-packages")
     report = verdict(("deepspeed", *edit.options), [folder], tmp_path)
-    assert report["verdict"] == "REFUTED", report["reason"]
-    assert "/deepspeed/" in report["first_wrong"]["op"]["source"]
+    refuted_there(report, edit, deepspeed, folder)

@@ -25,7 +25,7 @@ _TORCH: Final = str(Path(torch.__file__).resolve().parent) + os.sep
 _OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep
 _PYTHON: Final = str(Path(sysconfig.get_paths()["stdlib"]).resolve()) + os.sep
 _ENGINE: Final = "_engine_run_backward"
-MOST_LINES: Final = 8  # of a stack of the user's
+MOST_LINES: Final = 12  # of a stack of the user's
 
 
 @cache
