@@ -525,14 +525,8 @@ class Prover:
         return not difference or not k.collapse(k.made_anew(difference))
 
 
-_loose_cache: dict[int, tuple[Program, set[str]]] = {}
-
-
 def _loose(program: Program) -> set[str]:
     """Tensors that one addition alone consumes: they stay open, so that the order of additions does not matter."""
-    known = _loose_cache.get(id(program))
-    if known is not None and known[0] is program:
-        return known[1]
     once: dict[str, bool] = {}  # whether it is used once, by something linear
     for op in program.ops:
         linear = op.name in _LINEAR
@@ -540,9 +534,7 @@ def _loose(program: Program) -> set[str]:
             if i is not None:
                 once[i] = linear and i not in once
     outputs = {o.tensor for o in program.outputs}
-    found = {t for t, alone in once.items() if alone and t not in outputs}
-    _loose_cache[id(program)] = (program, found)
-    return found
+    return {t for t, alone in once.items() if alone and t not in outputs}
 
 
 def prove(system: System, wanted: Sequence[Obligation], progress: Progress = silent) -> Proof:
