@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
 from trainverify.evaluate import branches
-from trainverify.evaluate.compare import compare
+from trainverify.evaluate.compare import compare, needed_for
 from trainverify.evaluate.counting import WHOLE
 from trainverify.evaluate.moved import Change, Moved, PointName, seed_of
-from trainverify.evaluate.readings import Place, Readings
+from trainverify.evaluate.readings import Place, Reading, Readings
 from trainverify.evaluate.run import NotComputed
 from trainverify.evaluate.sample import Sample
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
@@ -82,18 +83,21 @@ class OtherSizes:
             return None
 
     def _at(self, base: int, own: bool, several: list[Obligation], point: PointName) -> set[Obligation] | None:
-        """Those that fail at one size; None where it cannot be evaluated."""
+        """Those that fail at one size; None where it cannot be evaluated, or not in all readings."""
         readings = self._small(base, own)
         if readings is None:
             return None
-        every = readings.every(frozenset().union(*(readings.of(o) for o in several)))
+        as_it_is: list[Reading] = [{}]  # operators' counts stay only where literals do
+        every = readings.every(frozenset().union(*(readings.of(o) for o in several))) if own else as_it_is
         if every is None:
-            return set()
+            return None
+        needed = needed_for(readings.small, several)
         left = set(several)
         beyond: list[PointName] | None = None
-        for reading in every if own else every[:1]:  # operators' counts stay only where literals do
-            read = readings.read(reading)
-            wrong = _failing(read, self.lineage, [o for o in several if o in left], [point, *_larger(self.system.logical, point)])
+        for reading in every:
+            read = readings.read(needed, reading)
+            points = chain([point], _larger(self.system.logical, point))
+            wrong = _failing(read, self.lineage, [o for o in several if o in left], points)
             if wrong != left:
                 if beyond is None:
                     beyond = list(self._beyond(readings.small))

@@ -19,13 +19,16 @@ from trainverify.axes.system import System
 from trainverify.evaluate.counting import forms, literals, reduced, simplest
 from trainverify.evaluate.flow import Task, Tensor, logical_tasks, tasks_of
 from trainverify.evaluate.own_counts import written
+from trainverify.evaluate.run import elements
 from trainverify.evaluate.small import Meeting, Small, Step
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op
 from trainverify.primitives.node import Node, ordered, rebuild
 
 LOGICAL: Final = -1
-MOST: Final = 80  # readings of one evaluation: with more there is no verdict
+MOST: Final = 80  # readings of one evaluation that are always tried
+MORE: Final = 256  # and of one that is quick
+QUICK: Final = 200_000_000  # elements of all readings together
 
 Place = tuple[str, str, str]  # a literal, the op it is in, and where that is written: read alike wherever it stands
 Reading = Mapping[Place, Fraction]  # factors
@@ -65,10 +68,10 @@ class Readings:
         )
 
     def every(self, places: Collection[Place]) -> list[Reading] | None:
-        """All readings of some literals, the first of which leaves them as they are; None where they are too many."""
+        """All readings of some literals, the first of which leaves them as they are; None where they are too many for this size."""
         if any(isinstance(n := self._numbers[p], int) and any((n * f).denominator != 1 for f in self.ways[p]) for p in places):
             return None  # a position that has no counterpart
-        if math.prod(len(self.ways[p]) + 1 for p in places) > MOST:
+        if math.prod(len(self.ways[p]) + 1 for p in places) > max(MOST, min(MORE, QUICK // max(elements(self.small), 1))):
             return None
         each = [[(p, f) for f in (Fraction(1), *sorted(self.ways[p]))] for p in sorted(places)]
         return [dict(some) for some in itertools.product(*each)]
@@ -80,10 +83,11 @@ class Readings:
         both = logical, list(tasks_of(self.small))
         return {p: (_reached(both[0], p), _reached(both[1], p)) for p in self.ways}
 
-    def read(self, reading: Reading) -> Small:
-        """The same evaluation with other literals."""
+    @staticmethod
+    def read(small: Small, reading: Reading) -> Small:
+        """The same evaluation, or a part of it, with other literals."""
         if all(f == 1 for f in reading.values()):
-            return self.small
+            return small
         known: dict[object, tuple[Node, ...]] = {}
 
         def changed(run: _Run) -> _Run:
@@ -98,7 +102,6 @@ class Readings:
                 known[key] = tuple(_scaled(run.nodes, run.op, factors))
             return replace(run, nodes=known[key])
 
-        small = self.small
         classes = [replace(k, order=[changed(s) for s in k.order]) for k in small.classes]
         steps, meetings = [changed(s) for s in small.logical_steps], [changed(m) for m in small.meetings]
         return replace(small, logical_steps=steps, classes=classes, meetings=meetings)
