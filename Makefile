@@ -54,7 +54,7 @@ test: $(VENV)/dev.stamp
 
 test-jax: $(JAX)/stamp
 	$(JAX)/bin/python -c "import jax; print('JAX', jax.__version__)"
-	$(JAX)/bin/pytest tests/jax tests/docs/test_jax_page.py
+	$(JAX)/bin/pytest -n 2 --dist worksteal tests/jax tests/docs/test_jax_page.py
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -101,10 +101,10 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/torch.stamp
 	@touch $@ $(VENV)/core.stamp
 
 # JAX in an environment of its own: the rest of the suite runs without it.
-$(JAX)/stamp: pyproject.toml
+$(JAX)/stamp: pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv $(JAX)
-	$(JAX)/bin/pip install --quiet --editable ".[jax]" flax optax "pytest>=9,<10"
+	$(JAX)/bin/pip install --quiet --editable ".[jax]" flax optax "pytest>=9,<10" "pytest-xdist>=3.6,<4"
 	@touch $@
 
 # torchtitan in an environment of its own. PyTorch first: what else is installed must not choose its version.
