@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
 import trainverify as tv
+from trainverify.evaluate.compare import compare, failing_at
 from trainverify.evaluate.other_sizes import OtherSizes
-from trainverify.evaluate.readings import _factors
+from trainverify.evaluate.readings import Readings, _factors
+from trainverify.evaluate.run import random_inputs
+from trainverify.evaluate.small import shrink_system
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import units
+from trainverify.mutate.mutations import mutate
+from trainverify.ops import OPS
+from trainverify.verdicts import related
+from trainverify.zoo.parallel import Degrees
+from trainverify.zoo.recipes import Wish
 
 ROWS, WIDTH = 4096, 2048
 
@@ -68,6 +79,45 @@ def test_without_another_size_there_is_no_verdict(monkeypatch: pytest.MonkeyPatc
     report = tv.verify(*steps(Fraction(1, ROWS), wrong=True))
     assert report.verdict == "UNKNOWN", report.reason
     assert "may count" in report.reason
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_readings_together_are_the_same_as_one_by_one(wrong: bool) -> None:
+    """A literal that a point gives, several points in one go, fails where the literal itself does: a right plan in one of two readings."""
+    logical, plan = steps(Fraction(1, ROWS), wrong)
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    system = related(logical, plan, OPS, parts, wanted)
+    readings = Readings(system, shrink_system(system, base=3, own_counts=True))
+    every = readings.every(frozenset().union(*map(readings.of, wanted)))
+    assert every is not None
+    assert len(every) == 2
+    given = readings.given(readings.small, every[0])
+    assert given is not None
+    inputs = random_inputs(readings.small, 7)
+    together = failing_at(given, plan.lineage, wanted, [{**inputs, **readings.scalars(r)} for r in every])
+    assert together == [{s.obligation for s in compare(readings.read(readings.small, r), plan.lineage, wanted, [7])[0][0]} for r in every]
+    assert [bool(failing) for failing in together].count(False) == (0 if wrong else 1)
+
+
+def test_integers_are_read_one_by_one() -> None:
+    logical, plan = steps(2048)
+    parts = units(plan)
+    wanted, _ = obligations(logical, plan, parts)
+    system = related(logical, plan, OPS, parts, wanted)
+    readings = Readings(system, shrink_system(system, base=3, own_counts=True))
+    assert readings.ways
+    assert readings.given(readings.small, readings.ways) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [5020, 5091])
+def test_hundreds_of_readings(seed: int) -> None:
+    """Expected: REFUTED: in each of 220 readings of 32 (ranks, or a part of something larger) and 1/4096."""
+    wish = Wish("deepseek-671b", how=Degrees(dp=32, tp=8, ep=8, pp=2, microbatches=2, zero=1), layers=4)
+    logical, plan = wish.build()
+    report = tv.verify(logical, mutate(plan, random.Random(seed)).plan, fail_fast=True)
+    assert report.verdict == "REFUTED", report.reason
 
 
 def test_ways_to_read_a_literal() -> None:

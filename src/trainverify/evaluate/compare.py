@@ -131,6 +131,22 @@ def compare(
     return [suspects(small, wanted, *both) for both in zip(logical, plan, strict=True)]
 
 
+def failing_at(
+    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], points: Sequence[Mapping[str, Array]]
+) -> list[set[Obligation]]:
+    """Both programs on some inputs: for each the obligations that are not clearly equal; none where the logical program has no value."""
+    with np.errstate(all="ignore"):
+        logical = run_logicals(small, points, NUMERIC, {o.output.tensor for o in wanted})
+    plan = run_plans(small, lineage, points, NUMERIC, _held_locally(small, wanted))
+    found: list[set[Obligation]] = []
+    for both in zip(logical, plan, strict=True):
+        try:
+            found.append({s.obligation for s in suspects(small, wanted, *both)[0]})
+        except NotComputed:
+            found.append(set())
+    return found
+
+
 def _outputs(
     small: Small,
     lineage: tuple[Layout, ...],

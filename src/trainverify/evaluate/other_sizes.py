@@ -14,11 +14,11 @@ from typing import Final
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
 from trainverify.evaluate import branches
-from trainverify.evaluate.compare import compare, needed_for
+from trainverify.evaluate.compare import compare, failing_at, needed_for
 from trainverify.evaluate.counting import WHOLE
 from trainverify.evaluate.moved import Change, Moved, PointName, seed_of
 from trainverify.evaluate.readings import Place, Reading, Readings
-from trainverify.evaluate.run import NotComputed
+from trainverify.evaluate.run import NotComputed, elements, random_inputs
 from trainverify.evaluate.sample import Sample
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.graph.lineage import Layout
@@ -31,6 +31,7 @@ SIZES: Final = (
     (WHOLE, True),
 )  # base, and whether operators' own counts shrink: then literals are read in all ways
 SMALLER: Final = ((3, True), (2, True))  # tried if those are too large
+AT_ONCE: Final = 20_000_000  # elements of readings that are evaluated together
 TRIED: Final = 3  # sorts of obligations, by the literals that go into them
 MAGNITUDES: Final = (1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0, 1 / 2, 1 / 8)
 
@@ -94,18 +95,38 @@ class OtherSizes:
         needed = needed_for(readings.small, several)
         left = set(several)
         beyond: list[PointName] | None = None
-        for reading in every:
-            read = readings.read(needed, reading)
-            points = chain([point], _larger(self.system.logical, point))
-            wrong = _failing(read, self.lineage, [o for o in several if o in left], points)
-            if wrong != left:
+        for reading, wrong in zip(every, self._in_each(readings, needed, every, several, point), strict=True):
+            if not left <= wrong:
                 if beyond is None:
                     beyond = list(self._beyond(readings.small))
-                wrong |= _failing(read, self.lineage, [o for o in several if o in left - wrong], beyond)
-            left = wrong
+                wrong |= _failing(readings.read(needed, reading), self.lineage, [o for o in several if o in left - wrong], beyond)
+            left &= wrong
             if not left:
                 break
         return left
+
+    def _in_each(
+        self, readings: Readings, small: Small, every: Sequence[Reading], several: list[Obligation], point: PointName
+    ) -> Iterator[set[Obligation]]:
+        """Those that fail in every reading at the point or with larger or smaller numbers; many readings are evaluated in one go."""
+        given = readings.given(small, every[0]) if len(every) > 1 else None
+        if given is None:
+            for reading in every:
+                points = chain([point], _larger(self.system.logical, point))
+                yield _failing(readings.read(small, reading), self.lineage, several, points)
+            return
+        found: list[set[Obligation]] = [set() for _ in every]
+        count = max(1, AT_ONCE // elements(small))
+        for each in chain([point], _larger(self.system.logical, point)):
+            inputs = random_inputs(small, each)
+            todo = [n for n, wrong in enumerate(found) if len(wrong) < len(several)]
+            for some in [todo[n : n + count] for n in range(0, len(todo), count)]:
+                several_inputs = [{**inputs, **readings.scalars(every[n])} for n in some]
+                for n, wrong in zip(some, failing_at(given, self.lineage, several, several_inputs), strict=True):
+                    found[n] |= wrong
+            if set.intersection(*found):  # one that fails in all of them is enough
+                break
+        yield from found
 
     def _beyond(self, small: Small) -> Iterator[PointName]:
         """Points on the other sides of conditions that fall one way at a random point."""

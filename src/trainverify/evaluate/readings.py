@@ -9,13 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
+import numpy as np
+
 from trainverify.axes.system import System
+from trainverify.domains.arrays import Array
 from trainverify.evaluate.counting import forms, literals, reduced, simplest
 from trainverify.evaluate.flow import Task, Tensor, logical_tasks, tasks_of
 from trainverify.evaluate.own_counts import written
@@ -33,6 +36,7 @@ QUICK: Final = 200_000_000  # elements of all readings together
 Place = tuple[str, str, str]  # a literal, the op it is in, and where that is written: read alike wherever it stands
 Reading = Mapping[Place, Fraction]  # factors
 _Run = TypeVar("_Run", Step, Meeting)
+_T = TypeVar("_T")
 
 
 def written_at(op: Op) -> tuple[str, str]:
@@ -91,11 +95,8 @@ class Readings:
         known: dict[object, tuple[Node, ...]] = {}
 
         def changed(run: _Run) -> _Run:
-            if run.nodes is None:
-                return run
-            here = written_at(run.op)
-            factors = {literal: f for (literal, *where), f in reading.items() if f != 1 and tuple(where) == here}
-            if not factors:
+            factors = {literal: f for (literal, *_), f in _here(run, reading).items() if f != 1}
+            if not factors or run.nodes is None:
                 return run
             key = (id(run.nodes), tuple(factors.items()), run.op.attrs)
             if key not in known:
@@ -105,6 +106,40 @@ class Readings:
         classes = [replace(k, order=[changed(s) for s in k.order]) for k in small.classes]
         steps, meetings = [changed(s) for s in small.logical_steps], [changed(m) for m in small.meetings]
         return replace(small, logical_steps=steps, classes=classes, meetings=meetings)
+
+    def given(self, small: Small, places: Collection[Place]) -> Small | None:
+        """The same evaluation with these literals as scalars that a point gives; None for those of collectives, and for integers."""
+        names = {p: name for p, name in self.names.items() if p in places}
+        if any(isinstance(self._numbers[p], int) for p in places) or any(_here(m, names) for m in small.meetings):
+            return None
+        known: dict[object, tuple[Node, ...]] = {}
+
+        def changed(step: Step) -> Step:
+            here = {literal: name for (literal, *_), name in _here(step, names).items()}
+            if not here:
+                return step
+            key = (id(step.nodes), tuple(here), len(step.inputs), step.op.attrs)
+            if key not in known:
+                known[key] = tuple(_replaced(step.nodes, step.op, {x: len(step.inputs) + n for n, x in enumerate(here)}))
+            return replace(step, nodes=known[key], inputs=(*step.inputs, *here.values()))
+
+        classes = [replace(k, order=[changed(s) for s in k.order]) for k in small.classes]
+        return replace(small, logical_steps=[changed(s) for s in small.logical_steps], classes=classes)
+
+    @cached_property
+    def names(self) -> dict[Place, str]:
+        """Of literals that a point gives: no tensor is called so."""
+        return {p: f"literal {n}:" for n, p in enumerate(sorted(self.ways))}
+
+    def scalars(self, reading: Reading) -> dict[str, Array]:
+        """What a point gives for these literals."""
+        return {self.names[p]: np.array(float(simplest(self._numbers[p]) * f)) for p, f in reading.items()}
+
+
+def _here(run: Step | Meeting, by_place: Mapping[Place, _T]) -> dict[Place, _T]:
+    """Of some literals those that an op has."""
+    where = written_at(run.op)
+    return {p: x for p, x in by_place.items() if p[1:] == where and _has(run, p[0])}
 
 
 def _of(c: int, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -132,11 +167,19 @@ def _has(what: Step | Meeting, literal: str) -> bool:
 
 
 def _scaled(nodes: Sequence[Node], op: Op, factors: Mapping[str, Fraction]) -> list[Node]:
+    return _with(nodes, op, factors, lambda node, f: Node("const", (), (_times(node.attrs[0], f),), node.shape, node.kind))
+
+
+def _replaced(nodes: Sequence[Node], op: Op, inputs: Mapping[str, int]) -> list[Node]:
+    """Literals become inputs."""
+    return _with(nodes, op, inputs, lambda node, n: Node("input", (), (n,), (), node.kind))
+
+
+def _with(nodes: Sequence[Node], op: Op, by_literal: Mapping[str, _T], made: Callable[[Node, _T], Node]) -> list[Node]:
     def change(node: Node, args: tuple[Node, ...]) -> Node:
-        attrs = node.attrs
-        if node.prim == "const" and node.kind != "bool" and (factor := factors.get(repr(attrs[0]))) and written(op, attrs[0]):
-            attrs = (_times(attrs[0], factor),)
-        return Node(node.prim, args, attrs, node.shape, node.kind)
+        if node.prim == "const" and node.kind != "bool" and repr(node.attrs[0]) in by_literal and written(op, node.attrs[0]):
+            return made(node, by_literal[repr(node.attrs[0])])
+        return Node(node.prim, args, node.attrs, node.shape, node.kind)
 
     return rebuild(nodes, change)
 

@@ -240,6 +240,8 @@ def _sources(
             shape, kind = small.local_shapes[c][n], k.program.tensors[n].kind
             rows = [local_value(small, holders.get((r, n), []), r, shape, p, kind) for p in points for r in k.ranks]
             values[c][n] = _in_domain(np.stack(rows), domain)
+        for n in points[0].keys() - small.logical.tensors.keys():  # a scalar that a point gives to both programs
+            values[c][n] = np.repeat(np.stack([p[n] for p in points]), len(k.ranks))
     return values
 
 
