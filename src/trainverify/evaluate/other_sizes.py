@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Final
 
 from trainverify.axes.reduction import NotABoundary
@@ -33,6 +32,7 @@ SIZES: Final = (
 SMALLER: Final = ((3, True), (2, True))  # tried if those are too large
 AT_ONCE: Final = 20_000_000  # elements of readings that are evaluated together
 TRIED: Final = 3  # sorts of obligations, by the literals that go into them
+OTHERS: Final = 4  # random points: in a small one no label may be ignored
 MAGNITUDES: Final = (1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0, 1 / 2, 1 / 8)
 
 
@@ -108,16 +108,16 @@ class OtherSizes:
     def _in_each(
         self, readings: Readings, small: Small, every: Sequence[Reading], several: list[Obligation], point: PointName
     ) -> Iterator[set[Obligation]]:
-        """Those that fail in every reading at the point or with larger or smaller numbers; many readings are evaluated in one go."""
+        """Those that fail in every reading at one of some points; many readings are evaluated in one go."""
         given = readings.given(small, every[0]) if len(every) > 1 else None
         if given is None:
             for reading in every:
-                points = chain([point], _larger(self.system.logical, point))
+                points = _points(self.system.logical, point)
                 yield _failing(readings.read(small, reading), self.lineage, several, points)
             return
         found: list[set[Obligation]] = [set() for _ in every]
         count = max(1, AT_ONCE // elements(small))
-        for each in chain([point], _larger(self.system.logical, point)):
+        for each in _points(self.system.logical, point):
             inputs = random_inputs(small, each)
             todo = [n for n, wrong in enumerate(found) if len(wrong) < len(several)]
             for some in [todo[n : n + count] for n in range(0, len(todo), count)]:
@@ -157,10 +157,12 @@ def _failing(small: Small, lineage: tuple[Layout, ...], several: list[Obligation
     return found
 
 
-def _larger(logical: Program, point: PointName) -> Iterator[Moved]:
-    """The same point with larger and smaller numbers: at other sizes a condition falls otherwise there."""
+def _points(logical: Program, point: PointName) -> Iterator[PointName]:
+    """A point; the same with larger and smaller numbers: at other sizes a condition falls otherwise there; and with other labels."""
+    yield point
     known = dict(point.changes) if isinstance(point, Moved) else {}
     for factor in MAGNITUDES:
         changes = {n: known.get(n, Change()) for n in logical.sources}
         moved = tuple((n, replace(c, factor=c.factor * factor)) for n, c in changes.items())
         yield Moved(seed_of(point), f"all × {factor:g}", moved)
+    yield from range(seed_of(point) + 1, seed_of(point) + 1 + OTHERS)
