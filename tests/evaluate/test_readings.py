@@ -41,7 +41,7 @@ def steps(count: Any, wrong: bool = False) -> tuple[tv.Program, tv.Plan]:
     p = tv.plan("step", tv.Mesh(dp=2))
     with p.ranks() as r:
         x, w = r.input("x", (ROWS // 2, WIDTH), "(dp b) k"), r.parameter("w", (WIDTH,), "k")
-        own = r.mul(r.sum(r.sum(body(r, x, w, True), dim=1)), value=count)
+        own = r.mul(r.sum(r.sum(body(r, x, w, True), dim=1)), value=count, name="literal 0")
         r.backward(own)
         r.phase = "optimizer"
         r.loss(r.all_reduce(own, group="dp"))

@@ -129,7 +129,10 @@ class Readings:
     @cached_property
     def names(self) -> dict[Place, str]:
         """Of literals that a point gives: no tensor is called so."""
-        return {p: f"literal {n}:" for n, p in enumerate(sorted(self.ways))}
+        mark = "literal"
+        while any(n.startswith(mark) for tensors in (self.small.shapes, *self.small.local_shapes) for n in tensors):
+            mark += "'"
+        return {p: f"{mark} {n}" for n, p in enumerate(sorted(self.ways))}
 
     def scalars(self, reading: Reading) -> dict[str, Array]:
         """What a point gives for these literals."""
