@@ -13,8 +13,10 @@ from fractions import Fraction
 from typing import Any, Final
 
 from trainverify.axes.system import System
+from trainverify.evaluate.flow import logical_tasks, tasks_of
 from trainverify.evaluate.own_counts import written
 from trainverify.evaluate.small import Small
+from trainverify.evaluate.thresholds import thresholds
 from trainverify.graph.program import Op
 from trainverify.primitives.node import ordered
 
@@ -27,19 +29,22 @@ ULPS: Final = 4
 
 @dataclass(frozen=True)
 class Counting:
-    """A literal and the count that it may be."""
+    """A literal and the count that it may be, or the number of positions that are compared or rounded behind it."""
 
     value: object
     op: Op
     count: int
+    positions: bool = False
 
     def __str__(self) -> str:
         where = f" ({self.op.source})" if self.op.source is not None else ""
-        return f"{self.value} in {self.op.name}{where} may count {self.count} of what was reduced"
+        how = f"is put to {self.count} positions, which are fewer" if self.positions else f"may count {self.count} of what was reduced"
+        return f"{self.value} in {self.op.name}{where} {how}"
 
 
 def counting(system: System, small: Small) -> Counting | None:
-    """The first literal of either program that may count an axis, a product of axes or ranks of which only a part is evaluated."""
+    """The first literal of either program that may count an axis, a product of axes or ranks of which only a part is evaluated; or one
+    that is put to positions of such an axis before these are compared or rounded."""
     counts = sorted(reduced(system, small))
     if not counts:
         return None
@@ -50,7 +55,8 @@ def counting(system: System, small: Small) -> Counting | None:
             known[key] = next((n for n in counts if counts_as(value, n)), None)
         if (n := known[key]) is not None:
             return Counting(value, op, n)
-    return None
+    behind = (t for tasks in (logical_tasks(small), tasks_of(small)) for t in thresholds(list(tasks), counts))
+    return next((Counting(t.value, t.op, t.size, positions=True) for t in behind), None)
 
 
 def counts_as(value: Any, n: int) -> bool:

@@ -24,6 +24,7 @@ from trainverify.evaluate.flow import Task, Tensor, logical_tasks, tasks_of
 from trainverify.evaluate.own_counts import written
 from trainverify.evaluate.run import elements
 from trainverify.evaluate.small import Meeting, Small, Step
+from trainverify.evaluate.thresholds import thresholds
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op
 from trainverify.primitives.node import Node, ordered, rebuild
@@ -33,7 +34,7 @@ MOST: Final = 80  # readings of one evaluation that are always tried
 MORE: Final = 256  # and of one that is quick
 QUICK: Final = 200_000_000  # elements of all readings together
 
-Place = tuple[str, str, str]  # a literal, the op it is in, and where that is written: read alike wherever it stands
+Place = tuple[str, ...]  # a literal, the op it is in, and where that is written: read alike wherever it stands
 Reading = Mapping[Place, Fraction]  # factors
 _Run = TypeVar("_Run", Step, Meeting)
 _T = TypeVar("_T")
@@ -56,6 +57,7 @@ class Readings:
         known: dict[str, set[Fraction]] = {}
         self.ways: dict[Place, set[Fraction]] = {}
         self._numbers: dict[Place, Any] = {}
+        self._counts = frozenset(counts)
         for op, value in literals(system):
             key = repr(value)
             if key not in known:
@@ -67,12 +69,14 @@ class Readings:
     def of(self, o: Obligation) -> frozenset[Place]:
         """Literals that what an obligation compares is made of."""
         held = {(c, h.layout.local) for c in range(len(self.small.classes)) for h in o.holdings}
-        return frozenset(
-            p for p, (logical, local) in self._reached.items() if (LOGICAL, o.output.tensor) in logical or not held.isdisjoint(local)
-        )
+        reached = (*self._reached.items(), *self._stepped.items())
+        return frozenset(p for p, (logical, local) in reached if (LOGICAL, o.output.tensor) in logical or not held.isdisjoint(local))
 
     def every(self, places: Collection[Place]) -> list[Reading] | None:
-        """All readings of some literals, the first of which leaves them as they are; None where they are too many for this size."""
+        """All readings of some literals, the first of which leaves them as they are; None where they are too many for this size, or where
+        positions are compared or rounded behind one, which no reading of it gives back."""
+        if any(p in self._stepped for p in places):
+            return None
         if any(isinstance(n := self._numbers[p], int) and any((n * f).denominator != 1 for f in self.ways[p]) for p in places):
             return None  # a position that has no counterpart
         if math.prod(len(self.ways[p]) + 1 for p in places) > max(MOST, min(MORE, QUICK // max(elements(self.small), 1))):
@@ -83,9 +87,24 @@ class Readings:
     @cached_property
     def _reached(self) -> dict[Place, tuple[set[Tensor], set[Tensor]]]:
         """Tensors of the logical program and of the plan that literals go into."""
-        logical = [Task(t.what, LOGICAL, _of(LOGICAL, t.reads), _of(LOGICAL, t.makes)) for t in logical_tasks(self.small)]
-        both = logical, list(tasks_of(self.small))
-        return {p: (_reached(both[0], p), _reached(both[1], p)) for p in self.ways}
+        one, many = self._tasks
+        return {p: (_reached(one, _in_which(one, p)), _reached(many, _in_which(many, p))) for p in self.ways}
+
+    @cached_property
+    def _stepped(self) -> dict[Place, tuple[set[Tensor], set[Tensor]]]:
+        """The same for literals that are put to positions before these are compared or rounded."""
+        found: dict[Place, tuple[set[Tensor], set[Tensor]]] = {}
+        for side, tasks in enumerate(self._tasks):
+            for t in thresholds(tasks, self._counts):
+                place = (repr(t.value), *written_at(t.op), "positions")
+                found.setdefault(place, (set(), set()))[side].update(_reached(tasks, t.makes))
+        return found
+
+    @cached_property
+    def _tasks(self) -> tuple[list[Task], list[Task]]:
+        """Of the logical program and of the plan."""
+        logical = [replace(t, c=LOGICAL, reads=_of(LOGICAL, t.reads), makes=_of(LOGICAL, t.makes)) for t in logical_tasks(self.small)]
+        return logical, list(tasks_of(self.small))
 
     @staticmethod
     def read(small: Small, reading: Reading) -> Small:
@@ -149,14 +168,19 @@ def _of(c: int, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple((c, n) for _, n in tensors)
 
 
-def _reached(tasks: Sequence[Task], place: Place) -> set[Tensor]:
-    """Tensors that are made of what tasks make in which a literal is."""
+def _in_which(tasks: Sequence[Task], place: Place) -> list[Tensor]:
+    """What tasks make in which a literal is."""
+    literal, *where = place
+    return [x for t in tasks if list(written_at(t.what.op)) == where and _has(t.what, literal) for x in t.makes]
+
+
+def _reached(tasks: Sequence[Task], made: Sequence[Tensor]) -> set[Tensor]:
+    """Tensors that are made of these, and these."""
     users: dict[Tensor, list[Task]] = {}
     for t in tasks:
         for x in t.reads:
             users.setdefault(x, []).append(t)
-    literal, *where = place
-    ahead = [x for t in tasks if list(written_at(t.what.op)) == where and _has(t.what, literal) for x in t.makes]
+    ahead = list(made)
     found = set(ahead)
     while ahead:
         new = {x for t in users.get(ahead.pop(), ()) for x in t.makes} - found

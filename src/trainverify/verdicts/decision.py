@@ -141,7 +141,9 @@ def beside_full_size(case: Case, small: Small, wrong: list[Suspect], point: Poin
     if everywhere or not left:
         return None, [s for s in wrong if s.obligation in everywhere]
     reason = f"{left[0]} differs at reduced sizes, where {literal}; at full size it is too large to evaluate"
-    hint = "write the count as the op that counts (mean, all_reduce with op='avg'), or verify it at sizes with at most 4 million elements"
+    hint = "verify it at sizes with at most 4 million elements"
+    if not literal.positions:
+        hint = f"write the count as the op that counts (mean, all_reduce with op='avg'), or {hint}"
     return Report("UNKNOWN", reason, case.subject, case.findings, case.shown("agreed"), notes=(hint, *case.attempts())), []
 
 
