@@ -115,6 +115,25 @@ def test_a_mask_of_the_first_positions(how: str) -> None:
     assert report.verdict == "UNKNOWN", report.reason
 
 
+def counted(b: Builder, at: Tensor, x: Tensor) -> Tensor:
+    """Positions as running sums of ones."""
+    return b.to(b.le(b.cumsum(b.full(shape=x.shape, value=1.0), dim=0), value=float(LAST)), dtype="f32")
+
+
+MASKS["counted"] = counted
+
+
+def test_a_sum_of_ones() -> None:
+    """Expected: PROVED, and no internal error, though half of the rows would be too few at reduced sizes."""
+    b = tv.program("many")
+    x = b.input("x", (ROWS, 16))
+    many = b.ge(b.sum(b.full(shape=(ROWS,), value=1.0), name="rows"), value=float(LAST), name="many")
+    b.loss(b.mul(b.sum(x, name="s"), b.to(many, dtype="f32"), name="loss"))
+    plain = tv.program("many")
+    plain.loss(plain.sum(plain.input("x", (ROWS, 16)), name="loss"))
+    assert tv.verify(b.build(), plain.build(), points=1).verdict == "PROVED"
+
+
 def direct(b: Builder, at: Tensor, x: Tensor) -> Tensor:
     return b.to(b.lt(at, value=LAST), dtype="f32")
 

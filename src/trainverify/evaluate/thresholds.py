@@ -1,4 +1,4 @@
-"""Positions that are compared or rounded after a literal was put to them: with fewer positions they fall otherwise.
+"""Positions, and sums of literals, that are compared or rounded behind a literal: of fewer positions they fall otherwise.
 
 `floor(position / 128)` numbers documents of 128 positions. At a reduced size all positions are in the first one, so that what differs there
 says nothing of the full size, though 128 counts no axis. An integer position that is compared with a literal as it is, is no such case: its
@@ -25,8 +25,8 @@ _COMPARED: Final = frozenset({"lt", "le", "eq"})
 
 @dataclass(frozen=True)
 class Carried:
-    """What a value is made of: positions on an axis of this size (0: none), a literal with its op, and inputs; whether something was
-    computed of them."""
+    """What a value is made of: positions on an axis of this size, or a sum of so many literals (0: neither), a literal with its op, and
+    inputs; whether something was computed of them."""
 
     positions: int = 0
     number: tuple[Op, Any] | None = None
@@ -58,7 +58,7 @@ def thresholds(tasks: Sequence[Task], counts: Collection[int]) -> list[Threshold
                 known.update(dict.fromkeys(task.makes, _joined(given)))
             continue
         (lowered, _), step = task.what.full, task.what
-        if not any(c.positions for c in given) and any(t not in known for t in task.reads) and not _counts(lowered.outputs):
+        if not any(c.positions for c in given) and any(t not in known for t in task.reads) and not _made_here(lowered.outputs):
             continue
         inputs = [_INPUT if i is None else known.get((task.c, i), _INPUT) for i in step.inputs]
         made, hits = _op(step.op, lowered.outputs, inputs, counts)
@@ -67,8 +67,9 @@ def thresholds(tasks: Sequence[Task], counts: Collection[int]) -> list[Threshold
     return found
 
 
-def _counts(outputs: tuple[Node, ...]) -> bool:
-    return any(n.prim == "iota" for n in ordered(outputs))
+def _made_here(outputs: tuple[Node, ...]) -> bool:
+    """Whether an op has positions of its own, or literals to be added up."""
+    return any(n.prim in ("iota", "const") for n in ordered(outputs))
 
 
 def _op(
@@ -95,9 +96,18 @@ def _op(
             hits.append((made.positions, made.number))
             made = _INPUT
         elif node.prim in ("map", "contract", "rowwise"):
-            made = replace(made, computed=True)
+            made = replace(made, positions=max(made.positions, 0 if made.inputs else _added(node, counts)), computed=True)
         carried[node] = made
     return [carried[o] for o in outputs], hits
+
+
+def _added(node: Node, counts: Collection[int]) -> int:
+    """How many numbers, of which there are fewer in the evaluation, a sum or running sum adds up; else 0."""
+    if node.prim == "contract":
+        terms, target = node.attrs
+        sizes = {label: n for term, a in zip(terms, node.args, strict=True) for label, n in zip(term, a.shape, strict=True)}
+        return max((n for label, n in sizes.items() if label not in target and n in counts), default=0)
+    return node.shape[node.attrs[1]] if node.prim == "rowwise" and node.shape[node.attrs[1]] in counts else 0
 
 
 def _joined(args: Sequence[Carried]) -> Carried:
