@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -138,3 +139,28 @@ def test_ways_to_read_a_literal() -> None:
     assert _factors(0.3, counts) == set()
     assert _factors(0.3 / 4096, counts) == {Fraction(4096, 3)}
     assert _factors(1, counts) == set()
+
+
+def per_channel(divided: Callable[[Any, Any, Any], Any]) -> tv.Program:
+    """What a batch norm averages: all rows and places of each of 17 channels."""
+    b = tv.program("channels")
+    x, w = b.input("x", (8192, 17, 1000)), b.input("w", (17,))
+    mean = divided(b, x, b.sum(b.square(x), dim=(0, 2), name="s"))
+    b.loss(b.sum(b.mul(mean, w), name="loss"))
+    return b.build()
+
+
+def by_ones(b: Any, x: Any, s: Any) -> Any:
+    return b.div(s, b.sum(b.full(shape=x.shape, value=1.0), dim=(0, 2), name="n"))
+
+
+def by_literal(count: Any) -> Callable[[Any, Any, Any], Any]:
+    return lambda b, x, s: b.div(s, value=count)
+
+
+def test_a_count_of_dimensions_that_are_apart() -> None:
+    """Expected: PROVED, and no internal error; REFUTED with another count; not REFUTED if the count is rounded."""
+    assert tv.verify(per_channel(by_literal(8192 * 1000)), per_channel(by_ones), points=1).verdict == "PROVED"
+    assert tv.verify(per_channel(by_ones), per_channel(by_literal(8192 * 1000)), points=1).verdict == "PROVED"
+    assert tv.verify(per_channel(by_ones), per_channel(lambda b, x, s: b.mul(s, value=1 / 8192000)), points=1).verdict == "UNKNOWN"
+    assert tv.verify(per_channel(by_ones), per_channel(by_literal(8192 * 17)), points=1).verdict == "REFUTED"

@@ -5,7 +5,6 @@ A literal that no attribute of its op has is the operator's own (the 1/n of a me
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -91,17 +90,14 @@ def simplest(value: Any) -> Fraction:
 
 
 def reduced(system: System, small: Small) -> dict[int, set[int]]:
-    """Sizes that are smaller in the evaluation, and what they are there: of dimensions, several dimensions together, mesh axes, all
-    ranks."""
+    """Sizes that are smaller in the evaluation, and what they are there: of dimensions, several dimensions of a tensor together, which need
+    not be next to each other (a batch norm counts images and places, not channels), mesh axes, all ranks."""
     found: dict[int, set[int]] = {}
     shapes = [(system.logical.tensors[n].shape, s) for n, s in small.shapes.items() if n in system.logical.tensors]
     for k, local in zip(small.classes, small.local_shapes, strict=True):
         shapes += [(k.program.tensors[n].shape, s) for n, s in local.items() if n in k.program.tensors]
     for full, less in dict.fromkeys(shapes):
-        for a, b in itertools.combinations(range(len(full) + 1), 2):
-            n = m = 1
-            for x, y in zip(full[a:b], less[a:b], strict=True):
-                n, m = n * x, m * y
+        for n, m in _products(zip(full, less, strict=True)):
             if n != m:
                 found.setdefault(n, set()).add(m)
     if len(small.places) < system.plan.size:
