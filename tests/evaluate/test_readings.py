@@ -164,3 +164,39 @@ def test_a_count_of_dimensions_that_are_apart() -> None:
     assert tv.verify(per_channel(by_ones), per_channel(by_literal(8192 * 1000)), points=1).verdict == "PROVED"
     assert tv.verify(per_channel(by_ones), per_channel(lambda b, x, s: b.mul(s, value=1 / 8192000)), points=1).verdict == "UNKNOWN"
     assert tv.verify(per_channel(by_ones), per_channel(by_literal(8192 * 17)), points=1).verdict == "REFUTED"
+
+
+def repeated(scaled: Callable[[Any, Any], Any], turned: bool = False) -> tv.Program:
+    """8192 equal rows, added up; beside it so many numbers that nothing is run at full size."""
+    b = tv.program("rows")
+    x, w, more = b.input("x", (1000,)), b.input("w", (1000,)), b.input("more", (8192, 1000))
+    w = b.flip(w, dims=(0,)) if turned else w
+    b.loss(b.sum(b.add(b.mul(scaled(b, x), w), b.sum(more, dim=0)), name="loss"))
+    return b.build()
+
+
+def added(b: Any, x: Any) -> Any:
+    return b.sum(b.expand(b.unsqueeze(x, dim=0), shape=(8192, 1000)), dim=0)
+
+
+def in_two(first: float, second: float) -> Callable[[Any, Any], Any]:
+    return lambda b, x: b.mul(b.mul(x, value=first), value=second)
+
+
+def by_a_root(b: Any, x: Any) -> Any:
+    """√8192·√8192: not equal by a unit in the last place."""
+    return b.mul(b.mul(x, value=8192**0.5), value=8192**0.5)
+
+
+def test_a_count_in_two_literals() -> None:
+    """Expected: PROVED, and no internal error: 64·128 counts 8192 rows, of which reduced sizes have fewer; classes of positions agree."""
+    assert tv.verify(repeated(added), repeated(in_two(64.0, 128.0)), points=1).verdict == "PROVED"
+    assert tv.verify(repeated(added), repeated(by_a_root), points=1).verdict == "UNKNOWN"
+    assert tv.verify(repeated(added), repeated(in_two(64.0, 129.0)), points=1).verdict == "REFUTED"
+
+
+def test_an_exchange_that_classes_do_not_see_is_refuted() -> None:
+    """Expected: REFUTED at reduced sizes: where every input is one number, both programs agree there."""
+    report = tv.verify(repeated(in_two(64.0, 128.0)), repeated(in_two(64.0, 128.0), turned=True), points=1)
+    assert report.verdict == "REFUTED"
+    assert "at reduced sizes" in report.notes[0]

@@ -9,6 +9,7 @@ from trainverify.domains.arrays import Array
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, decide, gaps, unsettled
 from trainverify.evaluate.counting import counting
 from trainverify.evaluate.moved import PointName, described
+from trainverify.evaluate.one_number import differing
 from trainverify.evaluate.run import elements, random_inputs
 from trainverify.evaluate.small import Small
 from trainverify.graph.obligations import Obligation
@@ -117,7 +118,8 @@ def beside_full_size(case: Case, small: Small, wrong: list[Suspect], point: Poin
     A plan of up to four million elements is run as it is. A larger one is evaluated on classes: what differs there is refuted.
     Of deep programs reduced sizes decide, if no literal can count what was reduced and nothing was proved.
     What does not is left only if no literal can count what was reduced, or if it differs however such literals are read; else a proof
-    stands, and without one there is no verdict.
+    stands, and without one there is no verdict. What agrees there is not left if reduced sizes differ also where every input is one number:
+    no exchange of positions is why, so it is what was reduced.
     """
     if case.full_size(budgets.LOCATED) is not None:
         raise AtFullSize(small, wrong, point)
@@ -132,6 +134,11 @@ def beside_full_size(case: Case, small: Small, wrong: list[Suspect], point: Poin
             seen = by.seen(some, any(o in case.proof.failed for o in some), point)
             if seen.differs and (difference := by.decide(seen)[1]) is not None:
                 return refuted(case, small, wrong, difference, scope=CLASSES), []
+        agreeing = [] if seen is None else [o for o in several if seen.says(o) == "agrees"]
+        by_size = differing(small, case.plan.lineage, agreeing, point) if agreeing else set()
+        wrong, several = [s for s in wrong if s.obligation not in by_size], [o for o in several if o not in by_size]
+        if not wrong:
+            return None, []
     if literal is None:  # a proof stands if it is an operator's own count that differs
         proved = {o for o in several if case.proof.proved.get(o, ("", ""))[1] == FULL_SIZE}
         stands = proved - case.sizes.everywhere(proved, point) if proved else set()
