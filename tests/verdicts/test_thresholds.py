@@ -1,4 +1,4 @@
-"""Positions that are compared or rounded behind a literal: at reduced sizes they fall otherwise, and a right plan is not refuted by that.
+"""Positions and ids that are compared or rounded behind a literal fall otherwise at reduced sizes: a right plan is not refuted by that.
 
 All plans have more than four million elements, but for those that are run as they are to see that they are right.
 """
@@ -142,6 +142,53 @@ def test_a_mask_of_integers_as_they_are() -> None:
     """Expected: REFUTED if the second rank counts from 0 too: the axis is cut at the literal, so that reduced sizes have both sides."""
     assert tv.verify(*masked(direct), points=1).verdict != "REFUTED"
     assert tv.verify(*masked(direct, wrong=True), points=1).verdict == "REFUTED"
+
+
+# -- ids, of which there are fewer too ---------------------------------------------------------------------------------------
+
+IDS, FIRST = 32000, 10
+Kept = Callable[[Builder, Tensor], Tensor]
+KEPT: dict[str, Kept] = {
+    "real": lambda b, ids: b.ge(b.to(ids, dtype="f32"), value=float(FIRST)),
+    "doubled": lambda b, ids: b.ge(b.mul(ids, value=2), value=2 * FIRST),
+    "rounded": lambda b, ids: b.gt(b.floor(b.div(b.to(ids, dtype="f32"), value=FIRST)), value=0.0),
+}
+
+
+def embedded(kept: Kept, wrong: bool = False) -> tuple[Program, Plan]:
+    """The first ten ids embed as 0. The rows of the second rank are none of theirs, so that it need not look."""
+
+    def masked(b: Builder, ids: Tensor, e: Tensor) -> Tensor:
+        return b.mul(e, b.expand(b.unsqueeze(b.to(kept(b, ids), dtype="f32"), dim=1), shape=e.shape))
+
+    b = tv.program("embedded")
+    ids, w, x = b.input("ids", (2048,), dtype="i64", ids=IDS), b.input("w", (IDS, 512)), b.input("x", (2048, 512))
+    b.loss(b.sum(b.mul(masked(b, ids, b.embedding(ids, w)), x), name="loss"))
+    p = tv.plan("embedded", tv.Mesh(tp=2))
+    for rank in (0, 1):
+        with p.ranks(tp=rank) as r:
+            ids, x = r.input("ids", (2048,), "t", dtype="i64", ids=IDS), r.input("x", (2048, 512), "t d")
+            e = r.embedding(ids, r.input("w", (IDS // 2, 512), "(tp v) d"), start=rank * IDS // 2)
+            e = e if rank or wrong else masked(r, ids, e)
+            r.loss(r.all_reduce(r.sum(r.mul(e, x), name="part"), group="tp", name="loss"))
+    return b.build(), p.build()
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_the_first_ids(how: str) -> None:
+    """Expected: UNKNOWN. At reduced sizes all ids are among the first ten."""
+    assert FIRST < IDS // 2
+    assert tv.verify(*embedded(KEPT[how]), points=1).verdict == "UNKNOWN"
+
+
+def test_ids_as_they_are() -> None:
+    """Expected: REFUTED if no rank looks; not REFUTED if the one looks that has to."""
+
+    def kept(b: Builder, ids: Tensor) -> Tensor:
+        return b.ge(ids, value=FIRST)
+
+    assert tv.verify(*embedded(kept), points=1).verdict != "REFUTED"
+    assert tv.verify(*embedded(kept, wrong=True), points=1).verdict == "REFUTED"
 
 
 # -- models of the solver --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from trainverify.axes.system import System
 from trainverify.evaluate.flow import logical_tasks, tasks_of
 from trainverify.evaluate.own_counts import written
 from trainverify.evaluate.small import Small
-from trainverify.evaluate.thresholds import thresholds
+from trainverify.evaluate.thresholds import of_logical, of_plan, thresholds
 from trainverify.graph.program import Op
 from trainverify.primitives.node import ordered
 
@@ -54,7 +54,8 @@ def counting(system: System, small: Small) -> Counting | None:
             known[key] = next((n for n in counts if counts_as(value, n)), None)
         if (n := known[key]) is not None:
             return Counting(value, op, n)
-    behind = (t for tasks in (logical_tasks(small), tasks_of(small)) for t in thresholds(list(tasks), counts))
+    both = (list(logical_tasks(small)), of_logical(system, small, 0)), (list(tasks_of(small)), of_plan(system, small))
+    behind = (t for tasks, ids in both for t in thresholds(tasks, counts, ids))
     return next((Counting(t.value, t.op, t.size, positions=True) for t in behind), None)
 
 

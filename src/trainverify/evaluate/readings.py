@@ -24,7 +24,7 @@ from trainverify.evaluate.flow import Task, Tensor, logical_tasks, tasks_of
 from trainverify.evaluate.own_counts import written
 from trainverify.evaluate.run import elements
 from trainverify.evaluate.small import Meeting, Small, Step
-from trainverify.evaluate.thresholds import thresholds
+from trainverify.evaluate.thresholds import of_logical, of_plan, thresholds
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Op
 from trainverify.primitives.node import Node, ordered, rebuild
@@ -58,6 +58,7 @@ class Readings:
         self.ways: dict[Place, set[Fraction]] = {}
         self._numbers: dict[Place, Any] = {}
         self._counts = frozenset(counts)
+        self._ids = of_logical(system, small, LOGICAL), of_plan(system, small)
         for op, value in literals(system):
             key = repr(value)
             if key not in known:
@@ -94,8 +95,8 @@ class Readings:
     def _stepped(self) -> dict[Place, tuple[set[Tensor], set[Tensor]]]:
         """The same for literals that are put to positions before these are compared or rounded."""
         found: dict[Place, tuple[set[Tensor], set[Tensor]]] = {}
-        for side, tasks in enumerate(self._tasks):
-            for t in thresholds(tasks, self._counts):
+        for side, (tasks, ids) in enumerate(zip(self._tasks, self._ids, strict=True)):
+            for t in thresholds(tasks, self._counts, ids):
                 place = (repr(t.value), *written_at(t.op), "positions")
                 found.setdefault(place, (set(), set()))[side].update(_reached(tasks, t.makes))
         return found

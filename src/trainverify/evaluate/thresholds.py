@@ -1,21 +1,22 @@
-"""Positions, and sums of literals, that are compared or rounded behind a literal: of fewer positions they fall otherwise.
+"""Positions, ids, and sums of literals that are compared or rounded behind a literal: where there are fewer they fall otherwise.
 
 `floor(position / 128)` numbers documents of 128 positions. At a reduced size all positions are in the first one, so that what differs there
-says nothing of the full size, though 128 counts no axis. An integer position that is compared with a literal as it is, is no such case: its
-axis is cut there, and keeps positions on both sides.
+says nothing of the full size, though 128 counts no axis. An integer position or id that is compared with a literal as it is, is no such
+case: its axis is cut there, and keeps positions on both sides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trainverify.axes.inference import literal
+from trainverify.axes.system import System
 from trainverify.evaluate.flow import Task, Tensor, levels
 from trainverify.evaluate.own_counts import written
-from trainverify.evaluate.small import Step
+from trainverify.evaluate.small import Small, Step
 from trainverify.graph.program import Op
 from trainverify.primitives.node import Node, ordered
 
@@ -25,8 +26,8 @@ _COMPARED: Final = frozenset({"lt", "le", "eq"})
 
 @dataclass(frozen=True)
 class Carried:
-    """What a value is made of: positions on an axis of this size, or a sum of so many literals (0: neither), a literal with its op, and
-    inputs; whether something was computed of them."""
+    """What a value is made of: positions on an axis of this size, ids below it, or a sum of so many literals (0: none of these), a literal
+    with its op, and inputs; whether something was computed of them."""
 
     positions: int = 0
     number: tuple[Op, Any] | None = None
@@ -47,9 +48,22 @@ class Threshold:
 _INPUT: Final = Carried(inputs=True)
 
 
-def thresholds(tasks: Sequence[Task], counts: Collection[int]) -> list[Threshold]:
-    """Those of a program, given the sizes that are smaller in an evaluation."""
-    known: dict[Tensor, Carried] = {}
+def of_logical(system: System, small: Small, c: int) -> dict[Tensor, int]:
+    """Ids of the logical program, as a class, of which there are fewer in an evaluation; and how many there are."""
+    full = {n: d.size for n, d in system.logical.domains.items() if d.size is not None}
+    return {(c, n): size for n, size in full.items() if small.domains[n].size != size}
+
+
+def of_plan(system: System, small: Small) -> dict[Tensor, int]:
+    """The same on ranks."""
+    fewer = of_logical(system, small, 0)
+    held = [(lay.local, fewer[0, lay.logical]) for lay in system.plan.lineage if (0, lay.logical) in fewer]
+    return {(c, local): size for c, k in enumerate(small.classes) for local, size in held if local in k.program.sources}
+
+
+def thresholds(tasks: Sequence[Task], counts: Collection[int], ids: Mapping[Tensor, int]) -> list[Threshold]:
+    """Those of a program, given the sizes that are smaller in an evaluation, and its ids of which there are fewer."""
+    known: dict[Tensor, Carried] = {t: Carried(size, inputs=True) for t, size in ids.items()}
     found: list[Threshold] = []
     for task in (t for level in levels(tasks) for batch in level for t in batch):
         given = [known[t] for t in task.reads if t in known]
