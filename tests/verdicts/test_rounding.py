@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 import trainverify as tv
 from trainverify.evaluate.compare import unsettled
 from trainverify.evaluate.run import random_inputs
@@ -49,3 +53,40 @@ def test_a_real_difference_is_left() -> None:
     left = unsettled(small, made.lineage, found, random_inputs(small, 0))
     assert {str(s.obligation) for s in left} == {"gradient of w"}
     assert verify(wanted, made).verdict == "REFUTED"
+
+
+# -- hyperparameters are decimals as they are written: a unit in the last place of one is no mistake --------------------------
+
+
+def trained(how: tv.SGD | tv.AdamW) -> tv.Program:
+    b = tv.program("step")
+    x, w = b.input("x", (4, 3)), b.parameter("w", (2, 3))
+    b.loss(b.mean(b.square(b.linear(x, w)), name="loss"))
+    return tv.complete(b.build(), how)
+
+
+ADAM = tv.AdamW(lr=0.1)
+UNITS = {
+    "lr of sgd": (tv.SGD(lr=0.1), tv.SGD(lr=0.3 / 3)),
+    "lr": (ADAM, tv.AdamW(lr=0.3 / 3)),
+    "decay": (ADAM, tv.AdamW(lr=0.1, weight_decay=math.nextafter(0.01, 1))),
+    "eps": (ADAM, tv.AdamW(lr=0.1, eps=math.nextafter(1e-8, 1))),
+}
+MORE = {
+    "lr of sgd": (tv.SGD(lr=0.1), tv.SGD(lr=0.1000000001)),
+    "lr": (ADAM, tv.AdamW(lr=0.1000000001)),
+    "decay": (ADAM, tv.AdamW(lr=0.1, weight_decay=0.0100000001)),
+    "eps": (ADAM, tv.AdamW(lr=0.1, eps=1.00001e-8)),
+}
+
+
+@pytest.mark.parametrize("which", UNITS)
+def test_a_hyperparameter_that_was_computed(which: str) -> None:
+    """Expected: UNKNOWN, literal rounding: 0.3 / 3 is 0.1 but for its last digit; REFUTED if it is off by more."""
+    one, other = UNITS[which]
+    report = verify(trained(one), trained(other), points=1)
+    assert report.verdict == "UNKNOWN", report.reason
+    assert report.reason.startswith("literal rounding")
+    assert verify(trained(one), trained(one), points=1).verdict == "PROVED"
+    one, other = MORE[which]
+    assert verify(trained(one), trained(other), points=1).verdict == "REFUTED"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from flint import arb, ctx, fmpq
@@ -20,6 +20,8 @@ from flint import arb, ctx, fmpq
 from trainverify.domains.arrays import Array, ArrayDomain, labelled
 from trainverify.primitives.node import Literal, Node
 from trainverify.primitives.scalars import SCALARS, _lt, rational
+
+DECIMAL: Final = 128  # bits of a decimal fraction that is made of hyperparameters
 
 
 @contextmanager
@@ -32,16 +34,29 @@ def precision(bits: int) -> Iterator[None]:
         ctx.prec = before
 
 
-def ball(value: Literal, widen: bool = False) -> arb:
-    """A literal as a ball; with `widen`, a float stands for everything within one unit in its last place."""
+def ball(value: Literal, widen: bool = False, decimals: Collection[Fraction] = ()) -> arb:
+    """A literal as a ball; with `widen`, one that may be rounded stands for everything within one unit in its last place."""
     if isinstance(value, float) and not math.isfinite(value):
         return arb(str(value))
     q = rational(value)
     exact = arb(fmpq(q.numerator, q.denominator))
-    if widen and isinstance(value, float) and value != int(value):
-        u = Fraction(math.ulp(value))
+    if widen and _rounded(value, decimals):
+        u = Fraction(math.ulp(float(value)))
         return arb(exact, arb(fmpq(u.numerator, u.denominator)))
     return exact
+
+
+def _rounded(value: Literal, decimals: Collection[Fraction]) -> bool:
+    """Whether a literal may be rounded: floats that are no integers may, and these decimals."""
+    return math.isfinite(value) and value != int(value) if isinstance(value, float) else value in decimals
+
+
+def is_decimal(value: Literal) -> bool:
+    """Whether a fraction has few decimal digits, and is no float: hyperparameters are taken as they are written (0.1 is 1/10)."""
+    if not isinstance(value, Fraction) or max(value.numerator.bit_length(), value.denominator.bit_length()) > DECIMAL:
+        return False
+    fives = value.denominator // (value.denominator & -value.denominator)  # without its factors of 2
+    return fives > 1 and 5**DECIMAL % fives == 0
 
 
 def balls(values: Array) -> Array:
@@ -62,18 +77,21 @@ def _objects(entries: list[Any], shape: tuple[int, ...]) -> Array:
 
 
 class Ball(ArrayDomain):
-    """With `move`, every float literal is one unit in its last place off: "up", "down", or as a coin of that name falls."""
+    """With `move`, every literal that may be rounded is one unit in its last place off: "up", "down", or as a coin of that name falls.
 
-    def __init__(self, widen_literals: bool = False, move: str = ""):
+    Floats may be, and these `decimals`: a hyperparameter that was computed (0.3 / 3) is a unit off the one that was written."""
+
+    def __init__(self, widen_literals: bool = False, move: str = "", decimals: Collection[Fraction] = ()):
         self.widen_literals = widen_literals
         self.move = move
+        self.decimals = decimals
 
     def literal(self, value: Literal, kind: str) -> Array:
         out = np.empty((), dtype=object)
-        if self.move and isinstance(value, float) and math.isfinite(value) and value != int(value):
-            up = self.move == "up" or (self.move != "down" and zlib.crc32(f"{self.move} {value!r}".encode()) & 1)
-            value = math.nextafter(value, math.inf if up else -math.inf)
-        out[()] = ball(value, self.widen_literals) if kind == "real" else value
+        if self.move and _rounded(value, self.decimals):
+            up = self.move == "up" or (self.move != "down" and zlib.crc32(f"{self.move} {float(value)!r}".encode()) & 1)
+            value = math.nextafter(float(value), math.inf if up else -math.inf)
+        out[()] = ball(value, self.widen_literals, self.decimals) if kind == "real" else value
         return out
 
     def integers(self, values: Array) -> Array:
@@ -93,7 +111,7 @@ class Ball(ArrayDomain):
     def _node(self, node: Node, args: list[Array], inputs: Sequence[Array], lead: tuple[int, ...]) -> Array:
         if node.prim == "map" and node.attrs == ("mul",) and node.kind == "real":
             for i, factor in enumerate(map(_fraction, node.args)):
-                if factor is not None:  # 56·(1/7) is 8 and no ball around it: a quotient that is exact has no radius
+                if factor is not None and factor not in self.decimals:  # 56·(1/7) is 8 and no ball: an exact quotient has no radius
                     return _each(lambda x, f=factor: x * f.numerator / f.denominator, args[1 - i])
         if node.prim == "contract" and node.kind == "real" and any(not a.size for a in args):  # a sum of nothing, or no sum
             return _objects([arb(0) for _ in range(math.prod(lead + node.shape))], lead + node.shape)

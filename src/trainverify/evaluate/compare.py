@@ -12,7 +12,7 @@ import numpy as np
 from flint import arb
 
 from trainverify.domains.arrays import Array, ArrayDomain
-from trainverify.domains.ball import Ball, precision
+from trainverify.domains.ball import Ball, is_decimal, precision
 from trainverify.domains.numeric import EXTENDED, NUMERIC
 from trainverify.evaluate.branches import Watch
 from trainverify.evaluate.flow import Tensor, sliced
@@ -287,6 +287,18 @@ def _corrections(outputs: Iterable[Sequence[Node]]) -> frozenset[tuple[Fraction,
     return frozenset(n.attrs[1] for nodes in outputs for n in ordered(tuple(nodes)) if n.attrs[:1] == ("one_minus_power",))
 
 
+def _decimals(small: Small) -> frozenset[Fraction]:
+    """Decimal fractions that only one of the programs has: one may be the other's, rounded."""
+    local = _written(s.nodes for k in small.classes for s in k.order) | _written(m.nodes or () for m in small.meetings)
+    return _written(s.nodes for s in small.logical_steps) ^ local
+
+
+def _written(outputs: Iterable[Sequence[Node]]) -> frozenset[Fraction]:
+    return frozenset(
+        n.attrs[0] for nodes in outputs for n in ordered(tuple(nodes)) if n.prim == "const" and n.kind == "real" and is_decimal(n.attrs[0])
+    )
+
+
 def close_look(small: Small, lineage: tuple[Layout, ...], obligations: Sequence[Obligation], inputs: Mapping[str, Array]) -> list[Suspect]:
     """What float64 calls equal and enclosures tell apart: differences of an ulp, a missing eps. Both programs are run once."""
     with precision(PRECISIONS[0] + faint(small)):
@@ -322,7 +334,8 @@ def decide(
                     continue
                 if exact == "equal":
                     return "equal", None
-                wide = _ball_difference(part, lineage, suspect, inputs, seed, Ball(widen_literals=True), Ball(widen_literals=True))
+                wider = Ball(widen_literals=True, decimals=_decimals(part))
+                wide = _ball_difference(part, lineage, suspect, inputs, seed, wider, wider)
             except Undecided:
                 continue
             if isinstance(wide, Difference):
@@ -340,9 +353,11 @@ def _stays(small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: 
     gap = found.gap
     if gap == 0:  # too small for a float, and so for a comparison
         return False
-    for one, other in MOVES:
+    decimals = _decimals(small)
+    for moves in MOVES:
+        one, other = (Ball(move=move, decimals=decimals) for move in moves)
         try:
-            moved = _ball_difference(small, lineage, suspect, inputs, found.seed, Ball(move=one), Ball(move=other), found.index)
+            moved = _ball_difference(small, lineage, suspect, inputs, found.seed, one, other, found.index)
         except Undecided:
             return False
         if not isinstance(moved, Difference):
