@@ -90,7 +90,7 @@ def test_readings_together_are_the_same_as_one_by_one(wrong: bool) -> None:
     wanted, _ = obligations(logical, plan, parts)
     system = related(logical, plan, OPS, parts, wanted)
     readings = Readings(system, shrink_system(system, base=3, own_counts=True))
-    every = readings.every(frozenset().union(*map(readings.of, wanted)))
+    every = readings.every(frozenset().union(*map(readings.of, wanted)), 1)
     assert every is not None
     assert len(every) == 2
     given = readings.given(readings.small, every[0])

@@ -17,7 +17,7 @@ from trainverify.evaluate.compare import compare, failing_at, needed_for
 from trainverify.evaluate.counting import WHOLE
 from trainverify.evaluate.moved import Change, Moved, PointName, seed_of
 from trainverify.evaluate.readings import Place, Reading, Readings
-from trainverify.evaluate.run import NotComputed, elements, random_inputs
+from trainverify.evaluate.run import NotComputed, made, random_inputs
 from trainverify.evaluate.sample import Sample
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.graph.lineage import Layout
@@ -88,11 +88,11 @@ class OtherSizes:
         readings = self._small(base, own)
         if readings is None:
             return None
+        needed = needed_for(readings.small, several)
         as_it_is: list[Reading] = [{}]  # operators' counts stay only where literals do
-        every = readings.every(frozenset().union(*(readings.of(o) for o in several))) if own else as_it_is
+        every = readings.every(frozenset().union(*(readings.of(o) for o in several)), made(needed)) if own else as_it_is
         if every is None:
             return None
-        needed = needed_for(readings.small, several)
         left = set(several)
         beyond: list[PointName] | None = None
         for reading, wrong in zip(every, self._in_each(readings, needed, every, several, point), strict=True):
@@ -116,7 +116,7 @@ class OtherSizes:
                 yield _failing(readings.read(small, reading), self.lineage, several, points)
             return
         found: list[set[Obligation]] = [set() for _ in every]
-        count = max(1, AT_ONCE // elements(small))
+        count = max(1, AT_ONCE // max(made(small), 1))
         for each in _points(self.system.logical, point):
             inputs = random_inputs(small, each)
             todo = [n for n, wrong in enumerate(found) if len(wrong) < len(several)]

@@ -22,7 +22,6 @@ from trainverify.domains.arrays import Array
 from trainverify.evaluate.counting import forms, literals, reduced, simplest
 from trainverify.evaluate.flow import Task, Tensor, logical_tasks, tasks_of
 from trainverify.evaluate.own_counts import written
-from trainverify.evaluate.run import elements
 from trainverify.evaluate.small import Meeting, Small, Step
 from trainverify.evaluate.thresholds import of_logical, of_plan, thresholds
 from trainverify.graph.obligations import Obligation
@@ -31,8 +30,7 @@ from trainverify.primitives.node import Node, ordered, rebuild
 
 LOGICAL: Final = -1
 MOST: Final = 80  # readings of one evaluation that are always tried
-MORE: Final = 256  # and of one that is quick
-QUICK: Final = 200_000_000  # elements of all readings together
+QUICK: Final = 300_000_000  # elements of all readings together, up to which more of them are tried
 
 Place = tuple[str, ...]  # a literal, the op it is in, and where that is written: read alike wherever it stands
 Reading = Mapping[Place, Fraction]  # factors
@@ -73,14 +71,14 @@ class Readings:
         reached = (*self._reached.items(), *self._stepped.items())
         return frozenset(p for p, (logical, local) in reached if (LOGICAL, o.output.tensor) in logical or not held.isdisjoint(local))
 
-    def every(self, places: Collection[Place]) -> list[Reading] | None:
-        """All readings of some literals, the first of which leaves them as they are; None where they are too many for this size, or where
-        positions are compared or rounded behind one, which no reading of it gives back."""
+    def every(self, places: Collection[Place], size: int) -> list[Reading] | None:
+        """All readings of some literals, the first of which leaves them as they are; None where they are too many for an evaluation of so
+        many elements, or where positions are compared or rounded behind one, which no reading of it gives back."""
         if any(p in self._stepped for p in places):
             return None
         if any(isinstance(n := self._numbers[p], int) and any((n * f).denominator != 1 for f in self.ways[p]) for p in places):
             return None  # a position that has no counterpart
-        if math.prod(len(self.ways[p]) + 1 for p in places) > max(MOST, min(MORE, QUICK // max(elements(self.small), 1))):
+        if math.prod(len(self.ways[p]) + 1 for p in places) > max(MOST, QUICK // max(size, 1)):
             return None
         each = [[(p, f) for f in (Fraction(1), *sorted(self.ways[p]))] for p in sorted(places)]
         return [dict(some) for some in itertools.product(*each)]

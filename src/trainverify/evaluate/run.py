@@ -258,6 +258,13 @@ def local_value(small: Small, layouts: list[Layout], rank: int, shape: tuple[int
     return local
 
 
+def made(small: Small) -> int:
+    """The same for the steps that are left of an evaluation."""
+    logical = sum(math.prod(small.shapes[o]) for s in small.logical_steps for o in s.outputs)
+    classes = zip(small.classes, small.local_shapes, strict=True)
+    return logical + sum(math.prod(shapes[o]) * len(s.rows) for k, shapes in classes for s in k.order for o in s.outputs)
+
+
 def elements(small: Small) -> int:
     """A measure of the work: elements of all tensors of all ranks."""
     logical = sum(math.prod(s) for s in small.shapes.values())

@@ -125,9 +125,10 @@ def _added(node: Node, counts: Collection[int]) -> int:
 
 
 def _joined(args: Sequence[Carried]) -> Carried:
-    """Of something made of several. A literal that inputs were put to is one no more, but positions keep theirs."""
-    positions = max((c.positions for c in args), default=0)
+    """Of something made of several. Positions that real inputs are put to are positions no more: whatever they are compared with, inputs
+    reach both sides of it at any size. A literal that inputs were put to is one no more, but positions keep theirs."""
     inputs = any(c.inputs for c in args)
+    positions = 0 if any(c.inputs and not c.positions for c in args) else max((c.positions for c in args), default=0)
     numbers = [c.number for c in args if c.number is not None and (c.positions or not c.inputs)]
     number = numbers[0] if numbers and (positions or not inputs) else None
     return Carried(positions, number, inputs, any(c.computed for c in args))
