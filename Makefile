@@ -67,7 +67,7 @@ campaign: $(VENV)/dev.stamp
 	$(BIN)/python -m tools.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
 
 capture: $(VENV)/dev.stamp $(JAX)/stamp
-	$(BIN)/pytest tests/capture -m "capture or not capture" -v
+	$(BIN)/pytest tests/capture -m "capture or not capture" -v -o faulthandler_timeout=3600
 	$(JAX)/bin/pytest tests/jax -m "capture or not capture" -v
 
 frameworks: $(TITAN)/stamp $(MEGATRON)/stamp $(TRANSFORMERS)/stamp $(DEEPSPEED)/stamp
