@@ -115,6 +115,47 @@ def test_a_mask_of_the_first_positions(how: str) -> None:
     assert report.verdict == "UNKNOWN", report.reason
 
 
+# -- positions that inputs are put to -------------------------------------------------------------------------------------
+
+FAR = 987654321.0
+INPUTS: dict[str, Callable[[Builder, Tensor, Tensor, Tensor], Tensor]] = {
+    "chosen": lambda b, at, keep, x: b.lt(b.where(keep, at, b.full(shape=at.shape, value=FAR)), value=float(LAST)),
+    "added": lambda b, at, keep, x: b.lt(b.add(at, b.to(keep, dtype="f32")), value=float(LAST)),
+}
+
+
+def with_inputs(put: Callable[[Builder, Tensor, Tensor, Tensor], Tensor], wrong: bool = False) -> tuple[Program, Plan]:
+    """The same, where a boolean input (or a real one) goes into what is compared."""
+
+    def squares(b: Builder, x: Tensor, keep: Tensor) -> Tensor:
+        at = b.to(b.arange(stop=x.shape[0], name="at"), dtype="f32", name="at.real")
+        m = b.to(put(b, at, keep, b.sum(x, dim=1)), dtype="f32")
+        return b.sum(b.mul(b.expand(b.unsqueeze(m, dim=1), shape=x.shape), b.square(x)), name="part")
+
+    b = tv.program("first")
+    b.loss(squares(b, b.input("x", (ROWS, 16)), b.input("keep", (ROWS,), "bool")))
+    p = tv.plan("first", tv.Mesh(cp=2))
+    for rank in (0, 1):
+        with p.ranks(cp=rank) as r:
+            x, keep = r.input("x", (ROWS // 2, 16), "(cp s) d"), r.input("keep", (ROWS // 2,), "(cp s)", dtype="bool")
+            part = squares(r, x, keep) if rank == 0 or wrong else r.full(shape=(), value=0.0, name="part")
+            r.loss(r.all_reduce(part, group="cp", name="loss"))
+    return b.build(), p.build()
+
+
+@pytest.mark.parametrize("how", INPUTS)
+def test_booleans_that_positions_are_put_to(how: str) -> None:
+    """Expected: UNKNOWN. Right: whatever the inputs are, no position of the second rank is among the first."""
+    report = tv.verify(*with_inputs(INPUTS[how]), points=1)
+    assert report.verdict == "UNKNOWN", report.reason
+
+
+def test_real_numbers_that_positions_are_put_to() -> None:
+    """Expected: REFUTED: with numbers small enough the second rank has some of the first positions."""
+    report = tv.verify(*with_inputs(lambda b, at, keep, x: b.lt(b.add(at, x), value=float(LAST))), points=1)
+    assert report.verdict == "REFUTED", report.reason
+
+
 def counted(b: Builder, at: Tensor, x: Tensor) -> Tensor:
     """Positions as running sums of ones."""
     return b.to(b.le(b.cumsum(b.full(shape=x.shape, value=1.0), dim=0), value=float(LAST)), dtype="f32")

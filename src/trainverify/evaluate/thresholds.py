@@ -27,12 +27,13 @@ _COMPARED: Final = frozenset({"lt", "le", "eq"})
 @dataclass(frozen=True)
 class Carried:
     """What a value is made of: positions on an axis of this size, ids below it, or a sum of so many literals (0: none of these), a literal
-    with its op, and inputs; whether something was computed of them."""
+    with its op, and inputs; whether something was computed of them; and whether inputs are in it as integers and booleans only."""
 
     positions: int = 0
     number: tuple[Op, Any] | None = None
     inputs: bool = False
     computed: bool = False
+    bounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def thresholds(tasks: Sequence[Task], counts: Collection[int], ids: Mapping[Tens
                 known.update(dict.fromkeys(task.makes, _joined(given)))
             continue
         (lowered, _), step = task.what.full, task.what
-        if not any(c.positions for c in given) and any(t not in known for t in task.reads) and not _made_here(lowered.outputs):
+        if not any(c.positions for c in given) and any(t not in known for t in task.reads) and not _looked_at(lowered.outputs):
             continue
         inputs = [_INPUT if i is None else known.get((task.c, i), _INPUT) for i in step.inputs]
         made, hits = _op(step.op, lowered.outputs, inputs, counts)
@@ -81,9 +82,9 @@ def thresholds(tasks: Sequence[Task], counts: Collection[int], ids: Mapping[Tens
     return found
 
 
-def _made_here(outputs: tuple[Node, ...]) -> bool:
-    """Whether an op has positions of its own, or literals to be added up."""
-    return any(n.prim in ("iota", "const") for n in ordered(outputs))
+def _looked_at(outputs: tuple[Node, ...]) -> bool:
+    """Whether an op has positions of its own, literals to be added up, or real numbers that are made of others."""
+    return any(n.prim in ("iota", "const") or (n.kind == "real" and any(a.kind != "real" for a in n.args)) for n in ordered(outputs))
 
 
 def _op(
@@ -111,7 +112,7 @@ def _op(
             made = _INPUT
         elif node.prim in ("map", "contract", "rowwise"):
             made = replace(made, positions=max(made.positions, 0 if made.inputs else _added(node, counts)), computed=True)
-        carried[node] = made
+        carried[node] = replace(made, bounded=made.inputs) if node.kind != "real" else made
     return [carried[o] for o in outputs], hits
 
 
@@ -127,11 +128,12 @@ def _added(node: Node, counts: Collection[int]) -> int:
 def _joined(args: Sequence[Carried]) -> Carried:
     """Of something made of several. Positions that real inputs are put to are positions no more: whatever they are compared with, inputs
     reach both sides of it at any size. A literal that inputs were put to is one no more, but positions keep theirs."""
-    inputs = any(c.inputs for c in args)
-    positions = 0 if any(c.inputs and not c.positions for c in args) else max((c.positions for c in args), default=0)
+    inputs, bounded = any(c.inputs for c in args), all(c.bounded for c in args if c.inputs)
+    free = any(c.inputs and not c.positions and not c.bounded for c in args)
+    positions = 0 if free else max((c.positions for c in args), default=0)
     numbers = [c.number for c in args if c.number is not None and (c.positions or not c.inputs)]
     number = numbers[0] if numbers and (positions or not inputs) else None
-    return Carried(positions, number, inputs, any(c.computed for c in args))
+    return Carried(positions, number, inputs, any(c.computed for c in args), inputs and bounded)
 
 
 def _matters(op: Op, node: Node) -> bool:
