@@ -259,7 +259,8 @@ class Locator:
                     continue
                 i = np.clip(np.searchsorted(ordered, flat), 0, whole.size - 1)
                 j = np.clip(i - 1, 0, whole.size - 1)
-                best = np.where(np.abs(ordered[j] - flat) < np.abs(ordered[i] - flat), j, i)
+                with np.errstate(invalid="ignore"):  # an infinite element is found as it is
+                    best = np.where(np.abs(ordered[j] - flat) < np.abs(ordered[i] - flat), j, i)
                 found = np.where(np.abs(flat) > TINY, order[best], -1).reshape(value.shape)
                 break
             self._place[key] = found
