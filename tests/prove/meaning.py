@@ -189,7 +189,7 @@ def check_plan(logical: Program, plan: Plan, seed: int, listed: bool = False) ->
         for rank in ranks_of(prover, i):
             at = mesh.coordinates(rank)
             variables = {}
-            for axis, leaves in prover.mesh_vars.items():
+            for axis, leaves in prover.ranks.mesh_vars.items():
                 digits = mixed_radix(at[axis], [a.size for _, a in leaves])
                 variables.update(zip((v for v, _ in leaves), digits, strict=True))
             for name, value in prover.local[i].items():

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from trainverify.axes.buckets import Joined, joined, taken_out
 from trainverify.axes.inference import Dims, Inference, Line, NodeAxes
 from trainverify.axes.listed import ListedAxes
+from trainverify.axes.rows import Rows
+from trainverify.axes.sorts import sorts
 from trainverify.axes.structure import Axes, Axis
 from trainverify.graph.communication import Communication, Schedule, is_communication
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.outline import Block, outline, singles
 from trainverify.graph.plan import Plan
-from trainverify.graph.program import ALONE, Op, Program, Ref, Value, has_ref, inline, refers, resolve
+from trainverify.graph.program import Op, Program, Ref, has_ref, inline, refers, resolve
 from trainverify.ops.table import Lowered, OpError, OpTable
 from trainverify.primitives.node import topological
 
@@ -62,11 +65,25 @@ class Scope:
                 d = program.domains.get(n)
                 self.lines[n] = inference.line(inference.fresh([d.size])[0] if d is not None and d.size else None)
 
+    @cached_property
+    def joined(self) -> Joined:
+        return joined(self.program)
+
     def args(self, op: Op) -> tuple[list[Dims | None], list[Line | None]]:
         return (
             [None if i is None else self.dims[i] for i in op.inputs],
             [None if i is None else self.lines.get(i) for i in op.inputs],
         )
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of blocks: the first one, and its ops as every unit has them."""
+
+    scope: Scope
+    block: Block
+    ops: list[Variants]
+    of_unit: dict[int | None, list[Variants]]
 
 
 class System:
@@ -89,39 +106,39 @@ class System:
         self.talk = talk
         self.schedule = plan_order
         self.windows = windows  # whether those of convolutions are one map between positions, not slices
-        self._windowed: System | None = None
-        self.flat = flat  # tensors written in one dimension keep axes of their own: for buckets that are cut anywhere
         self.inference = Inference(flat, axes, shifts)
-        self.lists = self.inference.axes.lists
+        self.rows = Rows(plan.mesh, talk, plan_order)
         self.logical = inline(logical)
-        inlined = [inline(u.program, plan.functions) for u in talk.units]
-        self.unit_programs = inlined
-        self._flat_tensors: dict[int, Joined] = {}
-        self._along: dict[tuple[int, ...], tuple[str, ...] | None] = {}
-        self._group_sorts: dict[tuple[int, Value], Hashable] = {}
-        self._applied: dict[
-            Hashable, tuple[NodeAxes, object]
-        ] = {}  # ids of (op at types, axes of inputs) → axes of nodes, what has the ids
-        self._tokens: dict[Hashable, int] = {}
-        programs = [self.logical, *inlined]
-        outlined = (
-            [singles(p) for p in programs] if flat or self.lists else outline(programs, [self._sorts(n, p) for n, p in enumerate(programs)])
-        )
+        self.unit_programs = [inline(u.program, plan.functions) for u in talk.units]
+        programs = [self.logical, *self.unit_programs]
+        apart = flat or self.lists
+        outlined = [singles(p) for p in programs] if apart else outline(programs, sorts(programs, table, self.rows))
         self.logical_blocks, self.unit_blocks = outlined[0], outlined[1:]
-        self._first: dict[int, tuple[Scope, Block, int | None]] = {}  # of a kind: the first block, and in which unit it is
-        self._lowered: dict[tuple[int, int | None], list[Variants]] = {}  # of the ops of a kind in a program
-        talks = {n for n, d in table.definitions.items() if d.collective or d.point_to_point}
-        self.talking = [[n for n, op in enumerate(p.ops) if op.name in talks] for p in inlined]
         later = _later(outlined)
         self.scope = Scope(self.inference, self.logical, later[0])
-        self.unit_scopes = [Scope(self.inference, p, names) for p, names in zip(inlined, later[1:], strict=True)]
+        self.unit_scopes = [Scope(self.inference, p, names) for p, names in zip(self.unit_programs, later[1:], strict=True)]
         self.logical_ops: dict[int, Variants] = {}  # local ops by their place in the program
         self.unit_ops: list[dict[int, Variants]] = []
         self.meetings: list[MeetingAxes] = []
         self.obligations: Sequence[Obligation] = ()
-        self._rows_of: dict[tuple[int, tuple[str, ...]], dict[tuple[object, ...], tuple[int, ...]]] = {}
-        self._class_along: dict[object, set[tuple[str, ...] | None]] = {}
-        self._units_of: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
+        # ids of (op at types, axes of inputs) → axes of nodes, what has the ids
+        self._applied: dict[Hashable, tuple[NodeAxes, object]] = {}
+        self._kinds: dict[int, _Kind] = {}
+
+    @property
+    def flat(self) -> bool:
+        """Tensors written in one dimension keep axes of their own: for buckets that are cut anywhere."""
+        return self.inference.flat
+
+    @property
+    def lists(self) -> bool:
+        return self.inference.axes.lists
+
+    @cached_property
+    def talking(self) -> list[list[int]]:
+        """Where in the program of every unit it communicates."""
+        talks = {n for n, d in self.table.definitions.items() if d.collective or d.point_to_point}
+        return [[n for n, op in enumerate(p.ops) if op.name in talks] for p in self.unit_programs]
 
     def collect(self, obligations: Sequence[Obligation]) -> System:
         self.obligations = obligations
@@ -139,15 +156,14 @@ class System:
         self.inference.finish()
         return self
 
+    @cached_property
     def windowed(self) -> System:
         """The same programs with windows as one map between positions; if there are none, the same system."""
-        if self._windowed is None:
-            ops = [x for variants in (self.logical_ops, *self.unit_ops) for v in variants.values() for x in v]
-            some = not (self.windows or self.lists) and any(x.lowered.windowed is not None for x in ops)
-            how = (self.flat, None, self.inference.shifts, True)
-            made = System(self.logical, self.plan, self.table, self.talk, self.schedule, *how) if some else self
-            self._windowed = made.collect(self.obligations) if some else self
-        return self._windowed
+        ops = [x for variants in (self.logical_ops, *self.unit_ops) for v in variants.values() for x in v]
+        if self.windows or self.lists or all(x.lowered.windowed is None for x in ops):
+            return self
+        how = (self.flat, None, self.inference.shifts, True)
+        return System(self.logical, self.plan, self.table, self.talk, self.schedule, *how).collect(self.obligations)
 
     def listed(self) -> System:
         """The same programs over axes of which everything that is cut is listed position by position."""
@@ -166,11 +182,11 @@ class System:
     def _apply(self, scope: Scope, op: Op, lowered: Lowered) -> NodeAxes:
         self.inference.axes.where = op
         dims, lines = scope.args(op)
-        source = self._recast(scope.program, op, lowered) if self.flat else None
+        source = self._recast(scope, op, lowered) if self.flat else None
         if source is not None:
             given, made = dims[source], scope.dims[op.outputs[0]]
             assert given is not None
-            self.inference.view(given, made, op.outputs[0] not in self._flat_tensors[id(scope.program)].tensors)
+            self.inference.view(given, made, op.outputs[0] not in scope.joined.tensors)
             return NodeAxes({id(n): made if n.prim == "reshape" else given for n in topological(lowered.outputs)}, {})
         roots = [None if d is None else [a.root() for a in d] for d in dims]
         key = (id(lowered), self.inference.even, tuple([None if d is None else tuple(map(id, d)) for d in roots]))
@@ -186,84 +202,32 @@ class System:
             scope.lines[name] = self.inference.same_line(scope.lines.get(name), found.lines[id(node)])
         return found
 
-    def _recast(self, program: Program, op: Op, lowered: Lowered) -> int | None:
+    def _recast(self, scope: Scope, op: Op, lowered: Lowered) -> int | None:
         """Which input of an op is written in one dimension by it (or back), next to ops that join and cut such tensors."""
         node = lowered.outputs[0]
         given = node.args[0] if node.prim == "reshape" else node
         if op.name not in _VIEWS or given.prim != "input" or node.kind != "real" or 1 not in (len(given.shape), len(node.shape)):
             return None
         source = str(op.inputs[given.attrs[0]])
-        known = self._flat_tensors.get(id(program))
-        if known is None:
-            known = self._flat_tensors[id(program)] = joined(program)
-        near = known.tensors if len(given.shape) == len(node.shape) else known.rows
+        near = scope.joined.tensors if len(given.shape) == len(node.shape) else scope.joined.rows
         return given.attrs[0] if op.outputs[0] in near or source in near else None
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def _sorts(self, p: int, program: Program) -> list[int]:
-        """What the ops of a program are without names, as numbers that mean the same in all programs."""
-        numbers: dict[int, int] = {ALONE: ALONE}
-        found: list[int] = []
-        for op, sort in zip(program.ops, program.sorts, strict=True):
-            number = numbers.get(sort)
-            if number is None:
-                number = numbers[sort] = self._sort(p, program, op)
-            found.append(number)
-        return found
-
-    def _sort(self, p: int, program: Program, op: Op) -> int:
-        """What an op does, as a number; ALONE for transfers between ranks, and where ranks have variants of it."""
-        attrs: Hashable = op.attrs
-        if p:
-            definition = self.table.definitions.get(op.name)
-            if definition is not None and definition.point_to_point:
-                return ALONE
-            if refers(op) and any(has_ref(v) for k, v in op.attrs if k not in ("group", "root")):
-                return ALONE
-            if definition is not None and definition.collective:
-                attrs = tuple((k, self._group_sort(p - 1, v) if k == "group" else self._column(p - 1, v)) for k, v in op.attrs)
-        types = program.tensors
-        key = (
-            min(p, 1),
-            op.name,
-            attrs,
-            tuple([None if i is None else types[i] for i in op.inputs]),
-            tuple([types[o] for o in op.outputs]),
-        )
-        return self._tokens.setdefault(key, len(self._tokens))
-
-    def _column(self, u: int, value: Value) -> Hashable:
-        """A value on every rank of a unit."""
-        if isinstance(value, Ref):
-            return ("column", self.talk.units[u].bindings[value.name])
-        return tuple(self._column(u, v) for v in value) if isinstance(value, tuple) else value
-
-    def _group_sort(self, u: int, value: Value) -> Hashable:
-        """The mesh axes that the groups of all ranks run along, else the groups themselves."""
-        key = (u, value)
-        if key not in self._group_sorts:
-            names = {str(self.talk.value(r, value)) for r in self.talk.units[u].ranks}
-            along = {self.along(self.talk.groups[n]) for n in names}
-            self._group_sorts[key] = ("along", along.pop()) if len(along) == 1 and None not in along else self._column(u, value)
-        return self._group_sorts[key]
-
     def _program(self, scope: Scope, blocks: Sequence[Block], u: int | None) -> dict[int, Variants]:
         found: dict[int, Variants] = {}
         for block in blocks:
-            known = None if block.kind is None else self._first.get(block.kind)
+            known = None if block.kind is None else self._kinds.get(block.kind)
             if known is None:
                 made = [tuple(self._op(scope, index, u)) for index in block.ops]
                 if block.kind is not None:
-                    self._first[block.kind], self._lowered[block.kind, u] = (scope, block, u), made
+                    self._kinds[block.kind] = _Kind(scope, block, made, {u: made})
             else:
-                first, twin, v = known
-                self._like(first, twin, scope, block)
-                assert block.kind is not None
-                if (block.kind, u) not in self._lowered:
-                    rows = (0,) if u is None else self._variants(u, ())[()]  # ops of blocks are the same on every rank
-                    self._lowered[block.kind, u] = [tuple([replace(x, rows=rows) for x in own]) for own in self._lowered[block.kind, v]]
-                made = self._lowered[block.kind, u]
+                self._like(known.scope, known.block, scope, block)
+                if u not in known.of_unit:
+                    rows = (0,) if u is None else self.rows.variants(u, ())[()]  # ops of blocks are the same on every rank
+                    known.of_unit[u] = [tuple([replace(x, rows=rows) for x in own]) for own in known.ops]
+                made = known.of_unit[u]
             found.update(zip(block.ops, made, strict=True))
         return {n: x for n, x in found.items() if x}
 
@@ -288,7 +252,7 @@ class System:
             yield LoweredOp((0,), lowered, self._apply(scope, op, lowered))
         elif not is_communication(op, self.table):
             names = sorted({r for _, v in op.attrs if has_ref(v) for r in _refs(v)}) if refers(op) else []
-            variants = self._variants(u, tuple(names))
+            variants = self.rows.variants(u, tuple(names))
             found = {rows: self._lower(op, scope.program, dict(zip(names, values, strict=True))) for values, rows in variants.items()}
             self.inference.even = not self.flat and not self.lists and op.name == "slice" and self._even(scope, op, names, found, u)
             for rows, x in found.items():
@@ -321,22 +285,11 @@ class System:
             return _all_slices(list(found.values()))
         ranks = next(set(t.ranks) for t in self.plan.templates if self.talk.units[u].ranks[0] in t.ranks)
         like = [n for n, unit in enumerate(self.talk.units) if unit.ranks[0] in ranks]  # references mean the same in one template
-        values = dict.fromkeys(v for n in like for v in self._variants(n, tuple(names)))
+        values = dict.fromkeys(v for n in like for v in self.rows.variants(n, tuple(names)))
         try:
             return _all_slices([self._lower(op, scope.program, dict(zip(names, v, strict=True))) for v in values])
         except OpError:  # of a tensor that others do not have
             return False
-
-    def _variants(self, u: int, names: tuple[str, ...]) -> dict[tuple[object, ...], tuple[int, ...]]:
-        """Rows of a unit by the values of some references."""
-        key = (u, names)
-        if key not in self._rows_of:
-            unit = self.talk.units[u]
-            found: dict[tuple[object, ...], list[int]] = {}
-            for row, values in enumerate(zip(*(unit.bindings[n] for n in names), strict=True)):
-                found.setdefault(values, []).append(row)
-            self._rows_of[key] = {v: tuple(rows) for v, rows in found.items()} if names else {(): tuple(range(len(unit.ranks)))}
-        return self._rows_of[key]
 
     def _communicate(self) -> None:
         classes = self.schedule.classes
@@ -347,7 +300,7 @@ class System:
             met = tuple((c, ops[classes[c].unit][e][1]) for c, e in step)
             if self.table[met[0][1].name].collective:
                 places = [at[classes[c].unit].get(ops[classes[c].unit][e][0]) for c, e in step]
-                along = self._all_along(met)
+                along = self.rows.all_along(met)
                 key = None if along is None or None in places else (along, *places)
                 known = None if key is None else alike.get(key)
                 meeting = self._collective(step, met) if known is None else replace(known, step=step, ops=met)
@@ -373,7 +326,7 @@ class System:
         given, made = lowered.inputs[0], lowered.outputs[0]
         assert given is not None
         inf.axes.where = op
-        along = self._all_along(met)
+        along = self.rows.all_along(met)
         lead = Axis(given.shape[0], fixed=True)
         inf.all.append(lead)
         if along is not None and lead.size == len(members):
@@ -396,28 +349,6 @@ class System:
                 scope.lines[other.outputs[0]] = inf.same_line(scope.lines.get(other.outputs[0]), axes.lines[id(made)])
         return MeetingAxes(step, met, lowered, axes, along)
 
-    def _all_along(self, met: tuple[tuple[int, Op], ...]) -> tuple[str, ...] | None:
-        """The mesh axes that every group of a rendezvous runs along, if they are the same for all."""
-        talk = self.talk
-        found: set[tuple[str, ...] | None] = set()
-        for c, op in met:
-            key = (c, op.get("group"))
-            if key not in self._class_along:
-                names = {str(talk.value(r, op.get("group"))) for r in self.schedule.classes[c].ranks}
-                self._class_along[key] = {self.along(talk.groups[n]) for n in names}
-            found |= self._class_along[key]
-        return found.pop() if len(found) == 1 else None
-
-    def along(self, members: tuple[int, ...]) -> tuple[str, ...] | None:
-        """The mesh axes that a group runs along, if it is all their ranks in rank order."""
-        if members not in self._along:
-            mesh = self.plan.mesh
-            first = mesh.coordinates(members[0])
-            others = [mesh.coordinates(m) for m in members]
-            varying = tuple(a for a in mesh.names if any(o[a] != first[a] for o in others))
-            self._along[members] = varying if mesh.group(members[0], varying) == members else None
-        return self._along[members]
-
     def _point_to_point(self, met: tuple[tuple[int, Op], ...]) -> None:
         inf = self.inference
         (c, send), (d, recv) = sorted(met, key=lambda m: m[1].name != "send")
@@ -432,18 +363,9 @@ class System:
         declared = [(lay, lay.holders(self.plan.mesh)) for lay in self.plan.lineage]
         return declared + [(h.layout, h.ranks) for o in self.obligations for h in o.holdings]
 
-    def units_of(self, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
-        """Ranks by unit."""
-        if ranks not in self._units_of:
-            found: dict[int, list[int]] = {}
-            for r in ranks:
-                found.setdefault(self.talk.unit_of[r], []).append(r)
-            self._units_of[ranks] = {u: tuple(rs) for u, rs in found.items()}
-        return self._units_of[ranks]
-
     def _lineage(self) -> None:
         for lay, ranks in self.holdings():
-            for u, members in self.units_of(ranks).items():
+            for u, members in self.rows.by_unit(ranks).items():
                 scope = self.unit_scopes[u]
                 self.inference.layout(lay, self.plan.mesh, members, self.scope.dims[lay.logical], scope.dims[lay.local])
                 joined = self.inference.same_line(self.scope.lines.get(lay.logical), scope.lines.get(lay.local))

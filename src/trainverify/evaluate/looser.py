@@ -102,7 +102,7 @@ def in_a_row(loose: System) -> int:
 def _held_in_another_order(loose: System, lay: Layout, ranks: tuple[int, ...]) -> bool:
     """Whether a whole logical tensor and its local one are made of the same digits in another order."""
     axes, whole = loose.inference.axes, loose.scope.dims[lay.logical]
-    local = [loose.unit_scopes[u].dims[lay.local] for u in loose.units_of(ranks)]
+    local = [loose.unit_scopes[u].dims[lay.local] for u in loose.rows.by_unit(ranks)]
     return any(
         sorted(map(id, axes.leaves([a]))) == sorted(map(id, axes.leaves([b]))) and not _equal(axes, [a], [b])
         for dims in local

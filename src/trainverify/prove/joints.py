@@ -54,7 +54,7 @@ def cut(system: System, joints: Sequence[Joint]) -> Cut | None:
     finite = _finite(system)
     if not joints or len({j.logical for j in joints}) < len(joints) or not all(_allowed(system, j, finite) for j in joints):
         return None
-    held = [(unit, lay.local) for j in joints for lay in j.layouts for unit in system.units_of(lay.holders(system.plan.mesh))]
+    held = [(unit, lay.local) for j in joints for lay in j.layouts for unit in system.rows.by_unit(lay.holders(system.plan.mesh))]
     if len(set(held)) < len(held):
         return None
     names, mesh = _Names(system), system.plan.mesh
@@ -113,7 +113,7 @@ def _held(system: System, lay: Layout, shape: tuple[int, ...]) -> bool:
     divided = {a for a, p in form.axes if isinstance(p, Shard | Partial)} | {a for a, _ in lay.where}
     if _summed(lay) and (len(_reductions(lay)) > 1 or not all(a in divided or n == 1 for a, n in mesh.axes)):
         return False
-    for unit in system.units_of(tuple(sorted(ranks))):
+    for unit in system.rows.by_unit(tuple(sorted(ranks))):
         program = system.unit_programs[unit]
         if not set(system.talk.units[unit].ranks) <= ranks or lay.local not in program.tensors or lay.local in program.sources:
             return False
@@ -186,7 +186,7 @@ def _cut_plan(system: System, joints: Sequence[Joint], names: _Names) -> Plan:
             lineage.append(Layout(names.summands(lay.logical), names.summands(lay.local), form, lay.where))
         else:
             lineage.append(Layout(names.new(lay.logical), names.new(lay.local), lay.form, lay.where))
-        for unit in system.units_of(lay.holders(mesh)):
+        for unit in system.rows.by_unit(lay.holders(mesh)):
             held[unit][lay.local] = len(axes)
     templates = [
         replace(u, program=_with_inputs(p, some, names)) for u, p, some in zip(system.talk.units, system.unit_programs, held, strict=True)

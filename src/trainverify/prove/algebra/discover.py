@@ -69,7 +69,7 @@ def _found(prover: Prover, i: int, tensor: str, p: Poly, known: _Known, sums: bo
     rank = prover.instances[i].rank
     folded = prover.instances[i].folded if sums else ()
     for partial in itertools.chain([()], itertools.combinations(folded, 1), itertools.combinations(folded, 2)):
-        over = {v: a.size for axis in partial for v, a in prover.mesh_vars[axis]}
+        over = {v: a.size for axis in partial for v, a in prover.ranks.mesh_vars[axis]}
         if partial and not set(over) & variables(p):
             continue
         try:
@@ -123,7 +123,7 @@ def _placement(
     prover: Prover, i: int, name: str, names: dict[Index, Index], partial: tuple[str, ...]
 ) -> tuple[str, tuple[tuple[int, int, int], ...]]:
     grid = prover.forms.grid(prover.system.scope.dims[name])
-    owner = {v: axis for axis, leaves in prover.mesh_vars.items() for v, _ in leaves}
+    owner = {v: axis for axis, leaves in prover.ranks.mesh_vars.items() for v, _ in leaves}
     shards: dict[str, str] = {}
     fixed: list[str] = []
     blocks: list[tuple[int, int, int]] = []
@@ -141,6 +141,8 @@ def _placement(
     for axis, at in here.fixed:
         fixed.append(f"{axis}={at}")
     text = ", ".join(
-        f"{axis}: {'Partial()' if axis in partial else shards.get(axis, 'Replicate()')}" for axis in here.folded if prover.mesh_vars[axis]
+        f"{axis}: {'Partial()' if axis in partial else shards.get(axis, 'Replicate()')}"
+        for axis in here.folded
+        if prover.ranks.mesh_vars[axis]
     )
     return "{" + text + "}" + (f" on {', '.join(fixed)}" if fixed else ""), tuple(blocks)

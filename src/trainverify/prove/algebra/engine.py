@@ -16,12 +16,13 @@ from trainverify.graph.outline import Block
 from trainverify.graph.program import Op, Program
 from trainverify.progress import Counted, Progress, silent
 from trainverify.prove.algebra.collectives import Collectives
-from trainverify.prove.algebra.folding import Instance, fold
+from trainverify.prove.algebra.folding import fold
 from trainverify.prove.algebra.forms import Forms
 from trainverify.prove.algebra.grids import Grid, Offset
 from trainverify.prove.algebra.held import Held
 from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.masked import MaskedSums
+from trainverify.prove.algebra.meetings import Meetings
 from trainverify.prove.algebra.memo import Memo, inside
 from trainverify.prove.algebra.notation import show
 from trainverify.prove.algebra.places import Value
@@ -97,23 +98,21 @@ class _Pending:
 class Prover:
     def __init__(self, system: System, enumerate_all: bool = False, blocks: bool = True, progress: Progress = silent):
         """With `blocks`, what is repeated is worked out once."""
-        self.system = system = system.windowed()
+        self.system = system = system.windowed
         self.progress = progress
         self.kernel = Kernel()
         self.forms = Forms(self.kernel, system.inference.axes, dict(system.logical.domains))
         self.instances = fold(system, enumerate_all)
         self.masked: MaskedSums | None = None  # of the logical program, once it is known
         self.ranks = Ranks(system, self.instances)
-        self.mesh_vars = self.ranks.mesh_vars
-        self.forms.mesh_sizes.update({v: a.size for leaves in self.mesh_vars.values() for v, a in leaves})
+        self.meetings = Meetings(system, self.instances)
+        self.forms.mesh_sizes.update({v: a.size for leaves in self.ranks.mesh_vars.values() for v, a in leaves})
         for n, d in system.logical.domains.items():
             if d.kind == "ids" and d.size is not None and (d.ignore is None or 0 <= d.ignore < d.size):
                 self.kernel.always_valid.add(n)
         self.memo = Memo(self.kernel, self.forms) if blocks and not any(n.startswith("@") for n in system.logical.domains) else None
         self._outputs: dict[int, tuple[int, ...]] = {}  # of a kind of block: which of the tensors made are used elsewhere
-        self._contexts: dict[Hashable, int] = {}
-        self._context_of: list[int] = [self._context(i) for i in self.instances]
-        self._parties_of: dict[object, dict[int, list[int]]] = {}
+        self._context_of = self._contexts()
         self._names: dict[int, str] = {}
         self._added: set[tuple[int, int]] = set()  # additions whose axes fit
         self._fitting: set[tuple[int, ...]] = set()  # ops whose inputs have the axes that they are worked out over
@@ -337,13 +336,6 @@ class Prover:
     def _run_plan(self) -> None:
         system = self.system
         self._loose_of = [_loose(p) for p in system.unit_programs]
-        self.by_class: dict[int, list[int]] = {}
-        for i, instance in enumerate(self.instances):
-            self.by_class.setdefault(instance.class_index, []).append(i)
-        self._positions = system.talking
-        self._meetings = {
-            (c, self._positions[system.schedule.classes[c].unit][e]): meeting for meeting in system.meetings for c, e in meeting.step
-        }
         self._whole: list[set[int]] = []  # of every instance: communication within blocks that run as a whole
         pending: list[_Pending] = []
         for i, instance in enumerate(self.instances):
@@ -362,17 +354,20 @@ class Prover:
                         pending[i].arrived(op.outputs)
                 self._advance(i, pending[i])
 
-    def _context(self, instance: Instance) -> int:
-        """The ranks of an instance, as rows of their unit with coordinates: equal numbers for instances that stand alike."""
-        mesh, unit = self.system.plan.mesh, self.system.schedule.classes[instance.class_index].unit
-        where = [mesh.coordinates(r) for r in self.system.talk.units[unit].ranks]
-        rows = tuple((row, *(at[a] for a in instance.folded)) for row, at in enumerate(where) if all(at[a] == c for a, c in instance.fixed))
-        return self._contexts.setdefault((instance.folded, rows), len(self._contexts))
+    def _contexts(self) -> list[int]:
+        """Of every instance its ranks, as rows of their unit with coordinates: equal numbers for instances that stand alike."""
+        mesh, numbers = self.system.plan.mesh, dict[Hashable, int]()
+        found = []
+        for i, x in enumerate(self.instances):
+            where = [mesh.coordinates(r) for r in self.system.talk.units[self.ranks.unit(i)].ranks]
+            rows = tuple((row, *(at[a] for a in x.folded)) for row, at in enumerate(where) if all(at[a] == c for a, c in x.fixed))
+            found.append(numbers.setdefault((x.folded, rows), len(numbers)))
+        return found
 
     def _work(self, i: int) -> list[Block | int]:
         """What an instance runs by itself, in order: blocks within which it meets nobody else, and local ops."""
         unit, c = self.ranks.unit(i), self.instances[i].class_index
-        talking = set(self._positions[unit])
+        talking = set(self.system.talking[unit])
         known: dict[int, bool] = {}
         found: list[Block | int] = []
         whole: set[int] = set()
@@ -380,7 +375,7 @@ class Prover:
             if block.kind is not None and not block.sums and self.memo is not None:
                 inside = [n for n in block.ops if n in talking]
                 if block.kind not in known:
-                    known[block.kind] = all(self._parties(self._meetings[c, n])[i] == [i] for n in inside)
+                    known[block.kind] = all(self.meetings.parties(self.meetings.at[c, n])[i] == [i] for n in inside)
                 if known[block.kind]:
                     found.append(block)
                     whole.update(inside)
@@ -406,7 +401,7 @@ class Prover:
         """One op of an instance; communication only if it meets nobody else."""
         instance, unit = self.instances[i], self.ranks.unit(i)
         op = self.system.unit_programs[unit].ops[n]
-        known = self._meetings.get((instance.class_index, n))
+        known = self.meetings.at.get((instance.class_index, n))
         if known is not None:
             ours, self.local[i] = self.local[i], env
             try:
@@ -422,42 +417,21 @@ class Prover:
         else:
             self._apply(x, op, env, offsets, self._loose_of[unit], self.system.unit_scopes[unit])
 
-    # -- lineage -----------------------------------------------------------------------------------------------------
-
     # -- communication -----------------------------------------------------------------------------------------------
 
     def _meet(self, meeting: MeetingAxes) -> list[int]:
         if meeting.lowered is None:
             return self._send(meeting)
-        position = {c: self._positions[self.system.schedule.classes[c].unit][e] for c, e in meeting.step}
+        position = {c: self.meetings.op(c, e) for c, e in meeting.step}
         touched: list[int] = []
         seen: set[int] = set()
-        for i, party in self._parties(meeting).items():
+        for i, party in self.meetings.parties(meeting).items():
             if i in seen or (len(party) == 1 and position[self.instances[i].class_index] in self._whole[i]):
                 continue  # met, or meets itself within a block
             seen.update(party)
             self._met(meeting, party)
             touched += party
         return touched
-
-    def _parties(self, meeting: MeetingAxes) -> dict[int, list[int]]:
-        """Who meets whom: instances that share everything but the coordinates along the group."""
-        ops, along = dict(meeting.ops), meeting.mesh_axes
-        cached: object = None if along is None else (along, *ops)
-        if cached is not None and cached in self._parties_of:
-            return self._parties_of[cached]
-        parties: dict[object, list[int]] = {}
-        for i in (i for c in ops for i in self.by_class[c]):
-            key: object
-            if along is not None:
-                key = tuple((a, c) for a, c in self.instances[i].fixed if a not in along)
-            else:
-                key = self.system.talk.value(self.instances[i].rank, ops[self.instances[i].class_index].get("group"))
-            parties.setdefault(key, []).append(i)
-        found = {i: party for party in parties.values() for i in party}
-        if cached is not None:
-            self._parties_of[cached] = found
-        return found
 
     def _met(self, meeting: MeetingAxes, party: list[int]) -> None:
         ops = dict(meeting.ops)
@@ -471,23 +445,19 @@ class Prover:
                 self.local[i].update({o: Missing(f"{op.name} ({op.source}): {error}") for o in op.outputs})
 
     def _send(self, meeting: MeetingAxes) -> list[int]:
-        (c, send), (d, recv) = sorted(meeting.ops, key=lambda m: m[1].name != "send")
-        mesh = self.system.plan.mesh
         touched = []
-        for i in self.by_class[c]:
-            peer = self.system.talk.value(self.instances[i].rank, send.get("peer"))
-            assert isinstance(peer, int)
-            at = mesh.coordinates(peer)
-            for j in self.by_class[d]:
-                if all(at[a] == x for a, x in self.instances[j].fixed):
-                    source, target = str(send.inputs[0]), recv.outputs[0]
-                    try:
-                        self.forms.aligned(self.ranks.scope(i).dims[source], self.ranks.scope(j).dims[target])
-                        self.local[j][target] = get(self.local[i], source)
-                    except (Unsupported, Missing) as error:
-                        self.local[j][target] = Missing(str(error))
-                    touched.append(j)
+        for i, source, j, target in self.meetings.messages(meeting):
+            try:
+                self.local[j][target] = self._sent(i, source, j, target)
+            except (Unsupported, TooLarge, Missing) as error:
+                self.local[j][target] = error if isinstance(error, Missing) else Missing(str(error))
+            touched.append(j)
         return touched
+
+    def _sent(self, i: int, source: str, j: int, target: str) -> Value:
+        """A tensor of an instance as another one gets it."""
+        self.forms.aligned(self.ranks.scope(i).dims[source], self.ranks.scope(j).dims[target])
+        return get(self.local[i], source)
 
     # -- comparing ---------------------------------------------------------------------------------------------------
 

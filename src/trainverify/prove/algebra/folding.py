@@ -127,7 +127,7 @@ def _irregular(system: System, c: int, ranks: tuple[int, ...], folded: set[str],
         if all(isinstance(v, str) and v in groups for v in values.values()):
             for v in set(values.values()):
                 members = groups[str(v)]
-                if system.along(members) is None:
+                if system.rows.along(members) is None:
                     first = where[members[0]] if members[0] in where else system.plan.mesh.coordinates(members[0])
                     bad |= {a for a in folded for m in members if system.plan.mesh.coordinates(m)[a] != first[a]}
         elif targets.get(name) is False:  # a peer

@@ -69,7 +69,6 @@ class ListedProver(Prover):
         self._done: dict[object, list[Value]] = {}  # ops by what they do and get → what they make
         self._steps: list[tuple[Op, list[tuple[Node, Value, Dims]]]] = []  # within logical ops
         self._here: int | None = None  # the instance at hand; none for the logical program
-        self._at = {instance.rank: i for i, instance in enumerate(self.instances)}
 
     def blocks(self) -> int:
         """Of all tensors of all ranks."""
@@ -172,21 +171,8 @@ class ListedProver(Prover):
                 raise Lost(f"{name} on rank {rank} seems to be {self._spoken[claim.tensor][0]}, but their forms differ")
         return {key: self._shown.get(strange[key], p) if key in strange else p for key, p in value.items()}
 
-    def _send(self, meeting: MeetingAxes) -> list[int]:
-        (c, send), (_, recv) = sorted(meeting.ops, key=lambda m: m[1].name != "send")
-        touched = []
-        for i in self.by_class[c]:
-            peer = self.system.talk.value(self.instances[i].rank, send.get("peer"))
-            assert isinstance(peer, int)
-            j = self._at[peer]
-            source, target = str(send.inputs[0]), recv.outputs[0]
-            try:
-                value = get(self.local[i], source)
-                self.local[j][target] = self.forms.viewed(value, self.ranks.scope(i).dims[source], self.ranks.scope(j).dims[target])
-            except (Unsupported, TooLarge, Missing) as error:
-                self.local[j][target] = error if isinstance(error, Missing) else Missing(str(error))
-            touched.append(j)
-        return touched
+    def _sent(self, i: int, source: str, j: int, target: str) -> Value:
+        return self.forms.viewed(get(self.local[i], source), self.ranks.scope(i).dims[source], self.ranks.scope(j).dims[target])
 
     def _equal(self, got: Poly, want: Poly) -> bool:
         return super()._equal(got, want) or self.opened.vanishes(self.kernel.add(got, scale(want, -1)))

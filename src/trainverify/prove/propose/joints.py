@@ -61,7 +61,7 @@ def _batch(system: System) -> set[str]:
 
 def _unit(system: System, lay: Layout) -> int | None:
     """The program of the ranks that hold something, if it is one."""
-    units = list(system.units_of(lay.holders(system.plan.mesh)))
+    units = list(system.rows.by_unit(lay.holders(system.plan.mesh)))
     return units[0] if len(units) == 1 else None
 
 
@@ -282,7 +282,7 @@ class _Back:
         if found is None or op.inputs[0] is None:
             return None
         _, (who, *index), added = found
-        along = self.system.along(members) or ()
+        along = self.system.rows.along(members) or ()
         rank = place.rank if added else members[who]
         if self.system.talk.unit_of[rank] != self.system.talk.unit_of[place.rank]:
             return None
