@@ -68,9 +68,7 @@ def verified(
             report = verdict(job, OPS, tell, how, cache, check)
         except CaptureError as error:
             raise Refused(str(error)) from error
-        if cache is not None and cache.used:
-            used = f"{cache.used} captures of the same sources and arguments were used again (--no-cache captures anew): {cache.folder}"
-            report = replace(report, notes=(*report.notes, used))
-        return replace(report, accept_sampled=asked.accept_sampled)
+        notes = (*report.notes, *([] if cache is None else cache.notes()))
+        return replace(report, notes=notes, accept_sampled=asked.accept_sampled)
 
     return judged(command, title, work, as_json, timeout, memory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -17,38 +17,49 @@ from trainverify.refusal import Refused
 from trainverify.report import Report
 from trainverify.terminal import AsJson, Timeout, emit, guarded, out, progress
 
+Targets = Annotated[
+    list[str], typer.Argument(metavar="REFERENCE DISTRIBUTED", help="Two functions, FILE.py:NAME; or `run -- SCRIPT.py ARGS`.")
+]
+WorldSize = Annotated[int, typer.Option("--world-size", min=1, max=65536, metavar="N", help="Ranks; each is captured in a process.")]
+ReferenceArgs = Annotated[
+    str | None, typer.Option("--reference-args", metavar="TEXT", help="Of a script: its arguments when it runs alone.")
+]
+Replayed = Annotated[bool, typer.Option("--replay", help="Also run the code for real (gloo) and compare the translation with it.")]
+AcceptChoices = Annotated[
+    bool, typer.Option("--accept-choices", help="Of more than three conditions on data, assume that the others hold.")
+]
+Real = Annotated[
+    bool, typer.Option("--real", help="Capture on real random tensors, through gloo: for code that reads data. Its choices are assumed.")
+]
+AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Capture every rank, also of more than 64.")]
+AcceptSampled = Annotated[
+    bool, typer.Option("--accept-sampled", help="PROVED(sampled), of captured ranks only, counts as proved: exit code 0.")
+]
+Cached = Annotated[bool, typer.Option("--cache/--no-cache", help="Use captures of the same sources and arguments again.")]
+ListOps = Annotated[bool, typer.Option("--list-ops", help="Only list the ops of the step, those without a meaning first.")]
+Folder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")]
+Points = Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the first random point.")]
+
 
 @guarded
 @with_outputs
 def command(
-    targets: Annotated[
-        list[str], typer.Argument(metavar="REFERENCE DISTRIBUTED", help="Two functions, FILE.py:NAME; or `run -- SCRIPT.py ARGS`.")
-    ],
-    world_size: Annotated[int, typer.Option("--world-size", min=1, max=65536, metavar="N", help="Ranks; each is captured in a process.")],
-    reference_args: Annotated[
-        str | None, typer.Option("--reference-args", metavar="TEXT", help="Of a script: its arguments when it runs alone.")
-    ] = None,
-    replayed: Annotated[
-        bool, typer.Option("--replay", help="Also run the code for real (gloo) and compare the translation with it.")
-    ] = False,
-    accept_choices: Annotated[
-        bool, typer.Option("--accept-choices", help="Of more than three conditions on data, assume that the others hold.")
-    ] = False,
-    real: Annotated[
-        bool,
-        typer.Option("--real", help="Capture on real random tensors, through gloo: for code that reads data. Its choices are assumed."),
-    ] = False,
-    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Capture every rank, also of more than 64.")] = False,
-    accept_sampled: Annotated[
-        bool, typer.Option("--accept-sampled", help="PROVED(sampled), of captured ranks only, counts as proved: exit code 0.")
-    ] = False,
-    cached: Annotated[bool, typer.Option("--cache/--no-cache", help="Use captures of the same sources and arguments again.")] = True,
-    list_ops: Annotated[bool, typer.Option("--list-ops", help="Only list the ops of the step, those without a meaning first.")] = False,
-    folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")] = None,
+    targets: Targets,
+    world_size: WorldSize,
+    reference_args: ReferenceArgs = None,
+    replayed: Replayed = False,
+    accept_choices: AcceptChoices = False,
+    real: Real = False,
+    all_ranks: AllRanks = False,
+    accept_sampled: AcceptSampled = False,
+    cached: Cached = True,
+    list_ops: ListOps = False,
+    folder: Folder = None,
     as_json: AsJson = False,
     ops: OpsFile = None,
-    points: Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first random point.")] = 0,
+    points: Points = 3,
+    seed: Seed = 0,
     timeout: Timeout = None,
     memory: Memory = None,
     engine: EngineName = "algebra",
@@ -62,19 +73,13 @@ def command(
         from trainverify.translate.targets import CaptureError
     except ImportError as error:
         raise Refused(str(error)) from error
-    if targets[0] != "run" and len(targets) != 2:
-        raise Refused("two functions are needed, FILE.py:NAME FILE.py:NAME, or run -- SCRIPT.py ARGS")
-    if targets[0] == "run" and len(targets) < 2:
-        raise Refused("run needs a script: trainverify torch run --world-size N -- SCRIPT.py ARGS")
-
+    _check(targets, real)
     key = (targets, world_size, reference_args, None if ops is None else (str(ops), mark(str(ops))))
     cache = Cache(default_folder(), key) if cached else None
 
     def subject(tell: Callable[[str], None]) -> capture.Subject:
         table = table_with(ops)
         if targets[0] == "run":
-            if real:
-                raise Refused("--real goes with functions, not with a script")
             alone = None if reference_args is None else shlex.split(reference_args)
             return capture.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices, cache)
         return capture.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real, cache)
@@ -82,27 +87,38 @@ def command(
     def work(tell: Callable[[str], None]) -> Report:
         try:
             report = capture.verdict(subject(tell), table_with(ops), points, seed, engine, replayed, folder, tell)
-            if cache is not None and cache.used:
-                used = f"{cache.used} captures of the same sources and arguments were used again (--no-cache captures anew): {cache.folder}"
-                report = replace(report, notes=(*report.notes, used))
-            return replace(report, accept_sampled=accept_sampled)
+            notes = (*report.notes, *([] if cache is None else cache.notes()))
+            return replace(report, notes=notes, accept_sampled=accept_sampled)
         except Reads as error:
             return Report("UNKNOWN", str(error), f"the ranks of {targets[-1]}")
         except CaptureError as error:
             raise Refused(str(error)) from error
 
     if list_ops:
-        with progress(as_json) as tell:
-            try:
+        try:
+            with progress(as_json) as tell:
                 found = capture.operations(subject(tell))
-            except CaptureError as error:
-                raise Refused(str(error)) from error
-        code = 3 if any(status != "mapped" for _, _, status in found) else 0
-        if as_json:
-            return emit("torch", code, ops=[{"op": n, "count": k, "status": status} for n, k, status in found])
-        for n, k, status in found:
-            out.print(f"{k:6} {n:50} {status}", markup=False)
-        return code
+        except CaptureError as error:
+            raise Refused(str(error)) from error
+        return _print_ops(found, as_json)
     return judged(
         "torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory, outputs=outputs, artifact=targets[-1].partition(":")[0]
     )
+
+
+def _check(targets: Sequence[str], real: bool) -> None:
+    if targets[0] != "run" and len(targets) != 2:
+        raise Refused("two functions are needed, FILE.py:NAME FILE.py:NAME, or run -- SCRIPT.py ARGS")
+    if targets[0] == "run" and len(targets) < 2:
+        raise Refused("run needs a script: trainverify torch run --world-size N -- SCRIPT.py ARGS")
+    if targets[0] == "run" and real:
+        raise Refused("--real goes with functions, not with a script")
+
+
+def _print_ops(found: Sequence[tuple[str, int, str]], as_json: bool) -> int:
+    code = 3 if any(status != "mapped" for _, _, status in found) else 0
+    if as_json:
+        return emit("torch", code, ops=[{"op": n, "count": k, "status": status} for n, k, status in found])
+    for n, k, status in found:
+        out.print(f"{k:6} {n:50} {status}", markup=False)
+    return code

@@ -153,6 +153,11 @@ class Cache:
         self._marks: dict[str, str] = {}
         self.used = 0
 
+    def notes(self) -> list[str]:
+        """For the report, if captures were used again."""
+        again = f"{self.used} captures of the same sources and arguments were used again (--no-cache captures anew): {self.folder}"
+        return [again] if self.used else []
+
     def _path(self, which: object) -> Path:
         return self.folder / hashlib.sha256(repr((self._key, which)).encode()).hexdigest()[:32]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,31 @@ def is_condition(metric: str | None, count: int) -> bool:
     return metric in {n for i in range(count) for n in (condition_name(i), compared_name(i))}
 
 
+class Outputs:
+    """What a step leaves behind, as outputs of its program; what has no meaning is a problem."""
+
+    def __init__(self, translator: Translator, rank: int | None, sources: Collection[str]):
+        self.translator, self.rank, self.sources = translator, rank, sources
+        self.outputs: list[Output] = []
+        self.problems: list[Finding] = []
+
+    def add(self, tensor: Value, role: Any, of: str | None, what: str) -> str | None:
+        emitter = self.translator.emitter
+        if isinstance(tensor, Unknown):
+            if tensor.pending is None:
+                self.problem(of, f"{what}: {tensor.reason}", tensor.source)
+            else:
+                self.translator.early.append((tensor, emitter.place.source))
+            return None
+        if tensor in self.sources:
+            tensor = emitter.op("identity", (tensor,), label=f"{of}.unchanged")
+        self.outputs.append(Output(tensor, role, of))
+        return tensor
+
+    def problem(self, of: str | None, why: str, source: Source | None) -> None:
+        self.problems.append(Finding("TV504", why, self.rank, of, source, None, "unsupported"))
+
+
 class Session:
     """The capture of one rank (or of the reference, whose rank is None)."""
 
@@ -80,13 +105,12 @@ class Session:
         batch: Batch,
         mesh: Mesh,
         rank: int | None,
-        world: int,
         table: OpTable,
         meanings: Mapping[str, Row] | None = None,
         choices: Sequence[bool] = (),
         accept: bool = False,
     ):
-        self.batch, self.mesh, self.rank, self.world = batch, mesh, rank, world
+        self.batch, self.mesh, self.rank = batch, mesh, rank
         self.lines = Lines()
         self.translator = Translator(self.lines.here, table, meanings)
         self.talk = Talk(self.translator, rank or 0)
@@ -100,7 +124,6 @@ class Session:
         self.copies: dict[int, list[Copy]] = {}
         self.said: dict[str, Described] = {}  # how tensors lie of which an adapter says it
         self.shapes: dict[str, list[int]] = {}  # of gradients that an optimizer holds in another shape
-        self.loss: torch.Tensor | None = None
         self.inputs: dict[str, torch.Tensor] = {}
         self.trained: set[str] = set()
         self.counts: dict[str, torch.Tensor] = {}  # steps that optimizers count, by parameter
@@ -208,88 +231,24 @@ class Session:
 
     def finish(self, returned: Any, name: str) -> Captured:
         t = self.translator
-        outputs: list[Output] = []
-        problems: list[Finding] = []
-        captured_placed: dict[str, Described] = {}
         t.emitter.place = self.lines.here()
-
-        def report(tensor: Value, role: Any, of: str | None, what: str) -> str | None:
-            if isinstance(tensor, Unknown):
-                if tensor.pending is None:
-                    problems.append(Finding("TV504", f"{what}: {tensor.reason}", self.rank, of, tensor.source, None, "unsupported"))
-                else:
-                    t.early.append((tensor, t.emitter.place.source))
-                return None
-            if tensor in sources:
-                tensor = t.emitter.op("identity", (tensor,), label=f"{of}.unchanged")
-            outputs.append(Output(tensor, role, of))
-            return tensor
-
-        parameters = [n for n in self.named if n.kind == "parameter"]
-        states = [n for n in self.named if n.kind == "state"]
-        sources = {*self.inputs, *t.emitter.masks, *(n.name for n in self.named)}
-        metrics: dict[str, Value] = {}
-        for key, value in _losses(returned, self.loss).items():
-            read = t.read_written(local(value))
-            place = described(value)
-            if place is not None and any(p != "replicate" for _, p in place["axes"]):
-                raise NotSupported(f"{key} is a DTensor that no rank has whole ({place['axes']}): return loss.full_tensor()")
-            if key == "loss":
-                report(read, "loss", None, key)
-            else:
-                metrics[key] = read
-        for i, branch in enumerate(self.reader.branches):
-            metrics[condition_name(i)] = t.emitter.cast(branch.condition, "f32")
-            if branch.of is not None:
-                metrics[compared_name(i)] = branch.of
+        made = Outputs(t, self.rank, {*self.inputs, *t.emitter.masks, *(n.name for n in self.named)})
+        metrics = self._metrics(returned, made)
         self.assumed += t.read_values
         self.assumed += [f"{b.name} is {b.taken} (accepted, not captured the other way)" for b in self.reader.accepted]
-        for n in parameters:
-            if n.name not in self.gradients and n.tensor.grad is not None:
-                self.note_gradient(n.name, n.tensor.grad)
-        for n in self.named:
-            place = described(n.tensor) or self.said.get(n.name)
-            if place is not None:
-                captured_placed[n.name] = place
-        for n in parameters:
-            if n.name in self.gradients:
-                value, grad = self.gradients[n.name]
-                made = report(value, "gradient", n.name, f"gradient of {n.name}")
-                place = described(grad) or self.said.get(f"gradient of {n.name}")
-                if made is not None and place is not None:
-                    captured_placed[f"gradient of {n.name}"] = place
+        placed = self._gradients(made)
         for key, metric in metrics.items():
-            report(metric, "metric", key, key)
-        stepped = bool(self.trained) or any(t.read(local(n.tensor)) != n.name for n in parameters)  # an optimizer, or by hand
-        for n in parameters:
-            if stepped:
-                report(t.read_written(local(n.tensor)), "parameter", n.name, f"updated parameter {n.name}")
-        for n in states:
-            report(t.read_written(local(n.tensor)), "state", n.name, f"updated state {n.name}")
+            made.add(metric, "metric", key, key)
+        self._updates(made)
         self.talk.lost()
-        for name, (tensor, before) in self.numbers.items():
-            value = t.known(tensor)
-            if value is None:
-                why = f"{name}, which is an integer, is computed from data"
-                problems.append(Finding("TV504", why, self.rank, name, t.emitter.place.source, None, "unsupported"))
-            else:
-                self.talk.ledger.numbers[name] = before, _values(value)
-        if any(n.tensor.grad is not None for n in parameters):
-            self.assumed.append(
-                "no gradients are left from the step before: this one leaves some behind, and zero_grad is called in between"
-            )
-        domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
-        domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
-        domains |= {n: Domain("indicator") for n in t.emitter.masks}
-        inputs = (*self.inputs, *t.emitter.masks)
-        program = t.emitter.program(name, inputs, tuple(n.name for n in parameters), tuple(n.name for n in states), outputs, domains)
+        self._numbers(made)
         return Captured(
-            program,
+            self._program(name, made),
             self.rank,
             {g.name: g.members for g in self.talk.groups.values()},
-            captured_placed,
+            placed,
             {n.name: list(n.tensor.shape) for n in self.named},
-            [*self._early(), *self.talk.findings, *problems, *self._poisoned(), *self._strays()],
+            [*self._early(), *self.talk.findings, *made.problems, *self._poisoned(), *self._strays()],
             [*self.assumed, *(f"{n} means what the given function computes ({checked})" for n, checked in t.meant.ops.items())],
             dict(t.missing),
             dict(t.calls),
@@ -300,6 +259,72 @@ class Session:
             chosen=list(t.read_values),
             used=self.used,
         )
+
+    def _of_kind(self, kind: str) -> list[Named]:
+        return [n for n in self.named if n.kind == kind]
+
+    def _metrics(self, returned: Any, made: Outputs) -> dict[str, Value]:
+        """All that the step returns but the loss, and the conditions on data."""
+        metrics: dict[str, Value] = {}
+        for key, value in _losses(returned).items():
+            read = self.translator.read_written(local(value))
+            place = described(value)
+            if place is not None and any(p != "replicate" for _, p in place["axes"]):
+                raise NotSupported(f"{key} is a DTensor that no rank has whole ({place['axes']}): return loss.full_tensor()")
+            if key == "loss":
+                made.add(read, "loss", None, key)
+            else:
+                metrics[key] = read
+        for i, branch in enumerate(self.reader.branches):
+            metrics[condition_name(i)] = self.translator.emitter.cast(branch.condition, "f32")
+            if branch.of is not None:
+                metrics[compared_name(i)] = branch.of
+        return metrics
+
+    def _gradients(self, made: Outputs) -> dict[str, Described]:
+        """Gradients as outputs; how they and all that is kept lie."""
+        parameters = self._of_kind("parameter")
+        for n in parameters:
+            if n.name not in self.gradients and n.tensor.grad is not None:
+                self.note_gradient(n.name, n.tensor.grad)
+        placed = {n.name: place for n in self.named if (place := described(n.tensor) or self.said.get(n.name)) is not None}
+        for n in parameters:
+            if n.name in self.gradients:
+                value, grad = self.gradients[n.name]
+                output = made.add(value, "gradient", n.name, f"gradient of {n.name}")
+                place = described(grad) or self.said.get(f"gradient of {n.name}")
+                if output is not None and place is not None:
+                    placed[f"gradient of {n.name}"] = place
+        return placed
+
+    def _updates(self, made: Outputs) -> None:
+        t, parameters = self.translator, self._of_kind("parameter")
+        if self.trained or any(t.read(local(n.tensor)) != n.name for n in parameters):  # by an optimizer, or by hand
+            for n in parameters:
+                made.add(t.read_written(local(n.tensor)), "parameter", n.name, f"updated parameter {n.name}")
+        for n in self._of_kind("state"):
+            made.add(t.read_written(local(n.tensor)), "state", n.name, f"updated state {n.name}")
+
+    def _numbers(self, made: Outputs) -> None:
+        """Small tensors that are followed as numbers, after the step."""
+        for name, (tensor, before) in self.numbers.items():
+            value = self.translator.known(tensor)
+            if value is None:
+                made.problem(name, f"{name}, which is an integer, is computed from data", self.translator.emitter.place.source)
+            else:
+                self.talk.ledger.numbers[name] = before, _values(value)
+
+    def _program(self, name: str, made: Outputs) -> Program:
+        emitter, parameters, states = self.translator.emitter, self._of_kind("parameter"), self._of_kind("state")
+        if any(n.tensor.grad is not None for n in parameters):
+            self.assumed.append(
+                "no gradients are left from the step before: this one leaves some behind, and zero_grad is called in between"
+            )
+        domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
+        domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
+        domains |= {n: Domain("indicator") for n in emitter.masks}
+        inputs = (*self.inputs, *emitter.masks)
+        return emitter.program(name, inputs, tuple(n.name for n in parameters), tuple(n.name for n in states), made.outputs, domains)
 
     def _early(self) -> list[Finding]:
         first: dict[int | None, Finding] = {}  # of every communication only where it is read first
@@ -353,7 +378,7 @@ def _values(value: torch.Tensor) -> tuple[float, ...]:
         return tuple(float(v) for v in value.reshape(-1).tolist())
 
 
-def _losses(returned: Any, differentiated: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def _losses(returned: Any) -> dict[str, torch.Tensor]:
     """What a step reports: its loss, and metrics by name."""
     if isinstance(returned, Mapping):
         return {str(k): v for k, v in returned.items() if isinstance(v, torch.Tensor)}
@@ -379,7 +404,7 @@ def capture(
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
-    session = Session(batch, mesh, rank, world, table, meanings, choices, accept)
+    session = Session(batch, mesh, rank, table, meanings, choices, accept)
     if store is None:
         session.reader.install()
     else:

@@ -51,13 +51,22 @@ def start_group(talk: Talk, rank: int, world: int, init: Callable[..., None] = d
 
 def patch(talk: Talk, assumed: list[str]) -> None:
     """For the rest of this process. What is assumed because of it is added to `assumed`."""
-    import torch.distributed.device_mesh as device_mesh
-    import torch.nn.parallel.distributed as ddp
-    from torch.distributed.pipelining.schedules import InferenceMode, _PipelineSchedule
 
     def note(text: str) -> None:
         if text not in assumed:
             assumed.append(text)
+
+    _patch_building(note)
+    _patch_pipelines(talk, note)
+    _patch_storage(talk)
+    _patch_objects(talk, note)
+    _patch_groups(talk)
+
+
+def _patch_building(note: Callable[[str], None]) -> None:
+    """DDP's talk when it is built, and meshes, which are tables of real numbers."""
+    import torch.distributed.device_mesh as device_mesh
+    import torch.nn.parallel.distributed as ddp
 
     def synced(*args: Any, **kwargs: Any) -> None:
         note("DDP's broadcast of parameters and buffers when it is built has made all replicas equal")
@@ -71,6 +80,11 @@ def patch(talk: Talk, assumed: list[str]) -> None:
     for name in ("__init__", "__getitem__", "_flatten", "_get_all_submeshes", "_unflatten", "_concatenate"):
         if hasattr(mesh, name):
             setattr(mesh, name, outside(getattr(mesh, name)))
+
+
+def _patch_pipelines(talk: Talk, note: Callable[[str], None]) -> None:
+    """Stages do not ask each other for shapes; messages of one batch are known as such."""
+    from torch.distributed.pipelining.schedules import InferenceMode, _PipelineSchedule
 
     def fixed(self: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
         note("pipeline stages have the shapes that they were given; messages that warm up connections are left out")
@@ -90,6 +104,9 @@ def patch(talk: Talk, assumed: list[str]) -> None:
 
     c10d.batch_isend_irecv = dist.batch_isend_irecv = batched
 
+
+def _patch_storage(talk: Talk) -> None:
+    """Memory that is given back holds nothing."""
     resize = torch.UntypedStorage.resize_
 
     def resized(self: torch.UntypedStorage, size: int) -> Any:
@@ -99,35 +116,43 @@ def patch(talk: Talk, assumed: list[str]) -> None:
 
     torch.UntypedStorage.resize_ = resized
 
-    def here() -> Any:
-        return talk.translator._place().source
+
+def _patch_objects(talk: Talk, note: Callable[[str], None]) -> None:
+    """Python objects that ranks exchange are compared when all ranks are there; other ways to send them are refused."""
 
     def all_gather_object(objects: list[Any], value: Any, group: Any = None) -> None:
         note("objects that ranks exchange (all_gather_object) are the same on all of them")
-        talk.ledger.exchanged("all_gather_object", value, here())
+        talk.ledger.exchanged("all_gather_object", value, _source(talk))
         objects[:] = [value] * len(objects)
 
     def broadcast_object_list(objects: list[Any], *args: Any, **kwargs: Any) -> None:
         note("objects that ranks exchange (broadcast_object_list) are the same on all of them")
-        talk.ledger.exchanged("broadcast_object_list", objects, here())
+        talk.ledger.exchanged("broadcast_object_list", objects, _source(talk))
 
     def refused(name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            raise NotSupported(f"{here()}: {name}: Python objects that ranks send are not captured")
+            raise NotSupported(f"{_source(talk)}: {name}: Python objects that ranks send are not captured")
 
         return call
-
-    new_group = c10d.new_group
-
-    def created(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("use_local_synchronization", False):
-            talk.ledger.created.append(Said(f"new_group({None if ranks is None else sorted(int(r) for r in ranks)})", here()))
-        return new_group(ranks, *args, **kwargs)
-
-    c10d.new_group = dist.new_group = created
 
     for module in (dist, c10d):
         module.all_gather_object = all_gather_object
         module.broadcast_object_list = broadcast_object_list
         for name in ("gather_object", "scatter_object_list", "send_object_list", "recv_object_list"):
             setattr(module, name, refused(name))
+
+
+def _patch_groups(talk: Talk) -> None:
+    """Groups that all ranks have to create in the same order are noted."""
+    new_group = c10d.new_group
+
+    def created(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("use_local_synchronization", False):
+            talk.ledger.created.append(Said(f"new_group({None if ranks is None else sorted(int(r) for r in ranks)})", _source(talk)))
+        return new_group(ranks, *args, **kwargs)
+
+    c10d.new_group = dist.new_group = created
+
+
+def _source(talk: Talk) -> Any:
+    return talk.translator._place().source

@@ -134,7 +134,7 @@ def capture_script(
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
-    session = Session({}, Mesh(one=1), None if reference else rank, world, table, None, choices, accept)
+    session = Session({}, Mesh(one=1), None if reference else rank, table, None, choices, accept)
     session.reader.install()
     patch(session.talk, session.assumed)
     session.lines.wrappers.install()
