@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from graphlib import TopologicalSorter
 
-from docs.imported import SOURCE, imports, reached
+from docs.imported import imports, reached, trees
 
 
 def test_nothing_uses_the_tools() -> None:
     """Tools and tests import the package, never the other way round."""
-    for path in SOURCE.rglob("*.py"):
+    for path, tree in trees().items():
         names: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 names.add(node.module or "")
             elif isinstance(node, ast.Import):

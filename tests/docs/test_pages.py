@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.imported import trees
 from trainverify.cli import run
 from trainverify.report import EXIT, codes_page
 
@@ -41,7 +42,7 @@ def test_packages_use_only_what_is_below_them() -> None:
 
 def modules_used(path: Path) -> Iterator[str]:
     """The modules of the package that a file imports, in whichever way: `trainverify.PACKAGE…`."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(trees()[path]):
         if isinstance(node, ast.ImportFrom) and node.module == "trainverify":
             yield from (f"trainverify.{a.name}" for a in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -16,6 +16,7 @@ from trainverify.zoo import deepseek
 from trainverify.zoo.deepseek import BALANCE, Config, Gate
 from zoo.training import Reported, Tensors, changed, complete, torch_step
 
+EPS = 1e-6
 WEIGHT = {BALANCE: 0.3}
 PLAIN = Gate(experts=6, active=2)
 GROUPED = Gate(experts=6, active=3, scale=1.5, groups=3, top_groups=2)
@@ -61,10 +62,10 @@ def attention(config: Config, p: Tensors, at: str, x: Any) -> Any:
     if config.q_rank is None:
         q = x @ p[at + "q_proj"].T
     else:
-        q = rms(x @ p[at + "q_a_proj"].T, p[at + "q_a_layernorm"], config.eps) @ p[at + "q_b_proj"].T
+        q = rms(x @ p[at + "q_a_proj"].T, p[at + "q_a_layernorm"], EPS) @ p[at + "q_b_proj"].T
     q = q.unflatten(-1, (config.heads, -1))
     joint = x @ p[at + "kv_a_proj_with_mqa"].T
-    latent = rms(joint[..., : config.kv_rank], p[at + "kv_a_layernorm"], config.eps)
+    latent = rms(joint[..., : config.kv_rank], p[at + "kv_a_layernorm"], EPS)
     kv = (latent @ p[at + "kv_b_proj"].T).unflatten(-1, (config.heads, -1))
     k_turned = turned(joint[..., None, config.kv_rank :], p)[:, :, 0]
     hidden = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
@@ -118,14 +119,14 @@ def model(config: Config) -> Any:
         balance = torch.zeros((), dtype=torch.float64)
         for i in range(config.layers):
             at = f"layers.{i}."
-            x = x + attention(config, p, at + "self_attn.", rms(x, p[at + "input_layernorm"], config.eps))
-            y = rms(x, p[at + "post_attention_layernorm"], config.eps)
+            x = x + attention(config, p, at + "self_attn.", rms(x, p[at + "input_layernorm"], EPS))
+            y = rms(x, p[at + "post_attention_layernorm"], EPS)
             if i < config.dense_layers:
                 x = x + feed_forward(p, at + "mlp.", y)
             else:
                 y, load = experts(config, p, at + "mlp.", y)
                 x, balance = x + y, balance + load
-        logits = rms(x, p["norm"], config.eps) @ p["lm_head"].T
+        logits = rms(x, p["norm"], EPS) @ p["lm_head"].T
         loss = functional.cross_entropy(logits.flatten(0, 1), p["labels"].flatten(), ignore_index=-100)
         return Reported(loss, {BALANCE: balance}, {})
 

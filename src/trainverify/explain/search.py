@@ -112,13 +112,15 @@ class Search:
         self.repairs = Repairs(self.graph, self.siblings, self.likes, mesh, points[0].plan, table)
         self.rewrites = Rewrites(self.graph, self.likes, self.communication, points[0].plan)
         self.places = Positions(self.graph, self.likes, self.communication, mesh, table)
-        self.statements = Statements(self.graph)
         self.numbers = Factors(self.graph, mesh, self.wrong[0], points[0].logical, points[0].plan)
-        self.factors = self.numbers.common
         # what agrees although it is made from what does not, agrees by chance: the difference is too small to be seen in it
         self.passed = {self._node(s) for s in self.wanted} - self.graph.after(list(self.doubtful))
         self.healthy = self._healthy() - self.doubtful
         self.runs = 0
+
+    @cached_property
+    def statements(self) -> Statements:
+        return Statements(self.graph)
 
     def find(self) -> Found | None:
         """The best explanation, if a single change is one."""
@@ -177,7 +179,7 @@ class Search:
             (Kind(self.places.other_rows, suspicious=False), self.places.lookups),
             (Kind(self.places.reordered, suspicious=False), self.lines.cuts),
             (Kind(r.dropped, suspicious=False), scaling),
-            (Kind(lambda site: r.scaled(site, self.factors), suspicious=False), scaling),
+            (Kind(lambda site: r.scaled(site, self.numbers.common), suspicious=False), scaling),
             (Kind(r.dropped), others),
             (Kind(r.other_slice, suspicious=False), others),
             (Kind(r.turned, suspicious=False), others),
@@ -185,7 +187,7 @@ class Search:
             (Kind(talk.missing_sum, last=True, share=True), others),
             (Kind(a.as_logical, suspicious=False), others),
             (Kind(lambda site: r.scaled(site, self.numbers.literals), suspicious=False), self._scalars(others)),
-            (Kind(lambda site: r.scaled(site, self.factors), last=True), others),
+            (Kind(lambda site: r.scaled(site, self.numbers.common), last=True), others),
         ]
         found = None
         for some in self.lines.unlike_other_ranks():
@@ -213,7 +215,7 @@ class Search:
             return None
         start, r = self.runs, self.repairs
         sites = self._by_literals([s for s in self.lines.sites if self._bits(s, reached) == every])
-        for repairs in (r.dropped, lambda site: r.scaled(site, self.factors)):
+        for repairs in (r.dropped, lambda site: r.scaled(site, self.numbers.common)):
             if better := self._first(Kind(repairs, suspicious=False), sites, total=start + MOST_OF_A_KIND):
                 break
         self.runs = start
@@ -235,7 +237,7 @@ class Search:
         w, talk, r = self.rewrites, self.communication, self.repairs
         any_op: Fits = lambda op: True  # noqa: E731
         return [
-            (lambda s: w.scaled(s, self.factors) if self._one_loss(s) else iter(()), literal, True),
+            (lambda s: w.scaled(s, self.numbers.common) if self._one_loss(s) else iter(()), literal, True),
             (w.extra_reduction, named(*SUMS), False),
             (lambda s: r.dropped(s) if len(s) > 1 else iter(()), named(*SUMS), False),
             (self.places.other_slot, named("eq"), False),
@@ -246,7 +248,7 @@ class Search:
             (talk.missing_sum, copy, False),
             (w.summed_input, named("slice"), False),
             (w.distributed, literal, False),
-            (lambda s: w.dropped_scale(s, self.factors), self._after_backward, True),
+            (lambda s: w.dropped_scale(s, self.numbers.common), self._after_backward, True),
             (lambda s: talk.in_place(s, ("sum",)), averaging, False),
             (lambda s: talk.other_collective(s, False, True), named(*COLLECTIVES), False),
             (lambda s: talk.other_collective(s, True, True), named(*COLLECTIVES), False),
@@ -256,8 +258,8 @@ class Search:
             (self.places.after_the_cut, named("roll", "flip"), False),
             (w.moved_reduction, any_op, False),
             (r.dropped, lambda op: op.name == "add" and op.phase != "backward", False),
-            (lambda s: w.scaled_term(s, self.factors), named("add", "linear"), True),
-            (lambda s: w.scaled(s, self.factors), copy, True),
+            (lambda s: w.scaled_term(s, self.numbers.common), named("add", "linear"), True),
+            (lambda s: w.scaled(s, self.numbers.common), copy, True),
             (w.product_with_number, copy, True),
             (lambda s: w.scaled(s, self.numbers.sizes), literal, True),
             (w.other_reduction, named("mean"), False),
@@ -466,7 +468,7 @@ class Search:
             Kind(r.extra_term),
             Kind(lambda site: r.exchanged(site, False), suspicious=False),
             Kind(lambda site: r.exchanged(site, True), suspicious=False),
-            Kind(lambda site: r.scaled(site, self.factors)),
+            Kind(lambda site: r.scaled(site, self.numbers.common)),
             Kind(lambda site: talk.other_collective(site, False), suspicious=False),
             Kind(r.other_input, suspicious=False),
         ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainverify.ops.table import LITERAL_BITS
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -31,4 +29,3 @@ class Limits:
     string: int = 100_000  # characters of any other string
     dimensions: int = 32  # of a tensor
     elements: int = 1 << 60  # of a tensor
-    bits: int = LITERAL_BITS  # of an integer attribute, or of either half of a fraction

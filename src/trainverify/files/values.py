@@ -12,6 +12,7 @@ from trainverify.files.limits import Limits
 from trainverify.files.scalars import each
 from trainverify.graph.program import Ref, Source, Value
 from trainverify.graph.types import DTYPES, TensorType
+from trainverify.ops.table import LITERAL_BITS
 
 FLOATS: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 WORD: Final = 1 << 63
@@ -102,8 +103,8 @@ class ValueDecoder:
         if kind is str:
             return self.string(data)
         if kind is int:
-            if not -WORD < data < WORD and data.bit_length() > self.limits.bits:
-                raise Bad(f"an integer of {data.bit_length()} bits; the limit is {self.limits.bits}")
+            if not -WORD < data < WORD and data.bit_length() > LITERAL_BITS:
+                raise Bad(f"an integer of {data.bit_length()} bits; the limit is {LITERAL_BITS}")
             return data  # type: ignore[no-any-return]
         if kind is list:
             self.level += 1
@@ -137,14 +138,14 @@ class ValueDecoder:
         raise Bad("unknown field; known: ref, fraction, float", tag)
 
     def fraction(self, data: Any) -> Fraction:
-        match = _FRACTION.fullmatch(data) if type(data) is str and len(data) < self.limits.bits else None
+        match = _FRACTION.fullmatch(data) if type(data) is str and len(data) < LITERAL_BITS else None
         if match is None:
             raise expected('a fraction such as "1/3"', data)
         top, bottom = int(match[1]), int(match[2])
         if bottom == 0:
             raise Bad(f"fraction {show(data)} divides by zero")
-        if max(top.bit_length(), bottom.bit_length()) > self.limits.bits:
-            raise Bad(f"a fraction of more than {self.limits.bits} bits")
+        if max(top.bit_length(), bottom.bit_length()) > LITERAL_BITS:
+            raise Bad(f"a fraction of more than {LITERAL_BITS} bits")
         return Fraction(top, bottom)
 
 

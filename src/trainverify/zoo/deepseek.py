@@ -54,13 +54,13 @@ class Config:
     head: int = 128  # of keys, without the rotary part
     rotary: int = 64
     value: int = 128
-    eps: float = 1e-6
     loss: Loss = "per_token"
     balance: Literal["sequence", "batch"] = "sequence"  # over what the load of experts is measured
     context: int | None = None  # rows of the rotary tables; the sequence by default
     capacity: int | None = None  # places of an expert for each sequence; without it no token is dropped
 
 
+EPS: Final = 1e-6  # of all norms
 _V2: Final = Gate(160, 6, scale=16.0, groups=8, top_groups=3)
 _V3: Final = Gate(256, 8, "sigmoid", normalize=True, scale=2.5, groups=8, top_groups=4, group_score="top2", bias=True)
 PRESETS: Final[dict[str, Config]] = {
@@ -96,7 +96,7 @@ def forward(config: Config) -> Program:
 
 
 def norm(b: ProgramBuilder, config: Config, parameter: str, x: Tensor, name: str) -> Tensor:
-    return b.rms_norm(x, b.parameter(parameter, (x.shape[-1],)), eps=config.eps, name=name)
+    return b.rms_norm(x, b.parameter(parameter, (x.shape[-1],)), eps=EPS, name=name)
 
 
 def attention(b: ProgramBuilder, config: Config, at: str, x: Tensor, rotary: Rotary) -> Tensor:

@@ -61,7 +61,7 @@ def test_what_differs_in_more_than_names_has_another_form() -> None:
         "a scalar as a factor": leaf((ids, Factor(1, int(engine.ledger.elements.ids["loss.valid"].reshape(-1)[0])))),
         "other elements wanted": replace(stage, goal=replace(stage.goal, ids=stage.goal.ids[::-1])),
         "another number": replace(stage, goal=replace(stage.goal, terms=(replace(stage.goal.terms[0], number=2), *stage.goal.terms[1:]))),
-        "not zero is the goal": replace(stage, nonzero=True),
+        "not zero is the goal": replace(stage, kind="nonzero"),
         "a call less": replace(stage, logical=replace(stage.logical, calls=[])),
         "another op": replace(stage, plan=replace(stage.plan, calls=[replace(stage.plan.calls[0], signature=10**6)])),
         "inputs exchanged": replace(stage, plan=replace(stage.plan, calls=[replace(c, inputs=c.inputs[::-1]) for c in stage.plan.calls])),

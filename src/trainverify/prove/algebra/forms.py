@@ -96,11 +96,7 @@ class Forms(Windowed):
             case "reduce":
                 return self._reduce(node, args[0], given[0], dims)
             case "reshape":
-                old, new = self.grid(given[0]).leaves, grid.leaves
-                if [(id(x.axis), x.owner) for x in old] != [(id(x.axis), x.owner) for x in new]:
-                    self._sure(args[0])
-                    return self.flat.recast(args[0], given[0], dims)
-                return args[0]
+                return self._reshape(args[0], given[0], dims)
             case "transpose":
                 return self._moved(args[0], given[0], dims, {p: i for i, p in enumerate(node.attrs[0])})
             case "broadcast":
@@ -136,6 +132,13 @@ class Forms(Windowed):
             case "overlap":
                 return self.overlap(node, args[0], given[0], dims)
         raise Unsupported(f"primitive {node.prim}")
+
+    def _reshape(self, value: Value, old: Dims, new: Dims) -> Value:
+        before, after = ([(id(x.axis), x.owner) for x in self.grid(dims).leaves] for dims in (old, new))
+        if before == after:
+            return value
+        self._sure(value)
+        return self.flat.recast(value, old, new)
 
     def _row_by_row(self, node: Node, args: list[Value], axes: NodeAxes, offsets: Mapping[int, Offset]) -> Value:
         """A function of rows: by laws, or, if those need what is not known, by its name."""

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from trainverify.domains.arrays import Array
 from trainverify.prove.staged.graphs import Call, Graph, Place
@@ -101,8 +101,7 @@ class Stage:
     written: dict[int, Part] = field(default_factory=dict)  # definitions of those, over the inputs
     defined: dict[str, Part] = field(default_factory=dict)  # logical tensors that only the plan's side speaks of, written out
     divisions: list[Part] = field(default_factory=list)  # logical ops one of which may need what is to be shown
-    nonzero: bool = False  # the goal is that it is not 0
-    value: bool = False  # or only that it has a value, whatever the inputs are
+    kind: Literal["equal", "nonzero", "value"] = "equal"  # or that it is not 0; or only that it has a value, whatever the inputs are
     compares: bool = False  # some leaves have elements that the plan compares
     some_gradients: bool = False  # some leaves are gradients, others are not
     granted: list[Granted] | None = None  # what is not 0, as the logical program divides by it, once asked for
@@ -112,6 +111,15 @@ class Stage:
     identical: int = 0  # elements that are the same expression on both sides
     partial: bool = False  # some of those divide, or take roots or logarithms
     foreign: bool = False  # the logical side speaks of elements that the plan's side does not know
+
+    @property
+    def nonzero(self) -> bool:
+        """Whether nothing is compared: the goal is that something is not 0, or has a value."""
+        return self.kind != "equal"
+
+    @property
+    def value(self) -> bool:
+        return self.kind == "value"
 
     def parts(self) -> list[Part]:
         """All pieces of both graphs in it."""

@@ -264,7 +264,7 @@ class Cutter:
             raise NoStage("a scalar that is not a function of the inputs alone")
         strict = [p for p in divide if p[2] in a.strict.tensors]  # the others need not have a value
         divisions = [self._back([p], set(), uses) for p in strict]  # that two logical elements are equal is to be shown
-        made = Stage(goal, plan, Part(), {}, frozenset(uses), divisions=divisions, nonzero=True)
+        made = Stage(goal, plan, Part(), {}, frozenset(uses), divisions=divisions, kind="nonzero")
         self._number(made)
         return made
 
@@ -275,7 +275,7 @@ class Cutter:
         plan = self._back([place], set(), uses)
         known = {j for ids, f in plan.leaves.values() for j in (*ids.tolist(), f.element) if j is not None and j >= self.elements.count}
         goal = Goal(f"{place[2]} has a value", (Summand(Fraction(1), place, np.arange(1)),), np.array([NOTHING]))
-        made = Stage(goal, plan, Part(), {}, frozenset(uses | {has_value(j) for j in known}), nonzero=True, value=True)
+        made = Stage(goal, plan, Part(), {}, frozenset(uses | {has_value(j) for j in known}), kind="value")
         self._number(made)
         return made
 

@@ -442,115 +442,123 @@ def symbol(scalars: Scalars, number: int, kind: str, domain: Any) -> Any:
 
 def value(term: Term, leaf: Callable[[int], Any], domain: Element) -> Any:
     """What a term is in the element domain, given its leaves."""
-    s = domain.scalars
-    known: dict[tuple[Term, Context], Any] = {}
+    return _Valuation(leaf, domain).walk(term)
 
-    def walk(t: Term) -> Any:
-        if (t, RESULT) in known:
-            return known[t, RESULT]
-        key = (t, s.context)  # its conditions are noted once for each place that it stands in
-        if key not in known:
-            known[key] = make(t)
-        return known[key]
 
-    def make(t: Term) -> Any:
+class _Valuation:
+    """Values of terms that share leaves, each made once."""
+
+    def __init__(self, leaf: Callable[[int], Any], domain: Element):
+        self.leaf = leaf
+        self.domain = domain
+        self.scalars = domain.scalars
+        self.known: dict[tuple[Term, Context], Any] = {}
+
+    def walk(self, t: Term) -> Any:
+        if (t, RESULT) in self.known:
+            return self.known[t, RESULT]
+        key = (t, self.scalars.context)  # its conditions are noted once for each place that it stands in
+        if key not in self.known:
+            self.known[key] = self._make(t)
+        return self.known[key]
+
+    def _make(self, t: Term) -> Any:
         match t.op:
             case "leaf":
-                return leaf(t.info)
+                return self.leaf(t.info)
             case "int":
                 return t.info
             case "bool":
                 return bool(t.info)
             case "real":
-                return domain.literal(float("nan") if isinstance(t.info, str) else t.info, "real")[()]
+                return self.domain.literal(float("nan") if isinstance(t.info, str) else t.info, "real")[()]
             case "constant":
-                return domain.map(t.info[0], [], t.info[1])[()]
+                return self.domain.map(t.info[0], [], t.info[1])[()]
             case "dot":
-                return dot(t)
+                return self._dot(t)
             case "choose":
-                return choose(t)
+                return self._choose(t)
             case "pick":
-                return pick(t)
-        args = arguments(t)
+                return self._pick(t)
+        args = self._arguments(t)
         match t.op:
             case "map":
-                return domain._apply(t.info[0], tuple(args), t.info[1])
+                return self.domain._apply(t.info[0], tuple(args), t.info[1])
             case "reduce":
-                return domain._reduced(t.info, args)
+                return self.domain._reduced(t.info, args)
             case "row":
                 fn, descending, j = t.info
                 row = objects(args, (len(args),))
-                return np.asarray(domain.rowwise(fn, row, 0, descending), dtype=object).reshape(-1)[j]
+                return np.asarray(self.domain.rowwise(fn, row, 0, descending), dtype=object).reshape(-1)[j]
             case "hit":
                 (v,) = args
+                s = self.scalars
                 return s.tabulate(lambda i: i == t.info, [v]) if isinstance(v, dict) else s.const(1 if v == t.info else 0)
         raise AssertionError(t.op)
 
-    def arguments(t: Term) -> list[Any]:
+    def _arguments(self, t: Term) -> list[Any]:
         """An argument may be infinite where the term is a number, unless it is listed, and no number where the term hides that."""
         kept = t.finite_arguments()
         hidden = not sees("rowwise" if t.op == "row" else t.op, t.info if isinstance(t.info, tuple) else (t.info,))
         found = []
         for n, a in enumerate(t.args):
-            with s.within(infinite=n not in kept, hidden=hidden):
-                found.append(walk(a))
+            with self.scalars.within(infinite=n not in kept, hidden=hidden):
+                found.append(self.walk(a))
         return found
 
-    def choose(t: Term) -> Any:
-        c = walk(t.args[0])
-        known = s.constant(c) if isinstance(c, dict) else c
+    def _choose(self, t: Term) -> Any:
+        c = self.walk(t.args[0])
+        known = self.scalars.constant(c) if isinstance(c, dict) else c
         if known is not None:
-            return walk(t.args[1] if known else t.args[2])
-        with s.within(branch=True):
-            a, b = walk(t.args[1]), walk(t.args[2])
-        return domain._choose(c, a, b)
+            return self.walk(t.args[1] if known else t.args[2])
+        with self.scalars.within(branch=True):
+            a, b = self.walk(t.args[1]), self.walk(t.args[2])
+        return self.domain._choose(c, a, b)
 
-    def pick(t: Term) -> Any:
+    def _pick(self, t: Term) -> Any:
         """What is not looked up need not have a value, like a branch that is not taken."""
-        place, row = walk(t.args[0]), t.args[1:]
+        place, row = self.walk(t.args[0]), t.args[1:]
         if not isinstance(place, dict):
-            return walk(row[place]) if 0 <= place < len(row) else domain.literal(0, t.info)[()]
-        with s.within(branch=True):
-            found = [walk(a) for a in row]
+            return self.walk(row[place]) if 0 <= place < len(row) else self.domain.literal(0, t.info)[()]
+        with self.scalars.within(branch=True):
+            found = [self.walk(a) for a in row]
         for x in found:
             if isinstance(x, dict):
-                domain._defined_anyway(x)
-        return domain._picked(found, place)
+                self.domain._defined_anyway(x)
+        return self.domain._picked(found, place)
 
-    def looked_up(factors: Sequence[Term]) -> list[Any]:
+    def _looked_up(self, factors: Sequence[Term]) -> list[Any]:
         """Factors of a product; as for `pick`, if some of them say which elements are looked up."""
         kept = kept_factors(range(len(factors)), [f.picks for f in factors])
-        found = {k: walk(factors[k]) for k in kept}
+        found = {k: self.walk(factors[k]) for k in kept}
         if len(kept) < len(factors):
-            known = [s.constant(x) if isinstance(x, dict) else x for x in found.values()]
+            known = [self.scalars.constant(x) if isinstance(x, dict) else x for x in found.values()]
             if any(c is not None and not c for c in known):
                 return [0]
             sure = all(c is not None for c in known)
-            with s.within(branch=not sure):
-                found |= {k: walk(f) for k, f in enumerate(factors) if k not in kept}
+            with self.scalars.within(branch=not sure):
+                found |= {k: self.walk(f) for k, f in enumerate(factors) if k not in kept}
             for x in found.values():
                 if isinstance(x, dict) and not sure:
-                    domain._defined_anyway(x)
+                    self.domain._defined_anyway(x)
         return [found[k] for k in range(len(factors))]
 
-    def dot(t: Term) -> Any:
-        at = 0
+    def _dot(self, t: Term) -> Any:
+        s, at = self.scalars, 0
         total: Poly = {}
         whole: int | None = 0  # as long as everything is a known integer
         for n in t.info:
-            factors = looked_up(t.args[at : at + n])
+            factors = self._looked_up(t.args[at : at + n])
             at += n
             if whole is not None and not any(isinstance(f, dict | Infinity) for f in factors):
                 whole += math.prod(map(int, factors))
                 continue
             if whole is not None:
                 total, whole = s.const(whole), None
-            *first, last = [domain.real(f) for f in factors] or [s.const(1)]
+            *first, last = [self.domain.real(f) for f in factors] or [s.const(1)]
             product = s.const(1)
             for p in first:
                 product = s.mul(product, p)
             if product and last:
                 s.fma(total, product, last)
         return total if whole is None else whole
-
-    return walk(term)

@@ -19,7 +19,7 @@ from trainverify.completion.step import complete
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
-from trainverify.zoo.deepseek import BALANCE, Config, forward
+from trainverify.zoo.deepseek import BALANCE, EPS, Config, forward
 from trainverify.zoo.language import join_heads, split_heads, swiglu
 from trainverify.zoo.parallel.degrees import Axes, Degrees, axes_for, divided
 from trainverify.zoo.parallel.deviations import NONE, Deviations
@@ -155,7 +155,7 @@ class DeepSeekModel(Model):
         return self.stage.embedded(self.tokens(m), self.stage["embed_tokens"])
 
     def norm(self, parameter: str, x: Tensor, name: str) -> Tensor:
-        return self.stage.r.rms_norm(x, self.stage[parameter], eps=self.config.eps, name=name)
+        return self.stage.r.rms_norm(x, self.stage[parameter], eps=EPS, name=name)
 
     def middle(self, m: int, layers: range, x: Tensor) -> Tensor:
         r = self.stage.r
