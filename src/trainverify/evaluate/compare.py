@@ -131,22 +131,6 @@ def compare(
     return [suspects(small, wanted, *both) for both in zip(logical, plan, strict=True)]
 
 
-def failing_at(
-    small: Small, lineage: tuple[Layout, ...], wanted: Sequence[Obligation], points: Sequence[Mapping[str, Array]]
-) -> list[set[Obligation]]:
-    """Both programs on some inputs: for each the obligations that are not clearly equal; none where the logical program has no value."""
-    with np.errstate(all="ignore"):
-        logical = run_logicals(small, points, NUMERIC, {o.output.tensor for o in wanted})
-    plan = run_plans(small, lineage, points, NUMERIC, _held_locally(small, wanted))
-    found: list[set[Obligation]] = []
-    for both in zip(logical, plan, strict=True):
-        try:
-            found.append({s.obligation for s in suspects(small, wanted, *both)[0]})
-        except NotComputed:
-            found.append(set())
-    return found
-
-
 def _outputs(
     small: Small,
     lineage: tuple[Layout, ...],
@@ -156,10 +140,10 @@ def _outputs(
     also: frozenset[Tensor] = frozenset(),
 ) -> list[PlanValues]:
     """What the ranks hold that is compared, and some other tensors."""
-    return run_plans(small, lineage, [random_inputs(small, s) for s in seeds], domain, _held_locally(small, wanted) | also)
+    return run_plans(small, lineage, [random_inputs(small, s) for s in seeds], domain, held_locally(small, wanted) | also)
 
 
-def _held_locally(small: Small, wanted: Sequence[Obligation]) -> frozenset[Tensor]:
+def held_locally(small: Small, wanted: Sequence[Obligation]) -> frozenset[Tensor]:
     return frozenset((c, h.layout.local) for c in range(len(small.classes)) for o in wanted for h in o.holdings)
 
 
@@ -453,7 +437,7 @@ def show(value: Any) -> str:
 
 def needed_for(small: Small, wanted: Sequence[Obligation]) -> Small:
     """Only what some obligations need."""
-    return sliced(small, {o.output.tensor for o in wanted}, _held_locally(small, wanted))
+    return sliced(small, {o.output.tensor for o in wanted}, held_locally(small, wanted))
 
 
 def backward_slice(small: Small, suspect: Suspect) -> Small:

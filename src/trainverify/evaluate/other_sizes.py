@@ -6,20 +6,23 @@ full size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Final
 
 from trainverify.axes.reduction import NotABoundary
 from trainverify.axes.system import System
 from trainverify.evaluate import branches
-from trainverify.evaluate.compare import compare, failing_at, needed_for
+from trainverify.evaluate.compare import DIFFERENT, compare, needed_for
 from trainverify.evaluate.counting import WHOLE
 from trainverify.evaluate.moved import Change, Moved, PointName, seed_of
 from trainverify.evaluate.readings import Place, Reading, Readings
 from trainverify.evaluate.run import NotComputed, made, random_inputs
 from trainverify.evaluate.sample import Sample
 from trainverify.evaluate.small import Small, TooMuch, shrink_system
+from trainverify.evaluate.varied import Varied
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Program
@@ -30,19 +33,30 @@ SIZES: Final = (
     (WHOLE, True),
 )  # base, and whether operators' own counts shrink: then literals are read in all ways
 SMALLER: Final = ((3, True), (2, True))  # tried if those are too large
-AT_ONCE: Final = 20_000_000  # elements of readings that are evaluated together
+MOST: Final = 80  # readings of one evaluation that are always tried
+QUICK: Final = 300_000_000  # elements of all readings together, up to which more of them are tried
 TRIED: Final = 3  # sorts of obligations, by the literals that go into them
 OTHERS: Final = 4  # random points: in a small one no label may be ignored
 MAGNITUDES: Final = (1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0, 1 / 2, 1 / 8)
 
 
 class OtherSizes:
-    """Both programs at several sizes. `most`: elements up to which a size is looked at."""
+    """Both programs at several sizes. `most`: elements up to which a size is looked at; `proved`: obligations that hold at full size."""
 
-    def __init__(self, system: System, lineage: Sequence[Layout], kept: Sample, seed: int, most: int, progress: Callable[[str], None]):
+    def __init__(
+        self,
+        system: System,
+        lineage: Sequence[Layout],
+        kept: Sample,
+        seed: int,
+        most: int,
+        progress: Callable[[str], None],
+        proved: Collection[Obligation] = (),
+    ):
         self.system, self.lineage, self.kept, self.seed, self.most = system, tuple(lineage), kept, seed, most
-        self.progress = progress
+        self.progress, self.proved = progress, frozenset(proved)
         self._known: dict[tuple[Obligation, PointName], bool] = {}
+        self._sizes: dict[tuple[int, bool], Readings | None] = {}
 
     def differs(self, o: Obligation, point: PointName) -> bool:
         """Whether one obligation fails at all sizes and in all readings."""
@@ -54,7 +68,7 @@ class OtherSizes:
         """Obligations that fail at all sizes and in all readings: of those with the fewest readings, else of others."""
         asked = list(dict.fromkeys(several))
         self.progress("evaluating at other sizes")
-        first = self._small(*SIZES[0])
+        first = next((small for size in (*SIZES, *SMALLER) if (small := self._small(*size)) is not None), None)
         alike: dict[frozenset[Place], list[Obligation]] = {}
         for o in asked:
             alike.setdefault(frozenset() if first is None else first.of(o), []).append(o)
@@ -78,10 +92,13 @@ class OtherSizes:
         return left if read else set()
 
     def _small(self, base: int, own: bool) -> Readings | None:
-        try:
-            return Readings(self.system, shrink_system(self.system, base=base, kept=self.kept, most=self.most, own_counts=own))
-        except (NotABoundary, TooMuch):
-            return None
+        if (base, own) not in self._sizes:
+            try:
+                small = shrink_system(self.system, base=base, kept=self.kept, most=self.most, own_counts=own)
+                self._sizes[base, own] = Readings(self.system, small)
+            except (NotABoundary, TooMuch):
+                self._sizes[base, own] = None
+        return self._sizes[base, own]
 
     def _at(self, base: int, own: bool, several: list[Obligation], point: PointName) -> set[Obligation] | None:
         """Those that fail at one size; None where it cannot be evaluated, or not in all readings."""
@@ -89,13 +106,23 @@ class OtherSizes:
         if readings is None:
             return None
         needed = needed_for(readings.small, several)
-        as_it_is: list[Reading] = [{}]  # operators' counts stay only where literals do
-        every = readings.every(frozenset().union(*(readings.of(o) for o in several)), made(needed)) if own else as_it_is
-        if every is None:
+        every: list[Reading] | None = [{}]  # operators' counts stay only where literals do
+        if own:
+            every = self._readings(readings, several, point)
+        if not every:
+            return None
+        varied = self._varied(readings, several, every[0]) if len(every) > 1 else None
+        size = made(needed) if varied is None else varied.size
+        if len(every) > max(MOST, QUICK // max(size, 1)):
             return None
         left = set(several)
         beyond: list[PointName] | None = None
-        for reading, wrong in zip(every, self._in_each(readings, needed, every, several, point), strict=True):
+        if varied is None:
+            points = list(_points(self.system.logical, point))
+            each: Iterable[set[Obligation]] = (_failing(readings.read(needed, r), self.lineage, several, points) for r in every)
+        else:
+            each = self._in_each(readings, varied, every, several, point)
+        for reading, wrong in zip(every, each, strict=True):
             if not left <= wrong:
                 if beyond is None:
                     beyond = list(self._beyond(readings.small))
@@ -105,28 +132,66 @@ class OtherSizes:
                 break
         return left
 
+    def _varied(self, readings: Readings, several: Sequence[Obligation], places: Collection[Place]) -> Varied | None:
+        """The evaluation of some obligations with literals as scalars, if they can be."""
+        given = readings.given(needed_for(readings.small, several), places)
+        return None if given is None else Varied(given, self.lineage, several, [readings.names[p] for p in places])
+
     def _in_each(
-        self, readings: Readings, small: Small, every: Sequence[Reading], several: list[Obligation], point: PointName
-    ) -> Iterator[set[Obligation]]:
-        """Those that fail in every reading at one of some points; many readings are evaluated in one go."""
-        given = readings.given(small, every[0]) if len(every) > 1 else None
-        if given is None:
-            for reading in every:
-                points = _points(self.system.logical, point)
-                yield _failing(readings.read(small, reading), self.lineage, several, points)
-            return
+        self, readings: Readings, varied: Varied, every: Sequence[Reading], several: Sequence[Obligation], point: PointName
+    ) -> list[set[Obligation]]:
+        """Those that fail in every reading at one of some points."""
         found: list[set[Obligation]] = [set() for _ in every]
-        count = max(1, AT_ONCE // max(made(small), 1))
         for each in _points(self.system.logical, point):
-            inputs = random_inputs(small, each)
             todo = [n for n, wrong in enumerate(found) if len(wrong) < len(several)]
-            for some in [todo[n : n + count] for n in range(0, len(todo), count)]:
-                several_inputs = [{**inputs, **readings.scalars(every[n])} for n in some]
-                for n, wrong in zip(some, failing_at(given, self.lineage, several, several_inputs), strict=True):
-                    found[n] |= wrong
+            values = [readings.scalars(every[n]) for n in todo]
+            for n, gaps in zip(todo, varied.at(random_inputs(readings.small, each), values), strict=True):
+                found[n] |= (gaps or {}).keys()
             if set.intersection(*found):  # one that fails in all of them is enough
                 break
-        yield from found
+        return found
+
+    def _readings(self, readings: Readings, several: Sequence[Obligation], point: PointName) -> list[Reading] | None:
+        """Readings in which nothing differs that is proved at full size: the one that is meant is among them. Proofs of what is asked
+        about are not relied on."""
+        places = frozenset().union(*(readings.of(o) for o in several))
+        every = readings.every(places)
+        if every is None or len(every) == 1 or not self.proved.isdisjoint(several):
+            return every
+        groups: dict[frozenset[Place], list[Obligation]] = {}
+        for o in sorted(self.proved, key=self._made_at):
+            groups.setdefault(readings.of(o), []).append(o)
+        for theirs in sorted((g for g in groups if g & places), key=len)[:TRIED]:
+            common = sorted(places & theirs)
+            right = self._right(readings, theirs, groups[theirs][:TRIED], point)
+            if right is not None:
+                kept = {tuple(r[p] for p in common) for r in right}
+                every = [r for r in every if tuple(r[p] for p in common) in kept]
+            if len(every) < 2:
+                break
+        return every
+
+    def _right(self, readings: Readings, places: frozenset[Place], several: Sequence[Obligation], point: PointName) -> list[Reading] | None:
+        """Readings in which one of some obligations does not clearly differ: of one that is clearly equal in some reading, since what is
+        always 0 is noise in all of them. None if that would take too long."""
+        every = readings.every(places)
+        if every is None:
+            return None
+        for o in several:
+            varied = self._varied(readings, [o], places)
+            if varied is None or len(every) * varied.size > QUICK:
+                return None
+            gaps = list(varied.at(random_inputs(readings.small, point), [readings.scalars(r) for r in every]))
+            if any(found is not None and o not in found for found in gaps):
+                return [r for r, found in zip(every, gaps, strict=True) if not DIFFERENT < (found or {}).get(o, 0.0) < math.inf]
+        return []
+
+    def _made_at(self, o: Obligation) -> int:
+        return self._order.get(o.output.tensor, -1)
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        return {o: n for n, op in enumerate(self.system.logical.ops) for o in op.outputs}
 
     def _beyond(self, small: Small) -> Iterator[PointName]:
         """Points on the other sides of conditions that fall one way at a random point."""

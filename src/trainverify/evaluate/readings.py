@@ -15,10 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
-import numpy as np
-
 from trainverify.axes.system import System
-from trainverify.domains.arrays import Array
 from trainverify.evaluate.counting import forms, literals, reduced, simplest
 from trainverify.evaluate.flow import Task, Tensor, logical_tasks, tasks_of
 from trainverify.evaluate.own_counts import written
@@ -29,8 +26,7 @@ from trainverify.graph.program import Op
 from trainverify.primitives.node import Node, ordered, rebuild
 
 LOGICAL: Final = -1
-MOST: Final = 80  # readings of one evaluation that are always tried
-QUICK: Final = 300_000_000  # elements of all readings together, up to which more of them are tried
+LISTED: Final = 50_000  # readings of some literals together
 
 Place = tuple[str, ...]  # a literal, the op it is in, and where that is written: read alike wherever it stands
 Reading = Mapping[Place, Fraction]  # factors
@@ -71,14 +67,14 @@ class Readings:
         reached = (*self._reached.items(), *self._stepped.items())
         return frozenset(p for p, (logical, local) in reached if (LOGICAL, o.output.tensor) in logical or not held.isdisjoint(local))
 
-    def every(self, places: Collection[Place], size: int) -> list[Reading] | None:
-        """All readings of some literals, the first of which leaves them as they are; None where they are too many for an evaluation of so
-        many elements, or where positions are compared or rounded behind one, which no reading of it gives back."""
+    def every(self, places: Collection[Place]) -> list[Reading] | None:
+        """All readings of some literals, the first of which leaves them as they are; None where they are too many, or where positions are
+        compared or rounded behind one, which no reading of it gives back."""
         if any(p in self._stepped for p in places):
             return None
         if any(isinstance(n := self._numbers[p], int) and any((n * f).denominator != 1 for f in self.ways[p]) for p in places):
             return None  # a position that has no counterpart
-        if math.prod(len(self.ways[p]) + 1 for p in places) > max(MOST, QUICK // max(size, 1)):
+        if math.prod(len(self.ways[p]) + 1 for p in places) > LISTED:
             return None
         each = [[(p, f) for f in (Fraction(1), *sorted(self.ways[p]))] for p in sorted(places)]
         return [dict(some) for some in itertools.product(*each)]
@@ -152,9 +148,9 @@ class Readings:
             mark += "'"
         return {p: f"{mark} {n}" for n, p in enumerate(sorted(self.ways))}
 
-    def scalars(self, reading: Reading) -> dict[str, Array]:
+    def scalars(self, reading: Reading) -> dict[str, float]:
         """What a point gives for these literals."""
-        return {self.names[p]: np.array(float(simplest(self._numbers[p]) * f)) for p, f in reading.items()}
+        return {self.names[p]: float(simplest(self._numbers[p]) * f) for p, f in reading.items()}
 
 
 def _here(run: Step | Meeting, by_place: Mapping[Place, _T]) -> dict[Place, _T]:

@@ -202,7 +202,7 @@ def run_plans(
         small.flows[key] = Flow(tasks_of(small), ranks, len(points), keep)
     if small.joined and not small.flows[key].complete:
         raise NotJoined("ranks of one program wait for each other")
-    values = _sources(small, lineage, points, domain, None if keep is None else small.flows[key].reads | frozenset(keep))
+    values = local_sources(small, lineage, points, domain, None if keep is None else small.flows[key].reads | frozenset(keep))
     partly = small.flows[key].run(values, domain)
     everybody = [range(n) for n in ranks]
     done = [{n: partly[c].get(n, everybody[c]) for n in tensors} for c, tensors in enumerate(values)]
@@ -213,7 +213,7 @@ def run_plans(
     return cut
 
 
-def _sources(
+def local_sources(
     small: Small,
     lineage: tuple[Layout, ...],
     points: Sequence[Mapping[str, Array]],
@@ -240,8 +240,6 @@ def _sources(
             shape, kind = small.local_shapes[c][n], k.program.tensors[n].kind
             rows = [local_value(small, holders.get((r, n), []), r, shape, p, kind) for p in points for r in k.ranks]
             values[c][n] = _in_domain(np.stack(rows), domain)
-        for n in points[0].keys() - small.logical.tensors.keys():  # a scalar that a point gives to both programs
-            values[c][n] = np.repeat(np.stack([p[n] for p in points]), len(k.ranks))
     return values
 
 

@@ -22,7 +22,7 @@ from trainverify.graph.obligations import Obligation
 from trainverify.graph.plan import Plan
 from trainverify.progress import Progress as Progress
 from trainverify.progress import silent as silent
-from trainverify.prove.attempt import Attempt, Contradiction
+from trainverify.prove.attempt import FULL_SIZE, Attempt, Contradiction
 from trainverify.report import Report, Shown
 from trainverify.verdicts import budgets
 
@@ -57,7 +57,8 @@ class Case:
 
     @cached_property
     def sizes(self) -> OtherSizes:
-        return OtherSizes(self.system, self.plan.lineage, self.kept, self.seed, budgets.MAX_ELEMENTS, self.progress)
+        proved = [o for o, (_, how) in self.proof.proved.items() if how == FULL_SIZE]
+        return OtherSizes(self.system, self.plan.lineage, self.kept, self.seed, budgets.MAX_ELEMENTS, self.progress, proved)
 
     @property
     def by_classes(self) -> ByClasses | None:

@@ -81,7 +81,9 @@ def evaluated(case: Case) -> Report:
         if wrong:
             found = settled(case, small, wrong, point)
             if found is not None and found.verdict == "UNKNOWN" and case.proof.once is not None:
-                return evaluated(replace(case, proof=again(case.proof, case.system, case.wanted)))  # rounding, on what can be proved
+                proof = again(case.proof, case.system, case.wanted)
+                more = proof.proved.keys() != case.proof.proved.keys()  # it may be rounding, on what can be proved
+                return evaluated(replace(case, proof=proof)) if more else found
             if found is not None:
                 return found
             counted.update(s.obligation for s in wrong if s.distance > DIFFERENT)
