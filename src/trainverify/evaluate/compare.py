@@ -318,14 +318,24 @@ def decide(
                     continue
                 if exact == "equal":
                     return "equal", None
-                wider = Ball(widen_literals=True, decimals=_decimals(part))
-                wide = _ball_difference(part, lineage, suspect, inputs, seed, wider, wider)
             except Undecided:
                 continue
+            wide = _widened(part, lineage, suspect, inputs, seed)
             if isinstance(wide, Difference):
                 return "different", wide
             return ("different", exact) if _stays(part, lineage, suspect, inputs, exact) else ("literal rounding", None)
     return "undecided", None
+
+
+def _widened(
+    small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], seed: PointName
+) -> Difference | Literal["equal"] | None:
+    """The same with every float literal as wide as a unit in its last place; None also if a condition may fall either way then."""
+    wider = Ball(widen_literals=True, decimals=_decimals(small))
+    try:
+        return _ball_difference(small, lineage, suspect, inputs, seed, wider, wider)
+    except Undecided:
+        return None
 
 
 def _stays(small: Small, lineage: tuple[Layout, ...], suspect: Suspect, inputs: Mapping[str, Array], found: Difference) -> bool:
