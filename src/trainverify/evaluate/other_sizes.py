@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -27,17 +27,28 @@ from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Program
 
-SIZES: Final = (
-    (3, False),
-    (WHOLE, False),
-    (WHOLE, True),
-)  # base, and whether operators' own counts shrink: then literals are read in all ways
-SMALLER: Final = ((3, True), (2, True))  # tried if those are too large
+BASES: Final = (3, WHOLE)  # sizes at which all literals and operators' own counts stay
+READ: Final = (
+    WHOLE,
+    3,
+    2,
+)  # sizes, the first that is small enough, at which operators' own counts shrink, and literals are read in all ways
 MOST: Final = 80  # readings of one evaluation that are always tried
-QUICK: Final = 300_000_000  # elements of all readings together, up to which more of them are tried
+QUICK: Final = 1_000_000_000  # elements of all readings together, up to which more of them are tried
+TOLD: Final = 300_000_000  # the same for what is proved
 TRIED: Final = 3  # sorts of obligations, by the literals that go into them
 OTHERS: Final = 4  # random points: in a small one no label may be ignored
 MAGNITUDES: Final = (1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0, 1 / 2, 1 / 8)
+
+
+@dataclass(frozen=True)
+class _Tries:
+    """Both programs at one size, what some obligations need of them, and all readings of the literals in it."""
+
+    readings: Readings
+    needed: Small
+    every: Sequence[Reading]
+    varied: Varied | None  # several readings in one go
 
 
 class OtherSizes:
@@ -68,7 +79,7 @@ class OtherSizes:
         """Obligations that fail at all sizes and in all readings: of those with the fewest readings, else of others."""
         asked = list(dict.fromkeys(several))
         self.progress("evaluating at other sizes")
-        first = next((small for size in (*SIZES, *SMALLER) if (small := self._small(*size)) is not None), None)
+        first = next((small for base in READ if (small := self._small(base, True)) is not None), None)
         alike: dict[frozenset[Place], list[Obligation]] = {}
         for o in asked:
             alike.setdefault(frozenset() if first is None else first.of(o), []).append(o)
@@ -81,15 +92,15 @@ class OtherSizes:
         return found
 
     def _several(self, some: Sequence[Obligation], point: PointName) -> set[Obligation]:
-        """Those that fail at every size that can be evaluated; none if all readings could be tried at no size."""
-        left, read = set(some), False
-        for base, own in (*SIZES, *SMALLER):
-            if not left or (read and (base, own) in SMALLER):
-                break
-            found = self._at(base, own, [o for o in some if o in left], point)
-            if found is not None:
-                left, read = found, read or own
-        return left if read else set()
+        """Those that fail at every size that can be evaluated; of too many only the first. None if all readings fit at no size."""
+        tries = next((found for base in READ if (found := self._tries(base, True, some, point)) is not None), None)
+        if tries is None:
+            return self._several([min(some, key=self._made_at)], point) if len(some) > 1 else set()
+        left = set(some)
+        for one in (*(self._tries(base, False, some, point) for base in BASES), tries):
+            if left and one is not None:
+                left &= self._failing_in(one, [o for o in some if o in left], point)
+        return left
 
     def _small(self, base: int, own: bool) -> Readings | None:
         if (base, own) not in self._sizes:
@@ -100,29 +111,28 @@ class OtherSizes:
                 self._sizes[base, own] = None
         return self._sizes[base, own]
 
-    def _at(self, base: int, own: bool, several: list[Obligation], point: PointName) -> set[Obligation] | None:
-        """Those that fail at one size; None where it cannot be evaluated, or not in all readings."""
+    def _tries(self, base: int, own: bool, several: Sequence[Obligation], point: PointName) -> _Tries | None:
+        """What has to be evaluated at one size; None where that cannot be, or is too much."""
         readings = self._small(base, own)
-        if readings is None:
+        every = None if readings is None else self._readings(readings, several, point) if own else [{}]
+        if readings is None or not every:
             return None
         needed = needed_for(readings.small, several)
-        every: list[Reading] | None = [{}]  # operators' counts stay only where literals do
-        if own:
-            every = self._readings(readings, several, point)
-        if not every:
-            return None
         varied = self._varied(readings, several, every[0]) if len(every) > 1 else None
         size = made(needed) if varied is None else varied.size
-        if len(every) > max(MOST, QUICK // max(size, 1)):
-            return None
+        return None if len(every) > max(MOST, QUICK // max(size, 1)) else _Tries(readings, needed, every, varied)
+
+    def _failing_in(self, tries: _Tries, several: Sequence[Obligation], point: PointName) -> set[Obligation]:
+        """Those that fail in every reading, at one of some points."""
+        readings, needed = tries.readings, tries.needed
+        if tries.varied is None:
+            points = list(_points(self.system.logical, point))
+            each: Iterable[set[Obligation]] = (_failing(readings.read(needed, r), self.lineage, several, points) for r in tries.every)
+        else:
+            each = self._in_each(readings, tries.varied, tries.every, several, point)
         left = set(several)
         beyond: list[PointName] | None = None
-        if varied is None:
-            points = list(_points(self.system.logical, point))
-            each: Iterable[set[Obligation]] = (_failing(readings.read(needed, r), self.lineage, several, points) for r in every)
-        else:
-            each = self._in_each(readings, varied, every, several, point)
-        for reading, wrong in zip(every, each, strict=True):
+        for reading, wrong in zip(tries.every, each, strict=True):
             if not left <= wrong:
                 if beyond is None:
                     beyond = list(self._beyond(readings.small))
@@ -179,7 +189,7 @@ class OtherSizes:
             return None
         for o in several:
             varied = self._varied(readings, [o], places)
-            if varied is None or len(every) * varied.size > QUICK:
+            if varied is None or len(every) * varied.size > TOLD:
                 return None
             gaps = list(varied.at(random_inputs(readings.small, point), [readings.scalars(r) for r in every]))
             if any(found is not None and o not in found for found in gaps):
@@ -208,7 +218,7 @@ class OtherSizes:
             return
 
 
-def _failing(small: Small, lineage: tuple[Layout, ...], several: list[Obligation], points: Iterable[PointName]) -> set[Obligation]:
+def _failing(small: Small, lineage: tuple[Layout, ...], several: Sequence[Obligation], points: Iterable[PointName]) -> set[Obligation]:
     """Of some obligations those that fail at one of the points."""
     found: set[Obligation] = set()
     for point in points:
