@@ -55,6 +55,7 @@ class Ledger:
     numbers: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(
         default_factory=dict
     )  # small constants, before and after the step
+    lost: list[str] = field(default_factory=list)  # such numbers that the step computes from data
     calls: list[Call] = field(default_factory=list)  # all communication of the step, in order
 
     def message(self, group: str, what: str, source: Source | None) -> None:
@@ -115,7 +116,7 @@ def _text(said: Said) -> str:
 
 def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Finding]:
     """Small numbers that live from step to step and follow from constants: the same on one device and on ranks."""
-    seen: set[str] = set()
+    seen = {name for led in ledgers.values() for name in led.lost}
     for rank, led in ledgers.items():
         for name, (before, after) in led.numbers.items():
             seen.add(name)

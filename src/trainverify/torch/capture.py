@@ -310,6 +310,7 @@ class Session:
         for name, (tensor, before) in self.numbers.items():
             value = self.translator.known(tensor)
             if value is None:
+                self.talk.ledger.lost.append(name)
                 made.problem(name, f"{name}, which is an integer, is computed from data", self.translator.emitter.place.source)
             else:
                 self.talk.ledger.numbers[name] = before, _values(value)

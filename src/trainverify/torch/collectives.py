@@ -16,6 +16,7 @@ from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.torch.agreement import Ledger, Said, call_of, lying
 from trainverify.torch.buffers import Group, buffered, gathered_apart, pieces_of, reduced_to_owners
+from trainverify.torch.integers import NARROW
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart, uncut
 from trainverify.torch.translate import Translator, key_of, type_of, view_of
@@ -206,6 +207,7 @@ class Talk:
         e = self.translator.emitter
         if len(group.members) == 1 and name != "all_to_all":
             return e.reshape(x, kind.shape)
+        self.whole_numbers(x, attrs.get("op"))
         items = reduced_apart(e, x) if name == "all_reduce" else None
         if items is not None:
             single = TensorType((), kind.dtype)
@@ -228,6 +230,14 @@ class Talk:
         if kind not in REDUCTIONS:
             raise Unmapped(f"reduction {kind}")
         return REDUCTIONS[kind], None
+
+    def whole_numbers(self, x: str, op: str | None) -> None:
+        """Refuse reductions in which a backend's integers are not those of mathematics."""
+        kind = self.translator.emitter.tensors[x]
+        if op in (None, "max", "min") or kind.kind == "real":
+            return
+        if op == "avg" or kind.kind == "bool" or kind.dtype in NARROW:
+            raise Unmapped(f"{op} of {kind.dtype}: backends round it, or it wraps around")
 
     def premultiplied(self, x: str, factor: float | None) -> str:
         t = self.translator
@@ -265,12 +275,24 @@ class Talk:
             formula = self.translator.emitter.fingerprint(value)
             self.ledger.settled.setdefault(group.name, []).append(Said(f"broadcast of {lying(tensor)}, {formula}", source))
             return Flight(-1, [], [], None, True)
+        if (counted := self.counted(tensor)) is not None:
+            self.ledger.calls.append(call_of("broadcast", group.members, [tensor]))
+            self.ledger.message(group.name, f"broadcast from {root} of {lying(tensor)}", self.translator.emitter.place.source)
+            self.ledger.exchanged("broadcast of integers", counted, self.translator.emitter.place.source)
+            return Flight(-1, [], [], None, True)
 
         def make() -> list[Value]:
             self.contiguous(tensor)
             return [self.from_root("broadcast", group, tensor, root, type_of(tensor))]
 
         return self.guarded([tensor], [tensor], make, "broadcast", group, f"broadcast from {root} of {lying(tensor)}")
+
+    def counted(self, tensor: torch.Tensor) -> list[int] | None:
+        """The integers of a tensor that constants lead to (steps that a buffer counts): compared between ranks, they stay known."""
+        if tensor.is_floating_point() or (found := self.translator.known(tensor)) is None:
+            return None
+        with unset_fake_temporarily():
+            return [int(v) for v in found.reshape(-1).tolist()]
 
     def from_root(self, name: str, group: Group, x: torch.Tensor | None, root: int, kind: TensorType, **attrs: Any) -> str:
         """Communication in which only the root passes a tensor."""
@@ -292,6 +314,7 @@ class Talk:
             ours, factor = self.reduction(op)
             e = self.translator.emitter
             name = self.premultiplied(self.translator.named(tensor), factor)
+            self.whole_numbers(name, ours)
             kind = type_of(tensor) if root == self.rank else None
             made = e.communicate("reduce", (name,), {"group": group.name, "root": root, "op": ours}, kind)
             return [made if made is not None else Unknown("what a reduce leaves on ranks that are not its root", e.place.source)]

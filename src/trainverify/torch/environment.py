@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.agreement import Said
@@ -57,6 +58,7 @@ def patch(talk: Talk, assumed: list[str]) -> None:
             assumed.append(text)
 
     _patch_building(note)
+    _patch_conversion()
     _patch_pipelines(talk, note)
     _patch_storage(talk)
     _patch_objects(talk, note)
@@ -80,6 +82,20 @@ def _patch_building(note: Callable[[str], None]) -> None:
     for name in ("__init__", "__getitem__", "_flatten", "_get_all_submeshes", "_unflatten", "_concatenate"):
         if hasattr(mesh, name):
             setattr(mesh, name, outside(getattr(mesh, name)))
+
+
+def _patch_conversion() -> None:
+    """`model.to(dtype)` and `to_empty` of fake tensors: their data are replaced, as those of plain ones are."""
+    swap = torch.utils.swap_tensors
+
+    def swapped(one: torch.Tensor, other: torch.Tensor) -> None:
+        if isinstance(one, FakeTensor) and isinstance(other, FakeTensor):
+            one.data = other.data
+            one.fake_device = other.fake_device
+        else:
+            swap(one, other)
+
+    torch.utils.swap_tensors = swapped
 
 
 def _patch_pipelines(talk: Talk, note: Callable[[str], None]) -> None:

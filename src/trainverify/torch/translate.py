@@ -17,6 +17,7 @@ from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
+from trainverify.torch.integers import NARROW, fits
 from trainverify.torch.mappings import COMPLEX, MAPPINGS, Row
 from trainverify.torch.mappings.complex import conjugate
 from trainverify.torch.mappings.creation import RANDOM
@@ -402,6 +403,8 @@ class Translator:
             for i, (value, kind) in enumerate(zip(results, kinds, strict=True)):
                 if isinstance(value, str) and kind is not None:
                     results[i] = checked(self.emitter, value, kind.shape, kind.dtype)
+                    if kind.dtype in NARROW and not fits(self.emitter, value, kind.dtype):
+                        raise Unmapped(f"numbers that may not fit in {kind.dtype}: there they wrap around")
             return results
         except NoValue as error:
             if error.why.pending is not None:
@@ -419,8 +422,9 @@ class Translator:
         """Follow the values of small tensors that depend on constants only; whether that was possible."""
         short = name.rpartition("::")[2].removesuffix("_")
         tensors = [t for v in (*args, *kwargs.values()) for t in flat(v) if isinstance(t, torch.Tensor)]
-        small = all(t.numel() <= SHADOWED for t in targets if t is not None)
-        if not small or not name.startswith("aten::") or short in RANDOM or "empty" in short:
+        counts = short == "cat" and all(t.numel() <= SHADOWED and not t.is_floating_point() for t in tensors)  # DDP joins counters
+        small = counts or all(t.numel() <= SHADOWED for t in targets if t is not None)
+        if not small or not name.startswith("aten::") or _is_random(func, short) or "empty" in short:
             return False
         if any(self.known(t) is None for t in tensors):
             return False
@@ -494,7 +498,7 @@ class Translator:
             with unset_fake_temporarily():  # written as a whole: what was there before does not matter
                 self.recount(made[0], torch.empty(made[0].numel(), dtype=torch.int32))
         real = {id(t): found for t in tensors if (found := self._counted(t) if self._counted(t) is not None else self.known(t)) is not None}
-        if not name.startswith("aten::") or short in RANDOM or "empty" in short or any(id(t) not in real for t in tensors):
+        if not name.startswith("aten::") or _is_random(func, short) or "empty" in short or any(id(t) not in real for t in tensors):
             for t in made:
                 self.counts(t)
             return
@@ -546,6 +550,11 @@ def _overlapping(written: Sequence[str], given: Mapping[str, Any]) -> bool:
         for i, (key, v) in enumerate(entries)
         for m, j, w in spans.get(key, ())
     )
+
+
+def _is_random(func: Any, short: str) -> bool:
+    """Whether an op draws random numbers, as PyTorch marks it or as we know."""
+    return short in RANDOM or torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _from_backward() -> bool:
