@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.check.findings import Finding
@@ -22,7 +24,7 @@ from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
 from trainverify.torch.agreement import Ledger
 from trainverify.torch.collectives import Talk
-from trainverify.torch.discover import Copy, Found, Named, NotSupported, counted, flat_copies, kept, search
+from trainverify.torch.discover import STEPS_TAKEN, Copy, Found, Named, NotSupported, counted, flat_copies, kept, search, tensors_of
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.functional import Functional
 from trainverify.torch.inputs import Batch, Ids, Input, lies, local_shape
@@ -31,8 +33,11 @@ from trainverify.torch.mappings import Row
 from trainverify.torch.placed import Described, described, local
 from trainverify.torch.reading import Branch, Reader
 from trainverify.torch.record import Recorder
-from trainverify.torch.translate import Missing, Translator, type_of
+from trainverify.torch.remembered import Held, changed, snapshot
+from trainverify.torch.translate import Missing, Translator, type_of, view_of
 from trainverify.torch.values import ReadsData, Unknown, Value
+
+LEFT: Final = "is what the step before left there"
 
 
 @dataclass
@@ -55,6 +60,8 @@ class Captured:
     branches: list[Branch] = field(default_factory=list)  # conditions on data, and the ways that were taken
     chosen: list[str] = field(default_factory=list)  # what a run on real tensors read
     used: dict[str, Source | None] = field(default_factory=dict)  # parameter → where its gradient is used
+    remembered: list[str] = field(default_factory=list)  # where Python objects hold something else after the step
+    clears: bool = True  # whether the step clears gradients itself
 
 
 def condition_name(i: int) -> str:
@@ -205,6 +212,25 @@ class Session:
         self.translator.step.numbered[self.translator.keep(t)] = name
         self.numbers[name] = (t, _values(value))
 
+    def left_behind(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """What the step before put into Python objects has no value, but for what follows from constants."""
+        t = self.translator
+        for name, tensor in tensors.items():
+            here = local(tensor)
+            key, view = t.keep(here), view_of(here)
+            if isinstance(t.read(here), Unknown):
+                made = t.memory.written(key, view)
+                why = Unknown(f"{name} {LEFT}", None if made is None else made.source)
+                t.memory.write(key, view, str(here.dtype), why)
+
+    def carried(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """What the step leaves in Python objects, computed from what the step before left there, and that nothing else depends on."""
+        for name, tensor in tensors.items():
+            value = self.translator.read(local(tensor))
+            if isinstance(value, Unknown) and value.reason.endswith(LEFT):
+                text = f"{name} carries values from step to step and is compared with nothing: no tensor of a model or an optimizer"
+                self.talk.findings.append(Finding("TV505", text, self.rank, None, value.source, None, "warning"))
+
     # -- during the step --------------------------------------------------------------------------------------------------
 
     def note_gradients(self, optimizer: Any) -> None:
@@ -258,6 +284,7 @@ class Session:
             branches=list(self.reader.branches),
             chosen=list(t.read_values),
             used=self.used,
+            clears=self.talk.ledger.cleared or all(n.tensor.grad is None for n in self._of_kind("parameter")),
         )
 
     def _of_kind(self, kind: str) -> list[Named]:
@@ -400,8 +427,11 @@ def capture(
     choices: Sequence[bool] = (),
     accept: bool = False,
     store: str | None = None,
+    again: bool = False,
 ) -> Captured:
-    """The program of one rank; `build` returns its step. With a `store` tensors are real, and ranks talk by gloo through that file."""
+    """The program of one rank; `build` returns its step. With a `store` tensors are real, and ranks talk by gloo through that file.
+
+    With `again`, the step runs once before it is captured."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
@@ -423,14 +453,39 @@ def capture(
     with fake, session.recorder:
         step = build() if rank is None else build(rank, world)
         found = getattr(step, "found", None)  # an adapter says where the parameters are
+        adapted = isinstance(found, Found)
+        left = run_before(session, step) if again else {}
         session.begin(found if isinstance(found, Found) else search(step))
+        session.left_behind(left)
+        before = {} if adapted else snapshot(step)
         with optimizer_hooks(session):
             returned = step(dict(session.inputs))
-        result = session.finish(returned, name)
+        after = {} if adapted else snapshot(step)
+        places = changed(before, after, {id(n.tensor) for n in session.named})
+        session.carried({n.lstrip("."): h.tensor for n in places if isinstance(h := after.get(n), Held)})
+        result = replace(session.finish(returned, name), remembered=places)
     for h in handles:
         h.remove()
     result.seconds = time.process_time() - began
     return result
+
+
+def run_before(session: Session, step: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """A step that is not captured; which tensors it leaves in Python objects."""
+    before = snapshot(step)
+    session.reader.before = True
+    step({n: session._input(n) for n in session.batch})
+    session.reader.before = False
+    after, found = snapshot(step), search(step)
+    named = list(tensors_of(found.modules))
+    for optimizer in found.optimizers:
+        for state in getattr(optimizer, "optim", optimizer).state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = torch.tensor(float(STEPS_TAKEN), dtype=torch.float32)
+    for n in named:
+        n.tensor.grad = None  # as is assumed where a step leaves some behind
+    places = changed(before, after, {id(n.tensor) for n in named})
+    return {n.lstrip("."): h.tensor for n in places if isinstance(h := after.get(n), Held)}
 
 
 class optimizer_hooks:  # noqa: N801 (a context manager)
@@ -450,10 +505,23 @@ class optimizer_hooks:  # noqa: N801 (a context manager)
             self.session.lines.optimizing = False
 
         self.handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        self.originals = [(owner, owner.zero_grad) for owner in (Optimizer, torch.nn.Module)]
+        for owner, original in self.originals:
+            owner.zero_grad = self._noted(original)
+
+    def _noted(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def zero_grad(*args: Any, **kwargs: Any) -> None:
+            self.session.talk.ledger.cleared = True
+            original(*args, **kwargs)
+
+        return zero_grad
 
     def __exit__(self, *args: object) -> None:
         for h in self.handles:
             h.remove()
+        for owner, original in self.originals:
+            owner.zero_grad = original
 
 
 __all__ = ["Captured", "ReadsData", "Session", "TensorType", "capture"]

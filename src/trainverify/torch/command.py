@@ -22,7 +22,7 @@ from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
 from trainverify.torch.sample import chosen
 from trainverify.torch.script import capture_script
-from trainverify.torch.ways import Choices, Way, joined, ways
+from trainverify.torch.ways import Choices, Way, all_ways, joined, ways
 from trainverify.translate.targets import CaptureError, resolve
 
 Progress = Callable[[str], None]
@@ -74,11 +74,11 @@ def functions(
     if mesh.size != world:
         raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
 
-    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+    def run_way(choices: Choices, again: bool) -> tuple[Captured, list[Captured]]:
         given = (reference, distributed, world, said["batch"], mesh, table, None, tell)
-        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real, cache=cache)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real, cache=cache, again=again)
 
-    found = tuple(ways(run_way))
+    found = all_ways(run_way, once=real)
     one, ranks, targets = found[0].reference, found[0].ranks, (reference, distributed)
     return Subject(one, ranks, mesh, said["batch"], said["cuts"] or {}, said["loss"] or "whole", targets, found)
 

@@ -27,7 +27,7 @@ from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
 from trainverify.torch.mappings import Row
 from trainverify.torch.positions import aligned
 from trainverify.torch.sample import NoSample, assumption, chosen, everyone
-from trainverify.torch.ways import Choices, Way, happens, joined, ways
+from trainverify.torch.ways import Choices, Way, all_ways, happens, joined
 from trainverify.translate.targets import CaptureError, Target, resolve
 from trainverify.verdicts import verify as verify_programs
 
@@ -67,6 +67,7 @@ def captures(
     accept: bool = False,
     real: bool = False,
     cache: Cache | None = None,
+    again: bool = False,
 ) -> tuple[Captured, list[Captured]]:
     """The reference and all ranks (of many, a sample; or those that are given), each in a process of its own, or from `cache`."""
     if ranks is None:
@@ -76,7 +77,7 @@ def captures(
         store = str(Path(folder) / "store") if real else None
 
         def one(target: Target, rank: int | None) -> Callable[[], Captured]:
-            return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings, "step", choices, accept, store)
+            return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings, "step", choices, accept, store, again)
 
         if real and len(ranks) < world_size:
             raise CaptureError(f"{world_size} ranks: on real tensors all of them run at once")
@@ -90,7 +91,7 @@ def captures(
         if cache is None or real:  # ranks that talk to each other run together
             found = run(works, real, seconds, count)
         else:
-            keys = [(t, r, repr(batch), mesh, choices, accept) for t, r in ((reference, None), *((distributed, r) for r in ranks))]
+            keys = [(t, r, repr(batch), mesh, choices, accept, again) for t, r in ((reference, None), *((distributed, r) for r in ranks))]
             kept = cache.captured(dict(zip(keys, works, strict=True)), lambda result: (result, None), count, seconds)
             found = [k if isinstance(k, Failed) else k[0] for k in kept]
     good: list[Captured] = []
@@ -232,15 +233,15 @@ def verify(
     if named.size != world_size:
         raise ValueError(f"{named} has {named.size} ranks, not {world_size}")
 
-    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+    def run_way(choices: Choices, again: bool) -> tuple[Captured, list[Captured]]:
         given = (reference, distributed, world_size, batch, named, ops, meanings, progress, seconds)
-        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept_choices, real=real)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept_choices, real=real, again=again)
 
     def judge_way(way: Way) -> Report:
         return judge(way.reference, way.ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
 
     try:
-        return joined([(way, judge_way(way)) for way in ways(run_way)])
+        return joined([(way, judge_way(way)) for way in all_ways(run_way, once=real)])
     except Reads as error:
         return Report("UNKNOWN", str(error), f"the captured step on {named} against the reference")
 
@@ -266,6 +267,7 @@ def judge(
     early = _summarised([f for c in (reference, *ranks) for f in c.findings] + _used_alike(ranks))
     early += disagreements([c.groups for c in ranks], ledgers)
     early += [_with_line(f, reference.used) for f in numbers(reference.ledger, ledgers)]
+    early += _cleared(reference, ranks)
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
         counted = "" if len(ranks) == mesh.size else f"{len(ranks)} of {mesh.size} ranks captured; "
@@ -320,6 +322,13 @@ def _used_alike(ranks: Sequence[Captured]) -> list[Finding]:
                 text = "ranks use different parameters (find_unused_parameters): what DDP does then is not followed"
                 return [Finding("TV504", text, c.rank, None, None, None, "unsupported")]
     return []
+
+
+def _cleared(reference: Captured, ranks: Sequence[Captured]) -> list[Finding]:
+    """Gradients that ranks leave behind while the reference clears its own."""
+    left = [c.rank for c in ranks if not c.clears] if reference.clears else []
+    text = "this rank leaves its gradients behind, and the reference clears its own within the step: zero_grad has to be called in between"
+    return [Finding("TV505", text, left[0], None, None, None, "warning")] if left else []
 
 
 def _with_line(f: Finding, used: Mapping[str, Any]) -> Finding:

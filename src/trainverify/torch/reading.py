@@ -139,6 +139,7 @@ class Reader:
     def __init__(self, translator: Translator, choices: Sequence[bool] = (), accept: bool = False):
         self.translator = translator
         self.choices = tuple(choices)
+        self.before = False  # a step runs that is not captured: conditions on data hold
         self.accept = accept  # go on after the last choice, and assume the way that is taken
         self.branches: list[Branch] = []
         self.accepted: list[Branch] = []
@@ -189,7 +190,8 @@ class Reader:
         from torch._subclasses.fake_tensor import FakeTensor
 
         kinds = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-        return self.translator.step is None or t.numel() != 1 or type(t) not in kinds or self.translator.known(t) is not None
+        outside = self.translator.step is None and not self.before
+        return outside or t.numel() != 1 or type(t) not in kinds or self.translator.known(t) is not None
 
     def _where(self) -> Source | None:
         return self.translator._place().source
@@ -197,6 +199,8 @@ class Reader:
     def branch(self, t: torch.Tensor) -> bool:
         """The way to take at a condition on data."""
         tr = self.translator
+        if self.before:
+            return True
         place = tr._place()
         tr.emitter.place = place
         condition = tr.named(t.reshape(()))

@@ -243,7 +243,7 @@ class Translator:
         self.memory.begin()
         with _disable_current_modes():
             self._counts_before = {key: values.clone() for key, values in self._counts.items()}
-        self.emitter.prefix = ""
+        self.emitter.begin()
         self.missing.clear()
         self.calls.clear()
 

@@ -21,6 +21,8 @@ from trainverify.ops.table import OpTable
 from trainverify.report import Report
 from trainverify.torch.capture import Captured, condition_name
 from trainverify.torch.reading import MOST_BRANCHES
+from trainverify.torch.remembered import told
+from trainverify.translate.targets import CaptureError
 from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 
 Choices = tuple[bool, ...]
@@ -35,13 +37,22 @@ class Way:
 
     reference: Captured
     ranks: tuple[Captured, ...]
+    later: bool = False  # captured after a step that ran before
 
     @property
     def choices(self) -> Choices:
         return tuple(b.taken for b in self.reference.branches)
 
     def __str__(self) -> str:
-        return ", ".join(f"{b.name} is {b.taken}" for b in self.reference.branches)
+        taken = [f"{b.name} is {b.taken}" for b in self.reference.branches]
+        return ", ".join([*taken, "it is the second step, after one that ran before"] if self.later else taken)
+
+    def same(self, other: Way) -> bool:
+        """Whether the same programs were captured."""
+        if self.reference.program != other.reference.program or len(self.ranks) != len(other.ranks):
+            return False
+        pairs = zip((self.reference, *self.ranks), (other.reference, *other.ranks), strict=True)
+        return all(a.program == b.program and a.findings == b.findings and a.ledger.messages == b.ledger.messages for a, b in pairs)
 
     def disagreement(self) -> str | None:
         """Ranks that decide on other things than the reference."""
@@ -51,6 +62,26 @@ class Way:
                 lines = ", ".join(str(b.source) for b in (*self.reference.branches, *c.branches))
                 return f"rank {r} has {len(mine)} conditions on data and the reference {len(self.choices)} ({lines}): no verdict"
         return None
+
+
+def all_ways(run: Callable[[Choices, bool], tuple[Captured, list[Captured]]], once: bool = False) -> tuple[Way, ...]:
+    """All combinations in the first step; and in the second, if the first leaves something behind that another step may read.
+
+    With `once`, or where the second step cannot be captured, it is assumed that later steps do what the first does."""
+    first = tuple(ways(lambda choices: run(choices, False)))
+    processes = [c for w in first for c in (w.reference, *w.ranks)]
+    places = list(dict.fromkeys(p for c in processes for p in c.remembered))
+    if not places:
+        return first
+    try:
+        second = () if once else tuple(replace(w, later=True) for w in ways(lambda choices: run(choices, True)))
+    except CaptureError:
+        second = ()
+    if not second:
+        text = f"later steps do what this one does, although it leaves something else in {told(places)}"
+        one = replace(first[0].reference, assumed=[*first[0].reference.assumed, text])
+        return (replace(first[0], reference=one), *first[1:])
+    return (*first, *(w for w in second if not any(w.same(f) for f in first)))
 
 
 def ways(run: Run) -> Iterator[Way]:
@@ -73,12 +104,18 @@ def joined(reports: Sequence[tuple[Way, Report]]) -> Report:
     way, first = reports[0]
     if len(reports) == 1 and not way.choices:
         return first
+    later = sum(w.later for w, _ in reports)
     worst = ("INVALID", "REFUTED", "UNKNOWN", "PROVED(sampled)", "PROVED(reduced)", "PROVED")
     way, report = min(reports, key=lambda r: worst.index(r[1].verdict))
     lines = ", ".join(dict.fromkeys(str(b.source) for w, _ in reports for b in w.reference.branches))
-    note = f"conditions on data ({lines}): captured {len(reports)} ways; the conditions are compared too"
-    reason = report.reason if report.verdict == "PROVED" else f"{report.reason} (where {way})"
-    return replace(report, reason=reason, notes=(*report.notes, note))
+    notes = []
+    if way.choices or reports[0][0].choices:
+        notes.append(f"conditions on data ({lines}): captured {len(reports) - later} ways; the conditions are compared too")
+    if later:
+        notes.append("the second step is another program than the first: both are compared")
+    reason = report.reason if report.verdict == "PROVED" or not str(way) else f"{report.reason} (where {way})"
+    more = [f for w, r in reports if w.later for f in r.findings if f.severity == "warning" and f not in report.findings]
+    return replace(report, reason=reason, notes=(*report.notes, *notes), findings=(*report.findings, *dict.fromkeys(more)))
 
 
 def happens(logical: Program, plan: Plan, ops: OpTable, choices: Choices) -> bool:
@@ -120,4 +157,4 @@ def _conditions(i: int, logical: Program, small: Small, one: Mapping[str, Array]
             yield float(value)
 
 
-__all__ = ["Choices", "Way", "happens", "joined", "ways"]
+__all__ = ["Choices", "Way", "all_ways", "happens", "joined", "ways"]

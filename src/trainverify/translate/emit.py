@@ -55,6 +55,11 @@ class Emitter:
         self._constants: dict[tuple[Any, ...], str] = {}
         self._fingerprints: dict[str, str] = {}
 
+    def begin(self) -> None:
+        """The step begins: its names have no prefix, and its literals are its own."""
+        self.prefix = ""
+        self._constants.clear()
+
     def fresh(self, base: str) -> str:
         base = self.prefix + base
         n = self._numbers.get(base, 0)
