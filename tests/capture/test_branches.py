@@ -224,3 +224,15 @@ def test_constants_that_decide_otherwise_on_a_rank() -> None:
             optimizer.step()
 
     assert verify(other, positions).verdict in ("REFUTED", "INVALID")
+
+
+def decided_at_random(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    if norm < torch.rand(()):
+        optimizer.step()
+
+
+def test_a_condition_without_a_meaning() -> None:
+    """UNKNOWN, with the line of the condition; no error."""
+    found = verify(decided_at_random)
+    assert found.verdict == "UNKNOWN"
+    assert "a condition on a value without a meaning here: a random number" in found.reason

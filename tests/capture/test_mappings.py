@@ -76,6 +76,7 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("floor", torch.floor, (x * 7,)),
     ("relu", torch.relu, (x,)),
     *((n, getattr(torch, n), (p,)) for n in ("reciprocal", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "erf", "sigmoid")),
+    *((n, getattr(torch, n), (p,)) for n in ("expm1", "log1p")),
     ("logical_not", torch.logical_not, (mask(4),)),
     *((n, getattr(torch, n), (x, y)) for n in ("lt", "le", "gt", "ge", "eq", "ne", "minimum", "maximum")),
     *((n, lambda a, n=n: getattr(torch, n)(a, 2), (ids(5, 7),)) for n in ("lt", "le", "gt", "ge", "eq", "ne")),
@@ -172,6 +173,7 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("sum", lambda a: a.sum(0), (mask(4, 3),)),
     ("mean", lambda a: a.mean() + a.mean(1, keepdim=True), (x,)),
     ("var", lambda a: a.var(1, correction=0, keepdim=True) + a.var(), (x,)),
+    ("var_mean", lambda a: torch.var_mean(a, 1, correction=0, keepdim=True), (x,)),
     *((n, lambda a, n=n: getattr(torch, n)(a, dim=1, keepdim=True), (x,)) for n in ("amax", "amin", "logsumexp")),
     *((n, lambda a, n=n: getattr(torch, n)(a, dim=1, keepdim=True), (mask(3, 4),)) for n in ("any", "all")),
     ("max", lambda a, b: (a.max(), a.max(0, keepdim=True)[0], torch.max(a, b)), (x, y)),
@@ -434,7 +436,7 @@ UNREACHED = {  # refused by the kernel itself, or made of other ops before it is
     ("_scaled_dot_product_flash_attention_for_cpu", "dropout_p"),
     *(("__and__", n) for n in ("self", "other")),
     *(("__or__", n) for n in ("self", "other")),
-    *(("max", "other"), ("min", "other"), ("var", "unbiased"), ("copy", "other")),
+    *(("max", "other"), ("min", "other"), ("var", "unbiased"), ("var_mean", "unbiased"), ("copy", "other")),
 }
 
 

@@ -16,6 +16,7 @@ import torch
 
 from trainverify.graph.program import Source
 from trainverify.torch.constants import decided
+from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.translate import Translator
 from trainverify.torch.values import ReadsData
 
@@ -203,7 +204,10 @@ class Reader:
             return True
         place = tr._place()
         tr.emitter.place = place
-        condition = tr.named(t.reshape(()))
+        try:
+            condition = tr.named(t.reshape(()))
+        except NoValue as error:
+            raise ReadsData(f"{place.source}: a condition on a value without a meaning here: {error.why}") from error
         if (constant := decided(tr.emitter, condition)) is not None:
             return constant
         found = next((b for b in (*self.branches, *self.accepted) if b.condition == condition), None)

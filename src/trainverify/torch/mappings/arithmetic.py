@@ -131,6 +131,16 @@ for _name in ("reciprocal", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh",
 _unary("aten::logical_not", "logical_not")
 
 
+@row("aten::expm1")
+def expm1(a: Arguments) -> str:
+    return a.e.op("sub", (a.e.op("exp", (a.real(a.tensor("self")),)),), {"value": 1})
+
+
+@row("aten::log1p")
+def log1p(a: Arguments) -> str:
+    return a.e.op("log", (a.e.op("add", (a.real(a.tensor("self")),), {"value": 1}),))
+
+
 @row("aten::sgn")
 def sgn(a: Arguments) -> str:
     return a.e.op("sign", (a.tensor("self"),))

@@ -42,6 +42,15 @@ def mean(a: Arguments) -> str:
 
 @row("aten::var")
 def var(a: Arguments) -> str:
+    return _variance(a)
+
+
+@row("aten::var_mean")
+def var_mean(a: Arguments) -> tuple[str, str]:
+    return _variance(a), a.e.op("mean", (a.tensor("self"),), {**dims(a), **keep(a)})
+
+
+def _variance(a: Arguments) -> str:
     correction = a.raw("correction")
     if a.raw("unbiased") is not None:
         correction = int(bool(a.raw("unbiased")))
