@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is
 
 import torch.nn.functional as F  # noqa: E402
 
-from .tracing import agree, traced  # noqa: E402
+from capture.tracing import agree, traced  # noqa: E402
 
 GIVEN = torch.tensor([[-7.5, -2.0, -0.3], [0.4, 2.5, 8.0]], dtype=torch.float64)  # on both sides of every bend
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {

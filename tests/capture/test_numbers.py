@@ -14,8 +14,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import trainverify.torch as tvt  # noqa: E402
-
-from .tracing import agree, traced  # noqa: E402
+from capture.tracing import agree, traced  # noqa: E402
 
 IDS = torch.tensor([3, 0, 7, 5])
 SMALL = IDS.to(torch.uint8)

@@ -77,6 +77,18 @@ def test_in_place_on_an_input() -> None:
     agree(lambda a, b: a.add_(b).mul_(3), real(2, 3), real(3), also=(0,))
 
 
+def test_shapes_changed_in_place() -> None:
+    """Equal: the same memory, seen in another way; a write through it is seen by the first view."""
+
+    def change(a):
+        b = a.clone()
+        c = b.view(1, *b.shape).squeeze_(0).t_().unsqueeze_(1)
+        c[0].mul_(3)
+        return b + 1, c.transpose_(0, 2) * 2
+
+    agree(change, real(2, 3))
+
+
 def test_memory_that_was_never_written() -> None:
     """No value: half of the buffer is read without being written."""
 

@@ -41,6 +41,7 @@ _NOTHING: Final = frozenset(
         "aten::requires_grad_",
         "aten::record_stream",
         "aten::_assert_tensor_metadata",
+        *(f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapdims", "swapaxes")),  # another view of the same memory
     )
 )
 
