@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
@@ -137,6 +139,12 @@ def test_left_in_python(built: Callable[[int], Ending], verdict: str, said: str)
     assert said in found.reason
 
 
+def test_the_third_step_is_assumed_to_be_like_the_second() -> None:
+    found = report(counter(False))
+    assert any(a.startswith("steps after the second do what that does") and "count" in a for a in found.assumptions), found.assumptions
+    assert not any("steps after" in a for a in report(nothing).assumptions)
+
+
 def test_carried_and_used_by_nothing() -> None:
     """PROVED: what is compared does not depend on it. The report says that it is carried."""
     found = report(momentum(False))
@@ -150,3 +158,22 @@ def test_gradients_of_the_step_before(reference: str, ranks: str, warned: bool) 
     found = report(nothing, ranks, reference)
     assert found.verdict == "PROVED", found.reason
     assert any(f.code == "TV505" for f in found.findings) == warned
+
+
+@pytest.mark.parametrize("drawn", [lambda: random.random(), lambda: float(np.random.rand())], ids=["random", "numpy.random"])
+def test_numbers_that_python_draws_are_no_constants(drawn: Callable[[], float]) -> None:
+    """Expected: UNKNOWN: ranks of one machine draw the same by chance of how they are started; PROVED with a number that is written."""
+
+    def scaled(number: Callable[[], float]) -> Callable[[int], Ending]:
+        def built(world: int) -> Ending:
+            def ending(model: Any, optimizer: Any, loss: Any) -> None:
+                model.bias.grad *= number()
+
+            return ending
+
+        return built
+
+    found = report(scaled(drawn))
+    assert found.verdict == "UNKNOWN", found.reason
+    assert "draws random numbers" in found.reason
+    assert report(scaled(lambda: 0.5)).verdict == "PROVED"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -230,6 +231,13 @@ class Session:
             if isinstance(value, Unknown) and value.reason.endswith(LEFT):
                 text = f"{name} carries values from step to step and is compared with nothing: no tensor of a model or an optimizer"
                 self.talk.findings.append(Finding("TV505", text, self.rank, None, value.source, None, "warning"))
+
+    def no_draws(self, before: Mapping[str, object]) -> None:
+        """Refuse numbers that Python drew: the next step has others."""
+        for name, state in generators().items():
+            if state != before[name]:
+                text = f"the step draws random numbers by {name}, which are constants here and others in every step: draw them with torch"
+                self.talk.findings.append(Finding("TV504", text, self.rank, None, None, None, "unsupported"))
 
     # -- during the step --------------------------------------------------------------------------------------------------
 
@@ -458,8 +466,10 @@ def capture(
         session.begin(found if isinstance(found, Found) else search(step))
         session.left_behind(left)
         before = {} if adapted else snapshot(step)
+        drawn_before = generators()
         with optimizer_hooks(session):
             returned = step(dict(session.inputs))
+        session.no_draws(drawn_before)
         after = {} if adapted else snapshot(step)
         places = changed(before, after, {id(n.tensor) for n in session.named})
         session.carried({n.lstrip("."): h.tensor for n in places if isinstance(h := after.get(n), Held)})
@@ -468,6 +478,11 @@ def capture(
         h.remove()
     result.seconds = time.process_time() - began
     return result
+
+
+def generators() -> dict[str, object]:
+    """How far the generators of Python and of NumPy that all code shares have come."""
+    return {"random": random.getstate(), "numpy.random": repr(np.random.get_state(legacy=False))}
 
 
 def run_before(session: Session, step: Callable[..., Any]) -> dict[str, torch.Tensor]:

@@ -77,11 +77,10 @@ def all_ways(run: Callable[[Choices, bool], tuple[Captured, list[Captured]]], on
         second = () if once else tuple(replace(w, later=True) for w in ways(lambda choices: run(choices, True)))
     except CaptureError:
         second = ()
-    if not second:
-        text = f"later steps do what this one does, although it leaves something else in {told(places)}"
-        one = replace(first[0].reference, assumed=[*first[0].reference.assumed, text])
-        return (replace(first[0], reference=one), *first[1:])
-    return (*first, *(w for w in second if not any(w.same(f) for f in first)))
+    which = "steps after the second do what that" if second else "later steps do what this one"
+    text = f"{which} does, although it leaves something else in {told(places)}"
+    one = replace(first[0].reference, assumed=[*first[0].reference.assumed, text])
+    return (replace(first[0], reference=one), *first[1:], *(w for w in second if not any(w.same(f) for f in first)))
 
 
 def ways(run: Run) -> Iterator[Way]:
