@@ -15,6 +15,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 import trainverify.torch as tvt  # noqa: E402
+from trainverify.torch.remembered import CUT, DEPTH, snapshot  # noqa: E402
 
 BATCH = {"x": tvt.Reals((6, 4), "(dp b) k")}
 Ending = Callable[[Any, Any, Any], None]  # (model, optimizer, loss), after the gradients are averaged
@@ -177,3 +178,30 @@ def test_numbers_that_python_draws_are_no_constants(drawn: Callable[[], float]) 
     assert found.verdict == "UNKNOWN", found.reason
     assert "draws random numbers" in found.reason
     assert report(scaled(lambda: 0.5)).verdict == "PROVED"
+
+
+def test_a_second_step_that_fails_has_no_verdict() -> None:
+    """Expected: UNKNOWN, though the first step is right: nobody knows what the second one does."""
+
+    def built(world: int) -> Ending:
+        seen: list[int] = []
+
+        def ending(model: Any, optimizer: Any, loss: Any) -> None:
+            if seen and world > 1:
+                raise ValueError("only once")
+            seen.append(1)
+
+        return ending
+
+    found = report(built)
+    assert found.verdict == "UNKNOWN", found.reason
+    assert "the second step cannot be captured" in found.reason
+    assert "only once" in found.reason
+
+
+def test_what_lies_too_deep_is_said_to_be_unwatched() -> None:
+    inside: list[Any] = [1]
+    for _ in range(DEPTH):
+        assert CUT not in snapshot(inside)
+        inside = [inside]
+    assert CUT in snapshot(inside)

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from trainverify.cli.judged import EngineName, Memory, judged
+from trainverify.cli.listed_ops import listed_ops
 from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
 from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.refusal import Refused
 from trainverify.report import Report
-from trainverify.terminal import AsJson, Timeout, emit, guarded, out, progress
+from trainverify.terminal import AsJson, Timeout, guarded, progress
 
 
 @guarded
@@ -69,9 +70,4 @@ def command(
             found = traces.operations(traces.subject(*traced, tell, hlo))
         except (traces.CaptureError, traces.Unmapped) as error:
             raise Refused(str(error)) from error
-    code = 3 if any(status != "mapped" for _, _, status in found) else 0
-    if as_json:
-        return emit("jax", code, ops=[{"op": n, "count": k, "status": status} for n, k, status in found])
-    for n, k, status in found:
-        out.print(f"{k:6} {n:50} {status}", markup=False)
-    return code
+    return listed_ops("jax", found, as_json)

@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 
 from trainverify.cli.judged import EngineName, Memory, judged
+from trainverify.cli.listed_ops import listed_ops
 from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
 from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.refusal import Refused
 from trainverify.report import Report
-from trainverify.terminal import AsJson, Timeout, emit, guarded, out, progress
+from trainverify.terminal import AsJson, Timeout, guarded, progress
 
 Targets = Annotated[
     list[str], typer.Argument(metavar="REFERENCE DISTRIBUTED", help="Two functions, FILE.py:NAME; or `run -- SCRIPT.py ARGS`.")
@@ -100,7 +101,7 @@ def command(
                 found = capture.operations(subject(tell))
         except CaptureError as error:
             raise Refused(str(error)) from error
-        return _print_ops(found, as_json)
+        return listed_ops("torch", found, as_json)
     return judged(
         "torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory, outputs=outputs, artifact=targets[-1].partition(":")[0]
     )
@@ -113,12 +114,3 @@ def _check(targets: Sequence[str], real: bool) -> None:
         raise Refused("run needs a script: trainverify torch run --world-size N -- SCRIPT.py ARGS")
     if targets[0] == "run" and real:
         raise Refused("--real goes with functions, not with a script")
-
-
-def _print_ops(found: Sequence[tuple[str, int, str]], as_json: bool) -> int:
-    code = 3 if any(status != "mapped" for _, _, status in found) else 0
-    if as_json:
-        return emit("torch", code, ops=[{"op": n, "count": k, "status": status} for n, k, status in found])
-    for n, k, status in found:
-        out.print(f"{k:6} {n:50} {status}", markup=False)
-    return code

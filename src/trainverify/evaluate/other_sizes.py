@@ -28,11 +28,7 @@ from trainverify.graph.obligations import Obligation
 from trainverify.graph.program import Program
 
 BASES: Final = (3, WHOLE)  # sizes at which all literals and operators' own counts stay
-READ: Final = (
-    WHOLE,
-    3,
-    2,
-)  # sizes, the first that is small enough, at which operators' own counts shrink, and literals are read in all ways
+READ: Final = (WHOLE, 3, 2)  # at which operators' own counts shrink and literals are read in all ways: the first that is small enough
 MOST: Final = 80  # readings of one evaluation that are always tried
 QUICK: Final = 1_000_000_000  # elements of all readings together, up to which more of them are tried
 TOLD: Final = 300_000_000  # the same for what is proved
@@ -156,7 +152,7 @@ class OtherSizes:
             todo = [n for n, wrong in enumerate(found) if len(wrong) < len(several)]
             values = [readings.scalars(every[n]) for n in todo]
             for n, gaps in zip(todo, varied.at(random_inputs(readings.small, each), values), strict=True):
-                found[n] |= (gaps or {}).keys()
+                found[n] |= (gaps or {}).keys() & set(several)
             if set.intersection(*found):  # one that fails in all of them is enough
                 break
         return found

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from trainverify.axes.system import System
 from trainverify.evaluate.counting import forms, literals, reduced, simplest
-from trainverify.evaluate.flow import Task, Tensor, logical_tasks, tasks_of
+from trainverify.evaluate.flow import Task, Tensor, logical_tasks, reached, tasks_of
 from trainverify.evaluate.own_counts import written
 from trainverify.evaluate.small import Meeting, Small, Step
 from trainverify.evaluate.thresholds import of_logical, of_plan, thresholds
@@ -83,7 +83,7 @@ class Readings:
     def _reached(self) -> dict[Place, tuple[set[Tensor], set[Tensor]]]:
         """Tensors of the logical program and of the plan that literals go into."""
         one, many = self._tasks
-        return {p: (_reached(one, _in_which(one, p)), _reached(many, _in_which(many, p))) for p in self.ways}
+        return {p: (reached(one, _in_which(one, p)), reached(many, _in_which(many, p))) for p in self.ways}
 
     @cached_property
     def _stepped(self) -> dict[Place, tuple[set[Tensor], set[Tensor]]]:
@@ -92,7 +92,7 @@ class Readings:
         for side, (tasks, ids) in enumerate(zip(self._tasks, self._ids, strict=True)):
             for t in thresholds(tasks, self._counts, ids):
                 place = (repr(t.value), *written_at(t.op), "positions")
-                found.setdefault(place, (set(), set()))[side].update(_reached(tasks, t.makes))
+                found.setdefault(place, (set(), set()))[side].update(reached(tasks, t.makes))
         return found
 
     @cached_property
@@ -167,21 +167,6 @@ def _in_which(tasks: Sequence[Task], place: Place) -> list[Tensor]:
     """What tasks make in which a literal is."""
     literal, *where = place
     return [x for t in tasks if list(written_at(t.what.op)) == where and _has(t.what, literal) for x in t.makes]
-
-
-def _reached(tasks: Sequence[Task], made: Sequence[Tensor]) -> set[Tensor]:
-    """Tensors that are made of these, and these."""
-    users: dict[Tensor, list[Task]] = {}
-    for t in tasks:
-        for x in t.reads:
-            users.setdefault(x, []).append(t)
-    ahead = list(made)
-    found = set(ahead)
-    while ahead:
-        new = {x for t in users.get(ahead.pop(), ()) for x in t.makes} - found
-        found |= new
-        ahead += new
-    return found
 
 
 def _has(what: Step | Meeting, literal: str) -> bool:

@@ -257,7 +257,7 @@ def local_value(small: Small, layouts: list[Layout], rank: int, shape: tuple[int
 
 
 def made(small: Small) -> int:
-    """The same for the steps that are left of an evaluation."""
+    """Elements that the steps make which are left of an evaluation."""
     logical = sum(math.prod(small.shapes[o]) for s in small.logical_steps for o in s.outputs)
     classes = zip(small.classes, small.local_shapes, strict=True)
     return logical + sum(math.prod(shapes[o]) * len(s.rows) for k, shapes in classes for s in k.order for o in s.outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import held_locally, suspects
-from trainverify.evaluate.flow import Flow, Task, Tensor, logical_tasks, tasks_of
+from trainverify.evaluate.flow import Flow, Task, Tensor, logical_tasks, reached, tasks_of
 from trainverify.evaluate.run import NotComputed, PlanValues, local_sources
 from trainverify.evaluate.small import NotJoined, Small
 from trainverify.graph.lineage import Layout
@@ -77,7 +78,8 @@ class _Halves:
         shapes: Sequence[Mapping[str, Shape]],
         keep: Collection[Tensor],
     ):
-        varying = _varying(tasks, [(c, n) for c in range(len(ranks)) for n in scalars])
+        together = [replace(t, reads=(*t.reads, *t.makes)) for t in tasks]  # all that makes a part of a tensor is computed at once
+        varying = reached(together, [(c, n) for c in range(len(ranks)) for n in scalars])
         self.ranks, self.scalars, self.keep = ranks, scalars, keep
         self.later = [t for t in tasks if not varying.isdisjoint(t.makes)]
         self.between = frozenset(x for t in self.later for x in t.reads if x not in varying)
@@ -117,18 +119,3 @@ class _Halves:
 
     def _done(self, partly: Sequence[Mapping[str, set[int]]], made: Sequence[Mapping[str, Array]]) -> list[dict[str, Collection[int]]]:
         return [{n: partly[c].get(n, range(self.ranks[c])) for n in tensors} for c, tensors in enumerate(made)]
-
-
-def _varying(tasks: Sequence[Task], scalars: Sequence[Tensor]) -> set[Tensor]:
-    """Tensors that the scalars go into, on some rank; whatever makes a part of one is computed with it."""
-    beside: dict[Tensor, list[Task]] = {}
-    for t in tasks:
-        for x in (*t.reads, *t.makes):
-            beside.setdefault(x, []).append(t)
-    found: set[Tensor] = set(scalars)
-    ahead = list(scalars)
-    while ahead:
-        new = {x for t in beside.get(ahead.pop(), ()) for x in t.makes} - found
-        found |= new
-        ahead += new
-    return found

@@ -34,11 +34,12 @@ from trainverify.torch.mappings import Row
 from trainverify.torch.placed import Described, described, local
 from trainverify.torch.reading import Branch, Reader
 from trainverify.torch.record import Recorder
-from trainverify.torch.remembered import Held, changed, snapshot
+from trainverify.torch.remembered import CUT, Held, changed, snapshot
 from trainverify.torch.translate import Missing, Translator, type_of, view_of
 from trainverify.torch.values import ReadsData, Unknown, Value
 
 LEFT: Final = "is what the step before left there"
+UNWATCHED: Final = "later steps do what this one does: of Python objects that hold something from step to step, not all are watched"
 
 
 @dataclass
@@ -161,6 +162,8 @@ class Session:
             t.keep(local(n.tensor))
         t.begin()
         self._sources(made)
+        assert t.step is not None
+        t.step.generators = generators()
 
     def _input(self, name: str) -> torch.Tensor:
         spec = self.batch[name]
@@ -232,12 +235,13 @@ class Session:
                 text = f"{name} carries values from step to step and is compared with nothing: no tensor of a model or an optimizer"
                 self.talk.findings.append(Finding("TV505", text, self.rank, None, value.source, None, "warning"))
 
-    def no_draws(self, before: Mapping[str, object]) -> None:
-        """Refuse numbers that Python drew: the next step has others."""
-        for name, state in generators().items():
-            if state != before[name]:
-                text = f"the step draws random numbers by {name}, which are constants here and others in every step: draw them with torch"
-                self.talk.findings.append(Finding("TV504", text, self.rank, None, None, None, "unsupported"))
+    def _drawn(self) -> list[Finding]:
+        """Numbers that Python drew in the step: the next one has others."""
+        step, now = self.translator.step, generators()
+        assert step is not None
+        text = "the step draws random numbers by {}, which are constants here and others in every step: draw them with torch"
+        changed = [n for n, state in step.generators.items() if now[n] != state]
+        return [Finding("TV504", text.format(n), self.rank, None, None, None, "unsupported") for n in changed]
 
     # -- during the step --------------------------------------------------------------------------------------------------
 
@@ -282,7 +286,7 @@ class Session:
             {g.name: g.members for g in self.talk.groups.values()},
             placed,
             {n.name: list(n.tensor.shape) for n in self.named},
-            [*self._early(), *self.talk.findings, *made.problems, *self._poisoned(), *self._strays()],
+            [*self._early(), *self.talk.findings, *made.problems, *self._poisoned(), *self._strays(), *self._drawn()],
             [*self.assumed, *(f"{n} means what the given function computes ({checked})" for n, checked in t.meant.ops.items())],
             dict(t.missing),
             dict(t.calls),
@@ -466,10 +470,10 @@ def capture(
         session.begin(found if isinstance(found, Found) else search(step))
         session.left_behind(left)
         before = {} if adapted else snapshot(step)
-        drawn_before = generators()
+        if adapted or CUT in before:
+            session.assumed.append(UNWATCHED)
         with optimizer_hooks(session):
             returned = step(dict(session.inputs))
-        session.no_draws(drawn_before)
         after = {} if adapted else snapshot(step)
         places = changed(before, after, {id(n.tensor) for n in session.named})
         session.carried({n.lstrip("."): h.tensor for n in places if isinstance(h := after.get(n), Held)})

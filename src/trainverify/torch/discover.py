@@ -121,7 +121,7 @@ def search(*roots: Any) -> Found:
             look("self", value.__self__, depth + 1)
             look(name, value.__func__, depth + 1)
         elif isinstance(value, types.FunctionType):
-            for n, v in _referred(value):
+            for n, v in referred(value):
                 look(n, v, depth + 1)
         elif isinstance(value, dict):
             for k, v in value.items():
@@ -140,7 +140,7 @@ def search(*roots: Any) -> Found:
     return found
 
 
-def _referred(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def referred(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents

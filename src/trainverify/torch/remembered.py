@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch.optim import Optimizer
 
-from trainverify.torch.discover import _referred
+from trainverify.torch.discover import referred
 from trainverify.torch.placed import local
 from trainverify.torch.reading import Number
 from trainverify.torch.translate import key_of
@@ -24,12 +24,14 @@ from trainverify.torch.translate import key_of
 DEPTH: Final = 7
 MOST: Final = 20_000  # objects
 SHOWN: Final = 3
+CUT: Final = "what is not looked at"
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 _PLAIN: Final = (int, float, complex, str, bytes, type(None))
 
 
 def snapshot(step: Any) -> dict[str, Any]:
-    """Where a value or a tensor is → what it is: the value, or the storage of the tensor and the tensor itself."""
+    """Where a value or a tensor is → what it is: the value, or the storage of the tensor and the tensor itself. At CUT, whether there is
+    more than is looked at."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
     waiting = deque([("", step, 0)])
@@ -41,11 +43,15 @@ def snapshot(step: Any) -> dict[str, Any]:
             found[name] = Held(value)
         elif isinstance(value, _PLAIN):
             found[name] = repr(value)
-        elif id(value) not in seen and depth < DEPTH:
+        elif depth == DEPTH:
+            found[CUT] = True
+        elif id(value) not in seen:
             seen.add(id(value))
             if isinstance(value, list | tuple | deque | set | dict):
                 found[f"{name} has"] = len(value)
             waiting.extend((f"{name}{part}", inner, depth + 1) for part, inner in _parts(value))
+    if waiting:
+        found[CUT] = True
     return found
 
 
@@ -68,7 +74,7 @@ class Held:
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any], known: set[int]) -> list[str]:
     """Where something else is now. `known` are the tensors that are compared by name."""
-    places = [n for n in dict.fromkeys((*before, *after)) if before.get(n) != after.get(n)]
+    places = [n for n in dict.fromkeys((*before, *after)) if n != CUT and before.get(n) != after.get(n)]
     return [n for n in places if not any(isinstance(v := side.get(n), Held) and id(v.tensor) in known for side in (before, after))]
 
 
@@ -96,7 +102,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("", value.__self__), ("", value.__func__))
     elif isinstance(value, types.FunctionType):
         if not value.__module__.startswith(("torch.", "trainverify.")):
-            yield from ((f".{n}", v) for n, v in _referred(value))
+            yield from ((f".{n}", v) for n, v in referred(value))
             yield from ((f".{n}", v) for n, v in vars(value).items())
             yield from ((f".{i}", v) for i, v in enumerate(value.__defaults__ or ()))
     elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
-from trainverify.torch.capture import Captured, Session, optimizer_hooks
+from trainverify.torch.capture import UNWATCHED, Captured, Session, optimizer_hooks
 from trainverify.torch.discover import search
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.inputs import Flags, Ids, Input, Reals, Spelling
@@ -80,6 +80,7 @@ class step:  # noqa: N801 (a context manager)
         specs = {n: self._spec(n, t) for n, t in self.batch.items()}
         RUNNING.specs, RUNNING.settings = specs, self.settings
         session.batch = specs
+        session.assumed.append(UNWATCHED)
         session.begin(search([self.model], [self.optimizer]), self.batch)
         self._hooks = optimizer_hooks(session)
         self._hooks.__enter__()

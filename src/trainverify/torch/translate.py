@@ -77,6 +77,7 @@ class Step:
     strays: dict[int, Source | None] = field(default_factory=dict)  # older storages, no sources, that the step writes
     written: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of these, which elements
     numbered: dict[int, str] = field(default_factory=dict)  # storage of a small known tensor that has a name → its name
+    generators: dict[str, object] = field(default_factory=dict)  # of random numbers, Python's: how far they were when the step began
     bounds: dict[int, set[int]] = field(default_factory=dict)  # storage → where sources begin and end in it
 
     def carried(self, key: int, reads: Sequence[tuple[int, int]]) -> bool:

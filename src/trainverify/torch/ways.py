@@ -20,6 +20,7 @@ from trainverify.graph.program import Program
 from trainverify.ops.table import OpTable
 from trainverify.report import Report
 from trainverify.torch.capture import Captured, condition_name
+from trainverify.torch.launch import Reads
 from trainverify.torch.reading import MOST_BRANCHES
 from trainverify.torch.remembered import told
 from trainverify.translate.targets import CaptureError
@@ -67,7 +68,7 @@ class Way:
 def all_ways(run: Callable[[Choices, bool], tuple[Captured, list[Captured]]], once: bool = False) -> tuple[Way, ...]:
     """All combinations in the first step; and in the second, if the first leaves something behind that another step may read.
 
-    With `once`, or where the second step cannot be captured, it is assumed that later steps do what the first does."""
+    With `once` it is assumed that later steps do what the first does. Where the second step cannot be captured there is no verdict."""
     first = tuple(ways(lambda choices: run(choices, False)))
     processes = [c for w in first for c in (w.reference, *w.ranks)]
     places = list(dict.fromkeys(p for c in processes for p in c.remembered))
@@ -75,8 +76,8 @@ def all_ways(run: Callable[[Choices, bool], tuple[Captured, list[Captured]]], on
         return first
     try:
         second = () if once else tuple(replace(w, later=True) for w in ways(lambda choices: run(choices, True)))
-    except CaptureError:
-        second = ()
+    except CaptureError as error:
+        raise Reads(f"the step leaves something else in {told(places)}, and the second step cannot be captured: {error}") from error
     which = "steps after the second do what that" if second else "later steps do what this one"
     text = f"{which} does, although it leaves something else in {told(places)}"
     one = replace(first[0].reference, assumed=[*first[0].reference.assumed, text])
