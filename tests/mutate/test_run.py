@@ -12,12 +12,19 @@ from dataclasses import replace
 import pytest
 
 from trainverify.cli import run
-from trainverify.graph.plan import Edit
+from trainverify.graph.plan import Edit, Plan
+from trainverify.graph.program import Program
 from trainverify.mutate import run as mutants
 from trainverify.mutate.mutations import mutate
-from trainverify.mutate.run import UNCHECKED, Outcome, Summary, contradiction, judged, small
+from trainverify.mutate.run import UNCHECKED, Outcome, Summary, contradiction, judged
 from trainverify.zoo.parallel import Degrees
 from trainverify.zoo.recipes import Wish
+from trainverify.zoo.tiny import tiny
+
+
+def small(wish: Wish) -> tuple[Program, Plan]:
+    found = tiny(wish)
+    return found.logical, found.plan
 
 
 def test_a_mistake_contradicts_a_proof_and_a_correct_plan_does_not() -> None:

@@ -1,4 +1,4 @@
-"""Rows that begin within the shard of another rank: refuted in the time of a proof, at real widths; rows that end up right are not."""
+"""Rows that begin within the shard of another rank: refuted at real widths, on classes; rows that end up right are not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_refuted(start: Start) -> None:
     assert report.place is not None
     assert report.place.tensor == "rows"
     assert "takes other positions than needed: the block of the rank's own ep" in report.place.cause
-    assert time.process_time() - began < 4.0  # about 0.5
+    assert time.process_time() - began < 30.0  # 0.5 or, on classes of an axis that keeps all its positions, 10
 
 
 def differs(step: tv.Program, local: tv.Plan) -> bool:

@@ -10,8 +10,10 @@ from trainverify.bugs.plant import Plant, Site, planted
 from trainverify.explain.cause import Cause
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
+from trainverify.graph.rebuilt import Rebuilt
 from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.recipes import Wish
+from trainverify.zoo.tiny import rebuilt
 
 LLAMA = Wish("llama3-8b", Degrees(dp=2, tp=2, pp=2, microbatches=2), layers=2)
 SEQUENCE = Wish("llama3-8b", Degrees(dp=2, tp=2, sp=True), layers=2)
@@ -40,6 +42,10 @@ class ZooCase:
         if not sites:
             raise ValueError(f"{self.id}: nothing of the plan is called so")
         return logical, plan, sites
+
+    def rebuilt(self) -> tuple[Rebuilt, ...]:
+        """The same at tiny widths."""
+        return rebuilt(self.model, lambda right: planted(right, self.plants)[0])
 
 
 def _one(id: str, model: Wish, cause: Cause, *plants: tuple[str, p.Change]) -> ZooCase:

@@ -60,7 +60,7 @@ class ZooOutcome:
 def run_zoo_case(case: ZooCase) -> ZooOutcome:
     began = time.perf_counter()
     logical, plan, sites = case.build()
-    report = verify(logical, plan)
+    report = verify(logical, plan, also=case.rebuilt())
     found = explanation(report)
     others = () if report.place is None else report.place.others
     named = frozenset(t for t in (found.tensor, *others) if t)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from trainverify.mutate import run as mutants
 from trainverify.refusal import Refused, one_line
 from trainverify.terminal import INTERRUPTED, emit, err, guarded, out, progress
 from trainverify.zoo.recipes import Wish, family_of
+from trainverify.zoo.tiny import tiny as at_tiny_widths
 
 
 @guarded
@@ -35,9 +37,13 @@ def command(
     assert model is not None
     try:
         family_of(model.name)
-        logical, plan = mutants.small(model) if tiny else built(model)
+        small = at_tiny_widths(model) if tiny else None
+        logical, plan = built(model) if small is None else (small.logical, small.plan)
     except (BuildError, ValueError) as error:
         raise Refused(str(error)) from error
+    if small is None:
+        with suppress(BuildError, ValueError):  # the plan does not fit tiny widths
+            small = at_tiny_widths(model)
 
     def told(o: mutants.Outcome) -> None:
         """At once: a run that is ended loses nothing."""
@@ -49,7 +55,7 @@ def command(
 
     with progress(as_json) as tell:
         tell("judging mutants")
-        summary = mutants.run(logical, plan, count, seed, seconds, tiny, told, timeout)
+        summary = mutants.run(logical, plan, count, seed, seconds, tiny, told, timeout, None if tiny else small)
     code = 1 if summary.bad else INTERRUPTED if summary.stopped == "interrupted" else 0
     if as_json:
         return emit("mutate", code, zoo=zoo, mesh=str(plan.mesh), count=count, seed=seed, **summary.json())

@@ -22,6 +22,7 @@ from trainverify.report import Report
 from trainverify.terminal import AsJson, Timeout, guarded
 from trainverify.verdicts import verify
 from trainverify.zoo.recipes import Wish
+from trainverify.zoo.tiny import rebuilt
 
 Workers = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="Processes that prove stages; 0: this one.")]
 AcceptReduced = Annotated[bool, typer.Option("--accept-reduced", help="PROVED(reduced) counts as proved: exit code 0.")]
@@ -77,7 +78,8 @@ def command(
             one, many = several_steps(one, steps), several_steps(many, steps)
         except BuildError as error:
             raise Refused(f"--steps {steps}: {error}") from error
-        return verify(one, many, table, points, seed, tell, engine, workers, accept_reduced, fail_fast, allow=allow or ())
+        also = rebuilt(model) if model is not None and steps == 1 else ()
+        return verify(one, many, table, points, seed, tell, engine, workers, accept_reduced, fail_fast, allow=allow or (), also=also)
 
     return judged(
         "verify",

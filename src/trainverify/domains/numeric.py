@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from trainverify.primitives.node import Literal, Node
 from trainverify.primitives.scalars import SCALARS, nearest_float
 
 AT_ONCE: Final = 20_000  # products of one contraction that are added up in the order in which they come: a better one takes time to find
+MANY: Final = 5_000_000  # products of two tensors from which on they are multiplied as matrices
 _REDUCTIONS: dict[str, Any] = {"max": np.max, "min": np.min, "prod": np.prod}
 _DTYPES: dict[str, Any] = {"real": np.float64, "int": np.int64, "bool": np.bool_}
 
@@ -38,7 +39,10 @@ class Numeric(ArrayDomain):
             labels = [*shift, *(t + lead for t in term)]
             operands += [x, labels]
             sizes.update(zip(labels, x.shape, strict=True))
-        large = len(args) > 1 and math.prod(sizes.values()) > AT_ONCE
+        products = math.prod(sizes.values())
+        if len(args) == 2 and products > MANY and all(x.dtype == np.float64 for x in args):
+            return _matmul(operands, [*shift, *(t + lead for t in target)], sizes)
+        large = len(args) > 1 and products > AT_ONCE
         return np.asarray(np.einsum(*operands, [*shift, *(t + lead for t in target)], optimize=large))
 
     def reduce(self, fn: str, x: Array, dims: tuple[int, ...]) -> Array:
@@ -57,6 +61,32 @@ class Numeric(ArrayDomain):
 
     def indicator(self, hits: Array) -> Array:
         return hits.astype(np.float64)
+
+
+def _matmul(operands: Sequence[Any], target: list[int], sizes: Mapping[int, int]) -> Array:
+    """A contraction of two tensors as a product of matrices: einsum adds up one by one where tensors share a label that stays."""
+    a, left, b, right = operands
+    if len(set(left)) < len(left) or len(set(right)) < len(right):
+        return np.asarray(np.einsum(*operands, target, optimize=True))
+    a, left = _summed(a, left, {*right, *target})
+    b, right = _summed(b, right, {*left, *target})
+    both = [x for x in left if x in right]
+    batch, inner = [x for x in both if x in target], [x for x in both if x not in target]
+    rows, columns = [x for x in left if x not in both], [x for x in right if x not in both]
+
+    def matrix(x: Array, labels: list[int], *groups: list[int]) -> Array:
+        order = [labels.index(n) for group in groups for n in group]
+        return x.transpose(order).reshape([math.prod(sizes[n] for n in group) for group in groups])
+
+    made = np.matmul(matrix(a, left, batch, rows, inner), matrix(b, right, batch, inner, columns))
+    found = [*batch, *rows, *columns]
+    return made.reshape([sizes[n] for n in found]).transpose([found.index(n) for n in target])
+
+
+def _summed(x: Array, labels: list[int], kept: set[int]) -> tuple[Array, list[int]]:
+    """A tensor without the labels that only it has."""
+    alone = tuple(i for i, n in enumerate(labels) if n not in kept)
+    return (x.sum(alone), [n for n in labels if n in kept]) if alone else (x, labels)
 
 
 class Extended(Numeric):

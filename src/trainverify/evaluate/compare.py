@@ -13,7 +13,7 @@ from flint import arb
 
 from trainverify.domains.arrays import Array, ArrayDomain
 from trainverify.domains.ball import Ball, is_decimal, precision
-from trainverify.domains.numeric import EXTENDED, NUMERIC
+from trainverify.domains.numeric import EXTENDED, NUMERIC, SHAKEN
 from trainverify.evaluate.branches import Watch
 from trainverify.evaluate.flow import Tensor, sliced
 from trainverify.evaluate.moved import Moved, PointName
@@ -21,6 +21,7 @@ from trainverify.evaluate.run import (
     NotComputed,
     PlanValues,
     elements,
+    products,
     random_inputs,
     random_points,
     run_logical,
@@ -40,6 +41,7 @@ FAINTEST = 20_000  # bits below 1 down to which a constant that only one program
 MOVES = (("up", "down"), ("up", "up"), ("a coin", "another coin"))  # of all float literals, tried
 MOVED = 1000  # a difference that changes by less than this part of it is not made of units in the last place
 CALMED = 64  # times smaller is rounding noise with eleven more bits
+IN_DIGITS = 2_000_000_000  # products up to which there are more digits
 TOGETHER = 500_000_000  # elements up to which points are run together
 
 
@@ -217,6 +219,8 @@ def calm(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], se
     """Suspects that are as far off when both programs are run with more digits: rounding noise would be smaller."""
     wanted = list(dict.fromkeys(s.obligation for s in wrong))
     small = needed_for(small, wanted)
+    if products(small) > IN_DIGITS:
+        return list(wrong)
     (plan,) = _outputs(small, lineage, wanted, [seed], EXTENDED)
     (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {o.output.tensor for o in wanted})
     now = {(s.obligation, s.layout, s.rank): s.distance for s in suspects(small, wanted, logical, plan)[0]}
@@ -232,19 +236,21 @@ class Gap:
     got: float
     want: float
     gap: float  # relative to the largest entry
+    apart: float  # as it is
 
 
-def gaps(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: PointName) -> list[Gap]:
-    """Some suspects, run once more with more digits."""
+def gaps(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], seed: PointName, digits: bool = True) -> list[Gap]:
+    """Some suspects, run once more, with more `digits`; where that would take hours, with everything a unit in its last place off."""
     if not wrong:
         return []
     wanted = list(dict.fromkeys(s.obligation for s in wrong))
     small = needed_for(small, wanted)
-    (plan,) = _outputs(small, lineage, wanted, [seed], EXTENDED)
-    (logical,) = run_logicals(small, [random_inputs(small, seed)], EXTENDED, {o.output.tensor for o in wanted})
+    domain = NUMERIC if not digits else EXTENDED if products(small) <= IN_DIGITS else SHAKEN
+    (plan,) = _outputs(small, lineage, wanted, [seed], domain)
+    (logical,) = run_logicals(small, [random_inputs(small, seed)], domain, {o.output.tensor for o in wanted})
     found = []
     for s in wrong:
-        best = Gap((), 0.0, 0.0, 0.0)
+        best = Gap((), 0.0, 0.0, 0.0, 0.0)
         if plan.get(*places(small)[s.rank], s.layout.local) is not None:
             for got, want, where in held(small, s.obligation, s.layout, s.rank, logical[s.layout.logical], plan):
                 far = np.abs(_real(got) - _real(want)).reshape(-1)
@@ -253,7 +259,7 @@ def gaps(small: Small, lineage: tuple[Layout, ...], wrong: Sequence[Suspect], se
                     n = int(far.argmax())
                     index = _place(small, s.layout, int(where.reshape(-1)[n]))
                     scale = max(float(np.abs(_real(want)).max()), 1e-300)
-                    here = Gap(index, float(got.reshape(-1)[n]), float(want.reshape(-1)[n]), float(far[n]) / scale)
+                    here = Gap(index, float(got.reshape(-1)[n]), float(want.reshape(-1)[n]), float(far[n]) / scale, float(far[n]))
                     best = max(best, here, key=lambda g: g.gap)
         found.append(best)
     return found

@@ -1,7 +1,4 @@
-"""Literals that may count something that is smaller in an evaluation at reduced sizes: a difference there may be theirs.
-
-A literal that no attribute of its op has is the operator's own (the 1/n of a mean), and shrinks with the op (`own_counts`).
-"""
+"""Literals that may count something that is smaller in an evaluation at reduced sizes: where to look if there is a difference. A hint."""
 
 from __future__ import annotations
 
@@ -12,10 +9,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 from trainverify.axes.system import System
-from trainverify.evaluate.flow import logical_tasks, tasks_of
 from trainverify.evaluate.own_counts import written
 from trainverify.evaluate.small import Small
-from trainverify.evaluate.thresholds import of_logical, of_plan, thresholds
 from trainverify.graph.program import Op
 from trainverify.primitives.node import ordered
 
@@ -28,58 +23,38 @@ ULPS: Final = 4
 
 @dataclass(frozen=True)
 class Counting:
-    """A literal and the count that it may be, or the number of positions that are compared or rounded behind it."""
+    """A literal and the count that it may be."""
 
     value: object
     op: Op
     count: int
-    positions: bool = False
 
     def __str__(self) -> str:
         where = f" ({self.op.source})" if self.op.source is not None else ""
-        how = f"is put to {self.count} positions, which are fewer" if self.positions else f"may count {self.count} of what was reduced"
-        return f"{self.value} in {self.op.name}{where} {how}"
+        return f"{self.value} in {self.op.name}{where} may count {self.count} of what was reduced"
 
 
 def counting(system: System, small: Small) -> Counting | None:
-    """The first literal of either program that may count an axis, a product of axes or ranks of which only a part is evaluated; or one
-    that is put to positions of such an axis before these are compared or rounded."""
+    """The first literal of either program that may count an axis, a product of axes or ranks of which only a part is evaluated."""
     counts = sorted(reduced(system, small))
-    if not counts:
-        return None
-    known: dict[str, int | None] = {}
-    for op, value in literals(system):
-        key = repr(value)
-        if key not in known:
-            known[key] = next((n for n in counts if counts_as(value, n)), None)
-        if (n := known[key]) is not None:
-            return Counting(value, op, n)
-    both = (list(logical_tasks(small)), of_logical(system, small, 0)), (list(tasks_of(small)), of_plan(system, small))
-    behind = (t for tasks, ids in both for t in thresholds(tasks, counts, ids))
-    return next((Counting(t.value, t.op, t.size, positions=True) for t in behind), None)
+    found = ((op, value, n) for op, value in literals(system) for n in counts if counts_as(value, n))
+    return next((Counting(value, op, n) for op, value, n in found), None)
 
 
 def counts_as(value: Any, n: int) -> bool:
     """Whether a literal is n, n − 1, or a simple multiple or fraction of one of them or of one over them."""
-    return bool(forms(value, n))
-
-
-def forms(value: Any, n: int) -> list[tuple[int, bool]]:
-    """The ways in which a literal counts n: how many less than n is meant, and whether it is over the count."""
     if isinstance(value, float) and not math.isfinite(value):
-        return []
+        return False
     exact = simplest(value)
     if exact == 0 or abs(exact) == 1:
-        return []
+        return False
     plain = max(abs(exact.numerator), exact.denominator) <= SIMPLE
-    found = []
-    for less, m in ((0, n), (1, n - 1)) if n >= ONE_LESS else ((0, n),):
-        for over, weight in ((False, exact / m), (True, exact * m)):
-            multiple = m > SMALL and not over and weight.denominator == 1
-            weighted = m > SMALL and not plain and max(abs(weight.numerator), weight.denominator) <= SIMPLE
-            if abs(weight) == 1 or multiple or weighted:
-                found.append((less, over))
-    return found
+    for m in (n, n - 1) if n >= ONE_LESS else (n,):
+        multiple = m > SMALL and (exact / m).denominator == 1
+        simple = (max(abs(w.numerator), w.denominator) <= SIMPLE for w in (exact / m, exact * m))
+        if multiple or abs(exact) in (m, Fraction(1, m)) or (m > SMALL and not plain and any(simple)):
+            return True
+    return False
 
 
 def simplest(value: Any) -> Fraction:
@@ -90,23 +65,18 @@ def simplest(value: Any) -> Fraction:
     return near if abs(float(near) - value) <= ULPS * abs(value) * 2**-53 else Fraction(value)
 
 
-def reduced(system: System, small: Small) -> dict[int, set[int]]:
-    """Sizes that are smaller in the evaluation, and what they are there: of dimensions, several dimensions of a tensor together, which need
-    not be next to each other (a batch norm counts images and places, not channels), mesh axes, all ranks."""
-    found: dict[int, set[int]] = {}
+def reduced(system: System, small: Small) -> set[int]:
+    """Sizes that are smaller in the evaluation: of dimensions, several dimensions of a tensor together, which need not be next to each
+    other (a batch norm counts images and places, not channels), mesh axes, all ranks."""
     shapes = [(system.logical.tensors[n].shape, s) for n, s in small.shapes.items() if n in system.logical.tensors]
     for k, local in zip(small.classes, small.local_shapes, strict=True):
         shapes += [(k.program.tensors[n].shape, s) for n, s in local.items() if n in k.program.tensors]
-    for full, less in dict.fromkeys(shapes):
-        for n, m in _products(zip(full, less, strict=True)):
-            if n != m:
-                found.setdefault(n, set()).add(m)
+    found = {n for full, less in dict.fromkeys(shapes) for n, m in _products(zip(full, less, strict=True)) if n != m}
     if len(small.places) < system.plan.size:
         at = [system.plan.mesh.coordinates(r) for r in small.places]
-        for n, m in _products([(n, len({c[a] for c in at})) for a, n in system.plan.mesh.axes]):
-            found.setdefault(n, set()).add(m)
-        found.setdefault(system.plan.size, set()).add(len(small.places))
-    return {n: ms for n, ms in found.items() if n > WHOLE}
+        found |= {n for n, m in _products([(n, len({c[a] for c in at})) for a, n in system.plan.mesh.axes]) if n != m}
+        found.add(system.plan.size)
+    return {n for n in found if n > WHOLE}
 
 
 def _products(sizes: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:

@@ -112,20 +112,6 @@ def needed(tasks: Sequence[Task], tensors: Collection[Tensor]) -> set[int]:
     return found
 
 
-def reached(tasks: Iterable[Task], tensors: Collection[Tensor]) -> set[Tensor]:
-    """Tensors that are made of these, and these."""
-    users: dict[Tensor, list[Task]] = {}
-    for t in tasks:
-        for x in t.reads:
-            users.setdefault(x, []).append(t)
-    found, ahead = set(tensors), list(tensors)
-    while ahead:
-        new = {x for t in users.get(ahead.pop(), ()) for x in t.makes} - found
-        found |= new
-        ahead += new
-    return found
-
-
 class Flow:
     """A program or plan, ready to run on several points at once: rows of a class are its ranks, once per point."""
 

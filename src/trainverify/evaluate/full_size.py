@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,6 +47,7 @@ class Seen:
     differs: tuple[Compared, ...]  # of every such obligation the first rank that is clearly off
     agrees: frozenset[Obligation]  # on every rank that was compared, all of which have some value
     point: Point
+    known: bool = True  # whether anything has a value
 
     def says(self, o: Obligation) -> Literal["differs", "agrees", "no value"]:
         if any(c.obligation == o for c in self.differs):
@@ -66,6 +68,7 @@ class ByClasses:
         if size > ELEMENTS or steps > STEPS:
             raise NoCells(f"{size:,} elements on classes, in {steps:,} ops")
         self.size = size
+        self._known: dict[tuple[tuple[Obligation, ...], bool, PointName], Seen] = {}
 
     @cached_property
     def point(self) -> Point:
@@ -102,15 +105,22 @@ class ByClasses:
 
     def seen(self, wanted: Sequence[Obligation], everywhere: bool = False, name: PointName = 0) -> Seen:
         """What is said of some obligations; `everywhere`: if nothing differs, also at other magnitudes, and as `name` moves inputs."""
+        key = (tuple(wanted), everywhere, name if isinstance(name, Moved) else 0)
+        if key not in self._known:
+            self._known[key] = self._everywhere(wanted, name) if everywhere else self._seen(wanted, self.point)
+        return self._known[key]
+
+    def _everywhere(self, wanted: Sequence[Obligation], name: PointName) -> Seen:
         found = self._seen(wanted, self.point)
-        if everywhere and not found.differs and isinstance(name, Moved):
+        if found.differs or not found.known:
+            return found
+        if isinstance(name, Moved):
             found = self._seen(wanted, replace(self.point, moved=name))
-        if everywhere and not found.differs and self.size <= EVERYWHERE:
-            for magnitude in (*LARGE, *MAGNITUDES):
-                if magnitude != self.point.magnitude:
-                    other = self._seen(wanted, replace(self.point, magnitude=magnitude))
-                    if other.differs:
-                        return other
+        for magnitude in (*LARGE, *MAGNITUDES) if not found.differs and self.size <= EVERYWHERE else ():
+            if magnitude != self.point.magnitude:
+                other = self._seen(wanted, replace(self.point, magnitude=magnitude))
+                if other.differs:
+                    return other
         return found
 
     def _seen(self, wanted: Sequence[Obligation], point: Point) -> Seen:
@@ -119,7 +129,7 @@ class ByClasses:
             by.setdefault(c.obligation, []).append(c)
         differs = tuple(next(c for c in cs if c.gap > EQUAL) for cs in by.values() if any(c.gap > EQUAL for c in cs))
         agrees = frozenset(o for o, cs in by.items() if all(c.known and c.gap <= EQUAL for c in cs))
-        return Seen(differs, agrees, point)
+        return Seen(differs, agrees, point, any(c.known for cs in by.values() for c in cs))
 
     def _compared(
         self, logical: ClassedDomain, plan: ClassedDomain, wanted: Sequence[Obligation], point: Point, place: int | None = None
@@ -145,7 +155,7 @@ class ByClasses:
     def _decide(self, suspect: Compared, point: Point) -> tuple[Decision, Difference | None]:
         if self.size > ENCLOSED:
             exact = self._again(suspect, point, ClassedDomain(EXTENDED), ClassedDomain(EXTENDED))
-            stable = abs(exact.gap - suspect.gap) <= suspect.gap / 1000 or exact.gap == suspect.gap
+            stable = exact.gap == suspect.gap == math.inf or abs(_gap(exact) - _gap(suspect)) <= abs(_gap(suspect)) / 1000
             if exact.known and stable and exact.gap > EQUAL:  # a unit of a literal, or noise, would be far less
                 return "different", _difference(suspect, exact, point)
             return ("equal", None) if exact.gap * 64 < suspect.gap else ("undecided", None)

@@ -6,12 +6,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from trainverify.axes.inference import NodeAxes
 from trainverify.axes.reduction import Sizes
 from trainverify.graph.program import Op, Ref
 from trainverify.primitives.node import Node, ordered, rebuild
+
+CORRECTIONS: Final = 5  # a variance divides by so many less than it adds up
 
 
 def written(op: Op, value: object) -> bool:
@@ -30,14 +32,16 @@ def _numbers(value: object) -> list[Any]:
 
 def shrunk(full: Sequence[Node], small: Sequence[Node], axes: NodeAxes, sizes: Sizes) -> list[Node]:
     """An op at reduced sizes whose fractions one over a size of its dimensions are one over the reduced size."""
-    counts: dict[int, int] = {}
+    sums = set()
     for node in ordered(tuple(full)):
         dims = [(a.root().size, sizes(a)) for a in axes.dims[id(node)]]
         for a, b in itertools.combinations(range(len(dims) + 1), 2):
-            before, after = math.prod(x for x, _ in dims[a:b]), math.prod(y for _, y in dims[a:b])
+            sums.add((math.prod(x for x, _ in dims[a:b]), math.prod(y for _, y in dims[a:b])))
+    counts: dict[int, int] = {}
+    for less in range(CORRECTIONS):
+        for before, after in sorted(sums):
             if before != after:
-                counts.setdefault(before, after)
-                counts.setdefault(before - 1, max(after - 1, 1))
+                counts.setdefault(before - less, max(after - less, 1))
 
     def change(node: Node, args: tuple[Node, ...]) -> Node:
         attrs = node.attrs

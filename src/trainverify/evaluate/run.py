@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from trainverify.evaluate.moved import Moved, PointName, changed
 from trainverify.evaluate.small import NotJoined, Small
 from trainverify.graph.lineage import Layout, region
 from trainverify.graph.program import Domain
+from trainverify.primitives.node import Node, ordered
 
 MAGNITUDES: Final = (1.0, 0.125, 0.015625)
 UNSEEN: Final = (0.125, 0.015625, 1.0)  # where noise is not looked for: at real widths 1.0 is noisy
@@ -47,7 +49,7 @@ def _moved(small: Small, point: Moved) -> dict[str, Array]:
     """The random point of its seed, changed."""
     values = dict(random_inputs(small, point.seed))
     places = {n: i for i, n in enumerate(small.logical.sources)}
-    for name, change in point.changes:
+    for name, change in ((n, c) for n, c in point.changes if n in values):  # an evaluation of one output need not have all sources
         kind, domain, place = small.logical.tensors[name].kind, small.domains.get(name), places[name]
         if change.seed is not None:
             largest = float(np.abs(values[name]).max(initial=0.0)) if kind == "real" else 0.0
@@ -256,15 +258,32 @@ def local_value(small: Small, layouts: list[Layout], rank: int, shape: tuple[int
     return local
 
 
-def made(small: Small) -> int:
-    """Elements that the steps make which are left of an evaluation."""
-    logical = sum(math.prod(small.shapes[o]) for s in small.logical_steps for o in s.outputs)
-    classes = zip(small.classes, small.local_shapes, strict=True)
-    return logical + sum(math.prod(shapes[o]) * len(s.rows) for k, shapes in classes for s in k.order for o in s.outputs)
-
-
 def elements(small: Small) -> int:
     """A measure of the work: elements of all tensors of all ranks."""
     logical = sum(math.prod(s) for s in small.shapes.values())
     local = [sum(math.prod(s) for s in shapes.values()) for shapes in small.local_shapes]
     return logical + sum(len(k.ranks) * n for k, n in zip(small.classes, local, strict=True))
+
+
+def products(small: Small) -> int:
+    """Numbers that its contractions multiply and add up."""
+    return sum(added * rows for _, added, rows in costs(small))
+
+
+def costs(small: Small) -> Iterator[tuple[int, int, int]]:
+    """Of every op the elements that it makes, on its way too, the products that its contractions add up, and for how many ranks."""
+    for s in (*small.logical_steps, *(s for k in small.classes for s in k.order)):
+        yield *_cost(s.nodes), len(s.rows)
+    for m in small.meetings:
+        if m.nodes is not None:
+            yield *_cost(m.nodes), len(m.wiring.senders)
+
+
+@lru_cache(maxsize=1 << 13)
+def _cost(nodes: tuple[Node, ...]) -> tuple[int, int]:
+    every = ordered(nodes)
+    return sum(math.prod(n.shape) for n in every), sum(math.prod(_labels(n).values()) for n in every if n.prim == "contract")
+
+
+def _labels(node: Node) -> Mapping[int, int]:
+    return {label: n for term, a in zip(node.attrs[0], node.args, strict=True) for label, n in zip(term, a.shape, strict=True)}

@@ -379,7 +379,7 @@ class _Shrinker(Wires):
                         written[form] = lay.parts(mesh, r, full)
                     same[key] = tuple([self._part(p, whole, system.unit_scopes[u].dims[lay.local]) for p in written[form]])
                 parts[lay, r] = same[key]
-        reduced = any(shapes[n] != t.shape for n, t in system.logical.tensors.items())
+        reduced = any(full != less for _, full, _, _, less in self.sizes.atoms())
         largest = max((math.prod(s) for group in [shapes, *local_shapes] for s in group.values()), default=0)
         names = {n: tuple(id(a.root()) for a in dims) for n, dims in system.scope.dims.items()}
         return Small(

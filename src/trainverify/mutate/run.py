@@ -7,11 +7,12 @@ ranks among those evaluated; at tiny widths also by the simulator, rank by rank 
 from __future__ import annotations
 
 import random
+import re
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainverify.axes.reduction import NotABoundary
@@ -23,14 +24,14 @@ from trainverify.explain.place import Place
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
+from trainverify.graph.rebuilt import Rebuilt
 from trainverify.limits import OutOfTime, limited
 from trainverify.mutate.causes import generic
 from trainverify.mutate.mutations import Mutant, mutate
 from trainverify.mutate.simulate import worst
 from trainverify.ops import OPS
 from trainverify.verdicts import MAX_ELEMENTS, Disagreement, related, verify
-from trainverify.zoo import deepseek, gpt, llama, resnet
-from trainverify.zoo.recipes import Wish, family_of
+from trainverify.zoo.tiny import Tiny
 
 
 def _nowhere(*_: Any) -> Place:
@@ -103,34 +104,30 @@ class Summary:
         }
 
 
-def small(wish: Wish) -> tuple[Program, Plan]:
-    """The model of a wish at tiny widths, so that every rank can be simulated at full size."""
-    family, config = family_of(wish.name), wish.config()
-    if isinstance(config, llama.Config):
-        config = replace(config, hidden=12, heads=6, kv_heads=2, ffn=20, vocabulary=12, sequence=8)
-    elif isinstance(config, deepseek.Config):
-        gate = replace(config.gate, experts=8, active=2, groups=1 if config.gate.groups == 1 else 2, top_groups=1)
-        widths: dict[str, Any] = {"hidden": 24, "heads": 6, "ffn": 20, "expert_ffn": 8, "vocabulary": 56, "sequence": 6, "kv_rank": 14}
-        ranks: dict[str, Any] = {"head": 8, "rotary": 4, "value": 6, "q_rank": None if config.q_rank is None else 10}
-        config = replace(config, gate=gate, **widths, **ranks)
-    elif isinstance(config, gpt.Config):
-        config = replace(config, hidden=18, heads=6, ffn=24, vocabulary=30, sequence=12)
-    elif isinstance(config, resnet.Config):
-        config = replace(config, width=6, classes=10, size=(32, 32))
-    if family.plan is None:
-        raise ValueError(f"there are no plans for {family.title}")
-    return family.step(config), family.plan(config, wish.how)
-
-
 def campaign(
-    logical: Program, plan: Plan, count: int, seed: int, seconds: float | None = 60.0, simulate: bool = False
+    logical: Program, plan: Plan, count: int, seed: int, seconds: float | None = 60.0, simulate: bool = False, tiny: Tiny | None = None
 ) -> Iterator[Outcome]:
-    """Mutants of one plan, each judged."""
+    """Mutants of one plan, each judged; `tiny` has the same programs at other sizes."""
     for n in range(seed, seed + count):
-        yield judged(logical, mutate(plan, random.Random(n)), n, seconds, simulate)
+        mutant = mutate(plan, random.Random(n))
+        yield judged(logical, mutant, n, seconds, simulate, () if tiny is None else at_other_sizes(mutant, tiny, n))
 
 
-def judged(logical: Program, mutant: Mutant, seed: int, seconds: float | None, simulate: bool) -> Outcome:
+def at_other_sizes(mutant: Mutant, tiny: Tiny, seed: int) -> tuple[Rebuilt, ...]:
+    """The same mistake in the same programs at other sizes; none where the draw is another one there."""
+    other = mutate(tiny.plan, random.Random(seed))
+    if (other.kind, _without_numbers(other.text)) != (mutant.kind, _without_numbers(mutant.text)):
+        return ()
+    return (Rebuilt(tiny.sizes, lambda: (tiny.logical, other.plan)),)
+
+
+def _without_numbers(text: str) -> tuple[str, str]:
+    """Where something was changed, and what, whatever the sizes are."""
+    where, _, what = text.partition(": ")
+    return where, re.sub(r"\d+", "#", what)
+
+
+def judged(logical: Program, mutant: Mutant, seed: int, seconds: float | None, simulate: bool, also: Sequence[Rebuilt] = ()) -> Outcome:
     began = time.perf_counter()
 
     def outcome(verdict: str, reason: str, bad: str | None = None) -> Outcome:
@@ -138,7 +135,7 @@ def judged(logical: Program, mutant: Mutant, seed: int, seconds: float | None, s
 
     try:
         with limited(seconds, None):
-            report = verify(logical, mutant.plan, locator=_nowhere)
+            report = verify(logical, mutant.plan, locator=_nowhere, also=also)
         reason = report.reason
         if report.verdict == "UNKNOWN":
             reason = next((n for n in report.notes if n.startswith("not proved")), reason)
@@ -198,13 +195,21 @@ Told = Callable[[Outcome], None]
 
 
 def run(
-    logical: Program, plan: Plan, count: int, seed: int, seconds: float | None, simulate: bool, told: Told, whole: float | None = None
+    logical: Program,
+    plan: Plan,
+    count: int,
+    seed: int,
+    seconds: float | None,
+    simulate: bool,
+    told: Told,
+    whole: float | None = None,
+    tiny: Tiny | None = None,
 ) -> Summary:
     """Mutants judged one after the other; an interruption, or more than `whole` seconds, ends it with those that were."""
     summary = Summary()
     began = time.perf_counter()
     try:
-        for o in campaign(logical, plan, count, seed, seconds, simulate):
+        for o in campaign(logical, plan, count, seed, seconds, simulate, tiny):
             summary.add(o)
             told(o)
             if whole is not None and time.perf_counter() - began > whole and summary.judged < count:

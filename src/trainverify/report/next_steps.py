@@ -34,7 +34,7 @@ _BY_REASON: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         ("--seed with other numbers", "domains of inputs (ids, positive, nonnegative) so that the step has a value"),
     ),
     (r"too large to evaluate|no small sizes", (SMALLER, "sizes that divide evenly: then small ones keep the structure")),
-    (r"ranks captured|not captured|captured", ("--all-ranks", "--no-cache, if the code changed in a way that its files do not show")),
+    (r"ranks captured|not captured|captured", ("--all-ranks", "without --cache, if the code changed in a way that its files do not show")),
     (r"reads|depends on data|choice", ("--real, for code that reads data", "--accept-choices, if the other ways need not hold")),
     (r"agreed on|not proved", (STAGES, FORMS, POINTS, SMALLER)),
 )

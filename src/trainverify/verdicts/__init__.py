@@ -4,7 +4,7 @@ from trainverify.verdicts.budgets import FULL, MAX_ELEMENTS
 from trainverify.verdicts.case import Progress, compare_at
 from trainverify.verdicts.decision import Disagreement
 from trainverify.verdicts.inspection import lineage, reduction
-from trainverify.verdicts.judge import verify
+from trainverify.verdicts.judge import refuted_at, verify
 from trainverify.verdicts.prepared import assumptions, declared, related, single
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "declared",
     "lineage",
     "reduction",
+    "refuted_at",
     "related",
     "single",
     "verify",

@@ -13,4 +13,3 @@ CLEAR = 1e-3  # relative difference that needs no larger one
 UNREACHED = 5  # conditions named that never fell the other way
 FURTHER = 12  # points more than asked for, where there is no verdict and few elements
 CLOSE_LOOK = 200_000  # elements up to which enclosures look at what float64 calls equal
-DEEP = 1_000  # ops of a logical program up to which what differs at reduced sizes is also evaluated at full size, on classes

@@ -14,15 +14,15 @@ from trainverify.evaluate.classed import NoValue
 from trainverify.evaluate.compare import Suspect, compare
 from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.moved import PointName
-from trainverify.evaluate.other_sizes import OtherSizes
 from trainverify.evaluate.sample import ALL, RANKS, Sample, sampled
+from trainverify.evaluate.slices import Slices
 from trainverify.evaluate.small import Small, TooMuch, fits, shrink_system
 from trainverify.explain.place import Place
 from trainverify.graph.obligations import Obligation
 from trainverify.graph.plan import Plan
 from trainverify.progress import Progress as Progress
 from trainverify.progress import silent as silent
-from trainverify.prove.attempt import FULL_SIZE, Attempt, Contradiction
+from trainverify.prove.attempt import Attempt, Contradiction
 from trainverify.report import Report, Shown
 from trainverify.verdicts import budgets
 
@@ -48,6 +48,7 @@ class Case:
     most: int = budgets.EVALUATED  # elements up to which all ranks are evaluated
     smaller: tuple[Small, list[Suspect], PointName] | None = None  # where the same differs and less has to be searched
     shared: list[ByClasses | None] = field(default_factory=list)  # with other evaluations of the system
+    sliced: list[Slices] = field(default_factory=list)  # likewise
 
     @cached_property
     def kept(self) -> Sample:
@@ -56,9 +57,13 @@ class Case:
         return ALL if everything else sampled(self.system, above=0)
 
     @cached_property
-    def sizes(self) -> OtherSizes:
-        proved = [o for o, (_, how) in self.proof.proved.items() if how == FULL_SIZE]
-        return OtherSizes(self.system, self.plan.lineage, self.kept, self.seed, budgets.MAX_ELEMENTS, self.progress, proved)
+    def slices(self) -> Slices:
+        """Single obligations at full size; made once for all evaluations of a system."""
+        for known in self.sliced:
+            if known.system is self.system:
+                return known
+        self.sliced.append(Slices(self.system))
+        return self.sliced[-1]
 
     @property
     def by_classes(self) -> ByClasses | None:
@@ -123,8 +128,15 @@ class Case:
 
     def soonest(self, several: Iterable[Obligation]) -> Obligation:
         """The one that is made first: the least has to be computed for it."""
-        made = {o: n for n, op in enumerate(self.system.logical.ops) for o in op.outputs}
-        return min(several, key=lambda o: made.get(o.output.tensor, -1))
+        return min(several, key=self.made_at)
+
+    def made_at(self, o: Obligation) -> int:
+        """Which op of the logical program makes an output."""
+        return self._makers.get(o.output.tensor, -1)
+
+    @cached_property
+    def _makers(self) -> dict[str, int]:
+        return {o: n for n, op in enumerate(self.system.logical.ops) for o in op.outputs}
 
 
 def compare_at(small: Small, plan: Plan, wanted: Sequence[Obligation], point: PointName) -> tuple[list[Suspect], int]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from trainverify.axes.reduction import NotABoundary
 from trainverify.domains.arrays import Array
-from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, decide, gaps, unsettled
+from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, compare, decide, gaps, unsettled
 from trainverify.evaluate.counting import counting
-from trainverify.evaluate.moved import PointName, described
+from trainverify.evaluate.moved import Change, Moved, PointName, described, following, seed_of
 from trainverify.evaluate.one_number import differing
-from trainverify.evaluate.run import elements, random_inputs
-from trainverify.evaluate.small import Small
+from trainverify.evaluate.run import NotComputed, elements, random_inputs
+from trainverify.evaluate.small import Small, TooMuch, shrink_system
 from trainverify.graph.obligations import Obligation
 from trainverify.progress import Failure
 from trainverify.prove.attempt import FULL_SIZE
@@ -83,6 +84,9 @@ def by_enclosures(case: Case, small: Small, wrong: list[Suspect], point: PointNa
         said = refuted(case, small, wrong, found)
         how = "too large for enclosures: the difference is as large in extended precision as in float64"
         return replace(said, notes=(*said.notes, how))
+    if case.whole and elements(small) > budgets.LOCATED:  # enclosures would take hours
+        special = {s.obligation: "undecided" for s in wrong}
+        one_each = []
     for suspect in [x for s in one_each[: budgets.DECIDED] for x in dict.fromkeys((s, worst[s.obligation]))]:
         case.progress(f"deciding {suspect.obligation} on rank {suspect.rank}")
         decision, difference = decide(small, case.plan.lineage, suspect, random_inputs(small, point), point)
@@ -101,57 +105,90 @@ def by_enclosures(case: Case, small: Small, wrong: list[Suspect], point: PointNa
 
 
 def stable(case: Case, small: Small, wrong: list[Suspect], point: PointName) -> Difference | None:
-    """A clear difference in a plan too large for enclosures: as large in extended precision as in float64."""
+    """A clear difference in a plan too large for enclosures: as large in extended precision as in float64, and not just beside noise."""
     clear = [s for s in wrong if s.distance > DIFFERENT]
     first = case.soonest(s.obligation for s in clear) if clear else None
     for some in ([s for s in clear if s.obligation == first], [s for s in clear if s.obligation != first]):
-        for s, exact in zip(some, gaps(small, case.plan.lineage, some, point), strict=True):
-            if exact.gap == s.distance or abs(exact.gap - s.distance) < s.distance / 1000:
+        both = (gaps(small, case.plan.lineage, some, point, digits) for digits in (True, False))
+        for s, exact, plain in zip(some, *both, strict=True):
+            if plain.apart > 0 and (exact.apart == plain.apart or abs(exact.apart - plain.apart) < plain.apart / 1000):
                 got, want = f"{exact.got:.12g}", f"{exact.want:.12g}"
                 return Difference(s.obligation, s.layout, s.rank, exact.index, got, want, point, exact.gap)
     return None
 
 
 def beside_full_size(case: Case, small: Small, wrong: list[Suspect], point: PointName) -> tuple[Report | None, list[Suspect]]:
-    """What differs at reduced sizes, at full size: a report, or what is left to be decided at reduced sizes.
+    """What differs at reduced sizes, at full size: a report, or what full size says nothing about.
 
-    A plan of up to four million elements is run as it is. A larger one is evaluated on classes: what differs there is refuted.
-    Of deep programs reduced sizes decide, if no literal can count what was reduced and nothing was proved.
-    What does not is left only if no literal can count what was reduced, or if it differs however such literals are read; else a proof
-    stands, and without one there is no verdict. What agrees there is not left if reduced sizes differ also where every input is one number:
-    no exchange of positions is why, so it is what was reduced.
+    A plan of up to four million elements is run as it is. Of a larger one classes of positions and ranks are evaluated, then single
+    obligations with only what they are made of: what differs there is refuted. What agrees on classes is right if reduced sizes differ
+    also where every input is one number: no exchange of positions is why, so it is what was reduced. A proof also stands if reduced
+    sizes agree once the counts that operators bring along shrink too.
     """
     if case.full_size(budgets.LOCATED) is not None:
         raise AtFullSize(small, wrong, point)
     several = list(dict.fromkeys(s.obligation for s in wrong))
-    literal = counting(case.system, small)
-    if literal is None and len(case.system.logical.ops) > budgets.DEEP and not any(o in case.proof.proved for o in several):
-        return None, wrong
-    by, seen = case.by_classes, None
-    if by is not None:
+    case = replace(case, smaller=(small, wrong, point))
+    if (by := case.by_classes) is not None:
         case.progress("evaluating at full size, on classes")
+        seen = None
         for some in ([case.soonest(several)], several):
             seen = by.seen(some, any(o in case.proof.failed for o in some), point)
             if seen.differs and (difference := by.decide(seen)[1]) is not None:
                 return refuted(case, small, wrong, difference, scope=CLASSES), []
-        agreeing = [] if seen is None else [o for o in several if seen.says(o) == "agrees"]
+        agreeing = [o for o in several if seen is not None and seen.says(o) == "agrees"]
         by_size = differing(small, case.plan.lineage, agreeing, point) if agreeing else set()
-        wrong, several = [s for s in wrong if s.obligation not in by_size], [o for o in several if o not in by_size]
-        if not wrong:
-            return None, []
-    if literal is None:  # a proof stands if it is an operator's own count that differs
-        proved = {o for o in several if case.proof.proved.get(o, ("", ""))[1] == FULL_SIZE}
-        stands = proved - case.sizes.everywhere(proved, point) if proved else set()
-        return None, [s for s in wrong if s.obligation not in stands]
-    left = [o for o in several if case.proof.proved.get(o, ("", ""))[1] != FULL_SIZE and (seen is None or seen.says(o) != "agrees")]
-    everywhere = case.sizes.everywhere(left, point) if left else set()
-    if everywhere or not left:
-        return None, [s for s in wrong if s.obligation in everywhere]
-    reason = f"{left[0]} differs at reduced sizes, where {literal}; at full size it is too large to evaluate"
-    hint = "verify it at sizes with at most 4 million elements"
-    if not literal.positions:
-        hint = f"write the count as the op that counts (mean, all_reduce with op='avg'), or {hint}"
-    return Report("UNKNOWN", reason, case.subject, case.findings, case.shown("agreed"), notes=(hint, *case.attempts())), []
+        several = [o for o in several if o not in by_size]
+    found, agreeing = sliced(case, several, point)
+    several = [o for o in several if o not in agreeing]
+    stands = explained(case, [o for o in several if o in case.proof.proved], point) if found is None else set()
+    return found, [s for s in wrong if s.obligation in several and s.obligation not in stands]
+
+
+def sliced(case: Case, several: Sequence[Obligation], point: PointName) -> tuple[Report | None, list[Obligation]]:
+    """Some obligations at full size, one after the other, the first ones first: REFUTED, or those that agree there."""
+    for o in sorted(several, key=case.made_at):
+        part = case.slices.of(o)
+        for one in tried(case, o, point):
+            if part is None or not case.slices.pays(part):
+                break
+            case.progress(f"evaluating {o} at full size")
+            try:
+                ((wrong, _),) = compare(part, case.plan.lineage, [o], [one])
+            except (NotComputed, MemoryError):
+                continue
+            clear = [s for s in wrong if s.distance > DIFFERENT]
+            found = settled(replace(case, whole=True), part, clear, one) if clear else None
+            if found is None:
+                case.slices.agreed.add(o)
+            elif found.verdict == "REFUTED" or o in case.proof.proved:
+                return found, []
+            else:
+                case.slices.undecided.add(o)
+    return None, [o for o in several if o in case.slices.agreed - case.slices.undecided]
+
+
+def tried(case: Case, o: Obligation, point: PointName) -> Iterator[PointName]:
+    """A point; of what is not proved more of them: others that are like it, and larger numbers with the first and last ids."""
+    yield point
+    if o in case.proof.failed:
+        yield following(point)
+        yield Moved(seed_of(point), "all × 4, ids at the ends", tuple((n, Change(4.0, ends=True)) for n in case.system.logical.sources))
+
+
+def explained(case: Case, proved: Sequence[Obligation], point: PointName) -> set[Obligation]:
+    """What agrees at reduced sizes once the counts that operators bring along (the 1/n of a mean) shrink with them. A variance may divide
+    by some less than it adds up: so larger sizes are tried too."""
+    found: set[Obligation] = set()
+    for base in (2, 6) if proved else ():
+        left = [o for o in proved if o not in found]
+        try:
+            small = shrink_system(case.system, base, False, case.kept, budgets.MAX_ELEMENTS, own_counts=True)
+            ((wrong, _),) = compare(small, case.plan.lineage, left, [point])
+        except (NotABoundary, TooMuch, NotComputed):
+            continue
+        found |= set(left) - {s.obligation for s in wrong}
+    return found
 
 
 def refuted(
@@ -164,14 +201,9 @@ def refuted(
 ) -> Report:
     """REFUTED, with the first wrong tensor; `scope` says at which sizes the difference is certain."""
     if scope is None:
-        scope = "at full size" if not case.less(small) else "at reduced sizes"
-        if inputs is None and case.less(small):
-            if not case.sizes.differs(difference.obligation, difference.seed):
-                reason = f"{difference.obligation} differs at reduced sizes, but not at all of several; no verdict"
-                return Report("UNKNOWN", reason, case.subject, case.findings, case.shown("agreed"), notes=case.attempts())
-            counts = counting(case.system, small) is not None
-            literals = "however literals that may count are read" if counts else "no literal counts what was reduced"
-            scope += f"; {literals}, and the difference is there at several sizes"
+        if case.less(small):
+            return unconfirmed(case, small, difference.obligation)
+        scope = "at full size"
     case.stop_if_contested([difference.obligation])
     engine, proved = case.proof.proved.get(difference.obligation, ("", ""))
     if proved == FULL_SIZE or (engine and case.proof.strict):
@@ -189,3 +221,13 @@ def refuted(
     stages = tuple(f"violated: {difference.layout}; {case.proof.violated[o]}" for o in bad if o in case.proof.violated)[:1]
     shown = case.shown("agreed", bad)
     return Report("REFUTED", reason, case.subject, case.findings, shown, difference, place, notes=(note, *stages), forms=case.forms(bad))
+
+
+def unconfirmed(case: Case, small: Small, o: Obligation) -> Report:
+    """UNKNOWN: a difference at reduced sizes may be made by what does not shrink with them."""
+    literal = counting(case.system, small)
+    proved = "is proved, but " if o in case.proof.proved else ""
+    where = f", where {literal}" if literal is not None else ""
+    reason = f"{o} {proved}differs at reduced sizes{where}; at full size it is too large to evaluate"
+    hint = "sizes that are written as numbers did not shrink: verify both programs at smaller sizes (captured functions: --also batch=N)"
+    return Report("UNKNOWN", reason, case.subject, case.findings, case.shown("agreed"), notes=(hint, *case.attempts()))

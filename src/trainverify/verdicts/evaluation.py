@@ -17,7 +17,7 @@ from trainverify.prove.attempt import Attempt, again, listed_too
 from trainverify.report import Report, Verdict
 from trainverify.verdicts import budgets
 from trainverify.verdicts.case import Case
-from trainverify.verdicts.decision import AtFullSize, Disagreement, settled
+from trainverify.verdicts.decision import AtFullSize, beside_full_size, settled, unconfirmed
 from trainverify.verdicts.other_sizes import at_full_size, at_other_sizes, confirmed, replayed
 
 
@@ -32,19 +32,36 @@ def report(case: Case) -> Report:
 
 
 def by_size_alone(case: Case) -> Report | None:
-    """REFUTED at sizes at which axes that are read in two ways shrink too; None if that says nothing."""
+    """A verdict where a plan also differs at sizes at which axes that are read in two ways shrink; None if it does not, or is small.
+
+    Those sizes say where to look; full size decides."""
     if not case.proof.failed:
         return None
     case.progress("choosing sizes for what does not align")
-    loose = looser(case.system, case.plan.lineage, case.wanted, case.proof.proved.keys(), case.kept, case.seed)
-    if loose is None:
+    seen = looser(case.system, case.plan.lineage, case.wanted, case.proof.proved.keys(), case.kept, case.seed)
+    if seen is None:
         return None
+    small, wrong = seen
     try:
-        found = report(replace(case, system=loose, proof=replace(case.proof, once=None), shared=[]))
-    except Disagreement:  # what is proved holds at the sizes of the plan, whatever these say
+        found, left = beside_full_size(case, small, wrong, case.seed)
+    except AtFullSize:
         return None
-    how = "axes that are read in two ways are shrunk by size alone; the difference is there at three sizes"
-    return replace(found, notes=(*found.notes, how)) if found.verdict == "REFUTED" else None
+    if found is not None or not left:
+        return found
+    proof = proved_at_last(case)
+    return report(replace(case, proof=proof)) if not proof.failed else unconfirmed(case, small, left[0].obligation)
+
+
+def proved_at_last(case: Case) -> Attempt:
+    """A proof in which nothing that failed at first was left untried."""
+    if not case.proof.failed or case.proof.prover is None:
+        return case.proof
+    case.progress("proving what was not proved at once")
+    proof = again(case.proof, case.system, case.wanted)
+    if proof.failed:
+        case.progress("listing what was not aligned")
+        proof = listed_too(proof, case.system, case.wanted)
+    return proof
 
 
 def evaluated(case: Case) -> Report:
@@ -94,13 +111,7 @@ def evaluated(case: Case) -> Report:
     if case.kept:
         note += f", on {len(small.places)} of {case.plan.size} ranks"
     notes = (note, *unreached)
-    if case.proof.failed and case.proof.prover is not None:
-        case.progress("proving what was not proved at once")
-        proof = again(case.proof, case.system, case.wanted)
-        if proof.failed:
-            case.progress("listing what was not aligned")
-            proof = listed_too(proof, case.system, case.wanted)
-        case = replace(case, proof=proof)
+    case = replace(case, proof=proved_at_last(case))
     found = agreed(replace(case, proof=uncontested(case, counted)), notes)
     return (further(case, small) if found.verdict == "UNKNOWN" else None) or found
 

@@ -73,7 +73,7 @@ def searchable(case: Case, small: Small, wrong: list[Suspect], seed: PointName) 
     return (small, wrong, seed) if full else chosen
 
 
-def search_smaller(case: Case, smaller: tuple[Small, list[Suspect], PointName], large: bool) -> bool:
+def search_smaller(case: Case, smaller: Differing, large: bool) -> bool:
     """Whether the first wrong tensor is searched for at reduced sizes: something is clearly off there, beside numbers that are not 0,
     and no literal makes other things differ, or full size is large."""
     clear = any(DIFFERENT < s.distance < 1 / DIFFERENT for s in smaller[1])

@@ -6,6 +6,7 @@ PROVED comes from a proof engine only. Random evaluation can refute, and it can 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +24,7 @@ from trainverify.graph.moves import without_moves
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
+from trainverify.graph.rebuilt import Rebuilt
 from trainverify.limits import seldom_collected
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -50,12 +52,14 @@ def verify(
     fail_fast: bool = False,
     locator: Locator = locate,
     allow: Allow = (),
+    also: Sequence[Rebuilt] = (),
 ) -> Report:
     """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one.
 
     `locator` finds the first wrong tensor of a refuted plan. With `fail_fast`, one random point is tried before any proof, and a
     difference is reported as it is, without the search for its cause. `allow` has approximations, beside those that the plan declares:
-    the logical program is changed by them, and the report says so.
+    the logical program is changed by them, and the report says so. `also` has the same programs at other sizes: where there is no
+    verdict, a difference there refutes them, and the report names those sizes.
     """
     began = time.perf_counter()
     if points < 1:
@@ -76,7 +80,19 @@ def verify(
         found = with_approximations(logical, plan, several, ops, progress, lambda one, many, fast: judge(one, many, fast or fail_fast))
     else:
         found = judge(logical, plan, fail_fast)
+    for other in also if found.verdict == "UNKNOWN" else ():
+        progress(f"building both programs at {other.sizes}")
+        small = verify(*other.build(), ops, points, seed, progress, engine, workers, fail_fast=fail_fast, locator=locator, allow=allow)
+        if small.verdict == "REFUTED":
+            found = refuted_at(other.sizes, found, small)
+            break
     return replace(found, seconds=time.perf_counter() - began, accept_reduced=accept_reduced)
+
+
+def refuted_at(sizes: str, found: Report, other: Report) -> Report:
+    """The report of both programs built at other sizes, as the verdict on those that have none at their own."""
+    note = f"both programs were built at {sizes}; at their own sizes there is no verdict: {found.reason}"
+    return replace(other, reason=f"at {sizes}: {other.reason}", notes=(note, *other.notes))
 
 
 def nowhere(*arguments: object) -> Place:

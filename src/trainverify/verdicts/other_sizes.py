@@ -10,16 +10,14 @@ from trainverify.axes.reduction import NotABoundary
 from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.evaluate.compare import DIFFERENT, Difference, decide, suspects
-from trainverify.evaluate.readings import Readings
 from trainverify.evaluate.run import NotComputed, elements, random_inputs, run_logical, run_plan
 from trainverify.evaluate.small import Small, shrink_system
 from trainverify.explain.place import Place
-from trainverify.graph.obligations import Obligation
 from trainverify.prove.staged.reduce import reduced
 from trainverify.report import Report
 from trainverify.verdicts import budgets
 from trainverify.verdicts.case import Case, compare_at
-from trainverify.verdicts.decision import CLASSES, refuted, settled
+from trainverify.verdicts.decision import CLASSES, refuted, settled, sliced
 
 
 def at_other_sizes(case: Case) -> Report | None:
@@ -56,14 +54,14 @@ def at_full_size(case: Case) -> Report | None:
             return None
         found = settled(replace(case, whole=True), small, wrong, case.seed)
         return found if found is not None and found.verdict == "REFUTED" else None
-    if case.by_classes is None:
-        return None
-    case.progress("evaluating at full size, on classes")
-    seen = case.by_classes.seen([o for o in case.wanted if o in case.proof.failed], everywhere=True)
-    difference = case.by_classes.decide(seen)[1] if seen.differs else None
-    if difference is None:
-        return None
-    return unlocated(case, difference)
+    failed = [o for o in case.wanted if o in case.proof.failed]
+    if case.by_classes is not None:
+        case.progress("evaluating at full size, on classes")
+        seen = case.by_classes.seen(failed, everywhere=True)
+        difference = case.by_classes.decide(seen)[1] if seen.differs else None
+        if difference is not None:
+            return unlocated(case, difference)
+    return sliced(case, failed, case.seed)[0]
 
 
 def unlocated(case: Case, difference: Difference) -> Report:
@@ -89,15 +87,12 @@ def confirmed(case: Case) -> Report | None:
 
 
 def replayed(case: Case) -> Report | None:
-    """Inputs for which the solver says that an obligation fails, tried. They have reduced sizes: what goes into the obligation must be no
-    literal that may count what was reduced, and it fails also if operators' own counts shrink."""
+    """Inputs for which the solver says that an obligation fails, tried: they count if nothing had to shrink for the solver."""
     for o, model in case.proof.models.items():
-        if not model:
+        small = reduced(case.system) if model else None
+        if small is None or case.less(small):
             continue
-        small = reduced(case.system)
         inputs = _inputs(small, model)
-        if case.less(small) and (Readings(case.system, small).of(o) or not _fails(reduced(case.system, own_counts=True), case, o, inputs)):
-            continue
         try:
             logical, local = run_logical(small, inputs, NUMERIC), run_plan(small, case.plan.lineage, inputs, NUMERIC)
             wrong, _ = suspects(small, [o], logical, local)
@@ -108,14 +103,6 @@ def replayed(case: Case) -> Report | None:
             if decision == "different" and difference is not None:
                 return refuted(case, small, wrong, difference, inputs)
     return None
-
-
-def _fails(small: Small, case: Case, o: Obligation, inputs: Mapping[str, Array]) -> bool:
-    try:
-        logical, local = run_logical(small, inputs, NUMERIC), run_plan(small, case.plan.lineage, inputs, NUMERIC)
-        return any(s.distance > DIFFERENT for s in suspects(small, [o], logical, local)[0])
-    except NotComputed:
-        return False
 
 
 def _inputs(small: Small, values: Mapping[str, Mapping[int, Fraction]]) -> dict[str, Array]:

@@ -40,8 +40,8 @@ class Shape:
         return f"{self.tensor}{where}: {list(self.full)} → {list(self.reduced)}"
 
 
-def reduced(system: System, own_counts: bool = False) -> Small:
-    return shrink_system(system, LEAST, alternate=False, own_counts=own_counts)
+def reduced(system: System) -> Small:
+    return shrink_system(system, LEAST, alternate=False)
 
 
 def with_fewer(system: System, of_a_sort: int) -> Small | None:
