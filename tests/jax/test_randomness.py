@@ -98,3 +98,53 @@ def test_a_function_that_is_only_called_so_is_not_jaxs() -> None:
 
     made = tvj.pair(step, lambda mesh: jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P()), ARGS, {"dp": 2})
     assert any(op.name in ("square", "mul") and "uniform" in str(op) for op in made.logical.ops)
+
+
+def scanned(turned: bool, chosen: bool = False) -> Any:
+    """A mask for each of two blocks of rows, drawn with keys of their own."""
+
+    def step(params: Any, x: Any, key: Any) -> Any:
+        keys = jax.random.split(key, 2)
+        keys = keys[::-1] if turned else keys
+        if chosen:
+            keys = jnp.where(jnp.arange(2) == 1, keys[0], keys)  # one key for both
+
+        def block(total: Any, row: Any) -> Any:
+            mask = jax.random.bernoulli(row[0], 0.9, (2, 6))
+            return total + jnp.sum(jnp.where(mask, row[1], 0.0)), None
+
+        total, _ = lax.scan(block, jnp.zeros(()), (keys, (x @ params["w1"] @ params["w2"]).reshape(2, 2, 6)))
+        return params, total
+
+    return step
+
+
+@pytest.mark.parametrize(("turned", "chosen", "verdict"), [(False, False, "PROVED"), (True, False, None), (False, True, None)])
+def test_keys_that_a_scan_takes_one_by_one(turned: bool, chosen: bool, verdict: str | None) -> None:
+    """Another order of keys, or one key for all steps, is not PROVED."""
+
+    def made(mesh: Any) -> Any:
+        where = {"w1": P(), "w2": P()}
+        return jax.shard_map(scanned(turned, chosen), mesh=mesh, in_specs=(where, P(), P()), out_specs=(where, P()), check_vma=False)
+
+    report = tvj.verify(scanned(False), made, ARGS, {"tp": 2})
+    assert (report.verdict == "PROVED") == (verdict == "PROVED"), report.reason
+
+
+def test_keys_of_another_generator() -> None:
+    """Not PROVED: the same seed, and another generator."""
+
+    def step(impl: str) -> Any:
+        def made(params: Any, x: Any) -> Any:
+            mask = jax.random.bernoulli(jax.random.key(7, impl=impl), 0.9, x.shape)
+            return params, jnp.sum(jnp.where(mask, x @ params["w1"] @ params["w2"], 0.0))
+
+        return made
+
+    def distributed(mesh: Any, impl: str) -> Any:
+        where = {"w1": P(), "w2": P()}
+        return jax.shard_map(step(impl), mesh=mesh, in_specs=(where, P()), out_specs=(where, P()), check_vma=False)
+
+    one = step("threefry2x32")
+    assert tvj.verify(one, lambda mesh: distributed(mesh, "threefry2x32"), ARGS[:2], {"tp": 2}).verdict == "PROVED"
+    assert tvj.verify(one, lambda mesh: distributed(mesh, "rbg"), ARGS[:2], {"tp": 2}).verdict != "PROVED"

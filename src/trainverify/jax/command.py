@@ -18,7 +18,7 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.translate.emit import Unmapped
-from trainverify.translate.targets import CaptureError, resolve
+from trainverify.translate.targets import CaptureError, module_of, resolve
 
 Progress = Callable[[str], None]
 MOST_DEVICES: Final = 64
@@ -57,8 +57,9 @@ def host_devices(mesh: str | None) -> None:
 def subject(reference: str, distributed: str, mesh: str | None, table: OpTable, tell: Progress, hlo: bool = False) -> Subject:
     """Two functions of files; the file of the second says what the arguments are (`args`), and may say `mesh`, `roles` and `meanings`."""
     tell("reading the files")
-    one, many = resolve(reference), resolve(distributed)
-    space = getattr(many, "__globals__", None) or getattr(getattr(many, "__wrapped__", None), "__globals__", {})
+    one = resolve(reference)
+    space = vars(module_of(distributed))
+    many = space[distributed.rpartition(":")[2]]
     if "args" not in space:
         raise CaptureError(
             f"{distributed.rpartition(':')[0]} has no `args`: what the step takes, as a tuple (jax.ShapeDtypeStruct, tvj.Ids)"

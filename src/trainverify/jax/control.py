@@ -10,17 +10,16 @@ from jax.extend.core import ClosedJaxpr
 
 from trainverify.graph.types import TensorType
 from trainverify.jax.interpret import MOST_STEPS, Handler, Interpreter, Item, type_of
+from trainverify.jax.mappings import communication
 from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.mappings.shaping import sliced
 from trainverify.jax.places import Free, Sharded
 from trainverify.jax.randomness import drawn, makes_uniform
 from trainverify.jax.ranges import within
-from trainverify.jax.values import Grid, Key, Number, Opaque, Table, Value, listed, table_of
+from trainverify.jax.values import Grid, Key, Number, Opaque, Table, Value, listed, lost, table_of
 from trainverify.translate.emit import Unmapped
 
-_COLLECTIVES: Final = frozenset(
-    ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "reduce_scatter", "all_to_all", "ppermute")
-)
+_COLLECTIVES: Final = frozenset(communication.ROWS) - {"axis_index"}
 
 
 def call(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
@@ -40,6 +39,8 @@ def plain(i: Interpreter, item: Item) -> Value:
 
 def step_of(i: Interpreter, x: Value, n: int) -> Value:
     """Element n of the first dimension."""
+    if isinstance(x, Key):
+        return Key(derived=f"{x.derived}[{n}]")  # of several keys
     if isinstance(x, Opaque):
         return x
     shape = i.e.shape(x) if isinstance(x, str) else x.shape
@@ -59,7 +60,7 @@ def stacked(i: Interpreter, items: Sequence[Value], kind: TensorType) -> Value:
     """Results of all steps, one after the other."""
     opaque = next((x for x in items if isinstance(x, Opaque)), None)
     if opaque is not None:
-        return opaque
+        return lost(opaque)
     numbers = [x for x in items if isinstance(x, Number)]
     if len(numbers) == len(items) and len({x.value for x in numbers}) <= 1:
         return Number(numbers[0].value if numbers else 0, kind.shape, kind.dtype)
@@ -100,7 +101,7 @@ def while_(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     for _ in range(MOST_STEPS):
         (goes,) = i.closed(p["cond_jaxpr"], [*tests, *carry])
         if isinstance(goes, Opaque):
-            return [goes for _ in eqn.outvars]
+            return [lost(goes) for _ in eqn.outvars]
         if not isinstance(goes, Grid):
             raise Unmapped("a loop whose end depends on data")
         if goes.literal is None:
@@ -116,7 +117,7 @@ def cond(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     branches = eqn.params["branches"]
     which, rest = plain(i, given[0]), given[1:]
     if isinstance(which, Opaque):
-        return [which for _ in eqn.outvars]
+        return [lost(which) for _ in eqn.outvars]
     if isinstance(which, Grid):
         if which.literal is None:
             raise Divergent(np.broadcast_to(which.start, (len(i.e.ranks),)))
@@ -130,7 +131,13 @@ def cond(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     test = i.e.cast(i.e.tensor(which), "bool")
     for x, y in zip(other, then, strict=True):
         opaque = next((v for v in (x, y) if isinstance(v, Opaque)), None)
-        chosen.append(opaque if opaque is not None else i.e.op("where", (test, i.e.tensor(y), i.e.tensor(x))))
+        chosen.append(
+            x
+            if x == y and isinstance(x, str | Key)
+            else lost(opaque)
+            if opaque is not None
+            else i.e.op("where", (test, i.e.tensor(y), i.e.tensor(x)))
+        )
     return chosen
 
 

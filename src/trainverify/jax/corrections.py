@@ -2,21 +2,23 @@
 
 An optimizer divides by it where the quotient may well be infinite (under a root in a divisor), so the step being defined does not
 imply that it is not 0. Its reciprocal is therefore compared too, as a metric of both programs: the condition is then one of the
-logical program, and listed.
+logical program, and listed. It follows from the power βᵗ, however a program goes on with it: −m/(βᵗ − 1), α·√(1 − βᵗ).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
-from trainverify.graph.program import Op, Output
+from trainverify.graph.plan import Plan
+from trainverify.graph.program import Op, Output, Program
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.ranges import bounds
 from trainverify.translate.emit import Emitter
 
 _SAME: Final = ("identity", "to", "expand", "reshape", "unsqueeze")
-_KEY: Final = "corrections"
+_START: Final = "1/(1 - "
 
 
 def _behind(e: Emitter, name: str | None) -> tuple[str | None, Op | None]:
@@ -28,14 +30,10 @@ def _behind(e: Emitter, name: str | None) -> tuple[str | None, Op | None]:
     return name, op
 
 
-def correction(e: RankEmitter, name: str) -> tuple[str, str] | None:
-    """(1 − βᵗ as a scalar, what to call it) of a tensor that is that, for 0 < β < 1 and an integer t ≥ 1."""
-    divisor, sub = _behind(e, name)
-    if sub is None or sub.name != "sub" or len(sub.inputs) != 2 or divisor is None or e.shape(divisor) != ():
-        return None
-    _, one = _behind(e, sub.inputs[0])
-    _, exp = _behind(e, sub.inputs[1])
-    if one is None or one.name != "full" or one.get("value") != 1 or exp is None or exp.name != "exp":
+def _power(e: RankEmitter, name: str) -> str | None:
+    """βᵗ in words, of a scalar that is that, for 0 < β < 1 and an integer t ≥ 1."""
+    _, exp = _behind(e, name)
+    if exp is None or exp.name != "exp" or e.shape(name) != ():
         return None
     _, product = _behind(e, exp.inputs[0])
     if product is None or product.name != "mul" or len(product.inputs) != 2:
@@ -49,19 +47,27 @@ def correction(e: RankEmitter, name: str) -> tuple[str, str] | None:
     if low is None or low[0] < 1:
         return None
     shown = count if adds is None or adds.name != "add" or len(adds.inputs) != 1 else f"({adds.inputs[0]} + {adds.get('value')})"
-    return divisor, f"1/(1 - {base.get('value')}^{shown})"
-
-
-def note_divisor(e: Emitter, name: str) -> None:
-    """Remember a correction that something is divided by."""
-    if isinstance(e, RankEmitter) and (found := correction(e, name)) is not None:
-        e.kept.setdefault(_KEY, {})[found[1]] = found[0]
+    return f"{base.get('value')}^{shown}"
 
 
 def reported(e: RankEmitter) -> Iterator[Output]:
-    """The reciprocals of all corrections, as metrics."""
-    for shown, name in e.kept.get(_KEY, {}).items():
-        yield Output(e.op("reciprocal", (name,)), "metric", shown)
+    """1/(1 − βᵗ) of all such powers, as metrics."""
+    results = [op.outputs[0] for op in e.ops if op.name == "exp"]
+    powers = {shown: name for name in results if (shown := _power(e, name)) is not None}
+    for shown, name in powers.items():
+        one = e.full((), 1, e.tensors[name].dtype)
+        yield Output(e.op("reciprocal", (e.op("sub", (one, name)),)), "metric", f"{_START}{shown})")
 
 
-__all__ = ["note_divisor", "reported"]
+def in_all(logical: Program, plan: Plan) -> tuple[Program, Plan]:
+    """Both programs, with those of these metrics only that the reference and all ranks have."""
+    programs = (logical, *(t.program for t in plan.templates))
+    common = set.intersection(*({o.of for o in p.outputs if o.role == "metric"} for p in programs))
+
+    def less(p: Program) -> Program:
+        return replace(p, outputs=tuple(o for o in p.outputs if o.of in common or not str(o.of).startswith(_START) or o.role != "metric"))
+
+    return less(logical), replace(plan, templates=tuple(replace(t, program=less(t.program)) for t in plan.templates))
+
+
+__all__ = ["in_all", "reported"]

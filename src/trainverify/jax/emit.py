@@ -52,7 +52,6 @@ class RankEmitter(Emitter):
         self.lengths = sorted(lengths)  # of ranges that start at 0 in the logical program
         self.groups: dict[str, tuple[int, ...]] = {}
         self.columns: dict[tuple[Value, ...], str] = {}
-        self.bounds: dict[str, tuple[int, int]] = {}  # of integer sources
         self.constants: dict[str, Constant] = {}
         self.draws: dict[str, TensorType] = {}  # random numbers, by how they are drawn
         self.traffic: list[tuple[str, tuple[str, ...]]] = []  # what is sent, by a label that all ranks' programs have for it

@@ -9,6 +9,7 @@ from typing import Final
 from trainverify.graph.program import Op
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.lines_of_masks import full_lines
+from trainverify.jax.signs import never_negative
 
 Infinities = frozenset[float]
 NONE: Final[Infinities] = frozenset()
@@ -102,6 +103,26 @@ def _partial_power(exponent: object) -> bool:
     return not isinstance(exponent, int) or exponent < 0
 
 
+_OF_POSITIVE: Final = frozenset(("log", "sqrt", "rsqrt"))
+
+
+def may_be_nan(e: RankEmitter, name: str) -> bool:
+    """Whether a root or a logarithm of what may be negative is in a tensor. That a divisor is 0 is taken for an exception."""
+    waiting, seen = [name], {name}
+    while waiting:
+        op = e.made.get(waiting.pop())
+        if op is None:
+            continue
+        power = op.name == "pow" and not isinstance(op.get("exponent"), int)
+        if (op.name in _OF_POSITIVE or power) and not never_negative(e, str(op.inputs[0])):
+            return True
+        more = [e.kept.get(("sent", op.get("batch")))] if op.name == "recv" else op.inputs
+        fresh = [i for i in more if i is not None and i not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return False
+
+
 Fact = tuple[Infinities, bool]  # the infinities that may be in it, and whether it has a value whatever the inputs are
 
 
@@ -135,4 +156,4 @@ def covers(facts: Mapping[str, Fact], traffic: Mapping[str, Fact]) -> bool:
     return all(label in facts and inf <= facts[label][0] and defined >= facts[label][1] for label, (inf, defined) in traffic.items())
 
 
-__all__ = ["Fact", "covers", "exchanged", "is_number", "joined", "may_be_infinite"]
+__all__ = ["Fact", "covers", "exchanged", "is_number", "joined", "may_be_infinite", "may_be_nan"]

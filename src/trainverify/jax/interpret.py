@@ -13,16 +13,20 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 import jax
 from trainverify.graph.program import Phase, Source
 from trainverify.graph.types import TensorType
+from trainverify.jax import beside
 from trainverify.jax.constants import constant
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.hlo.text import Aval
 from trainverify.jax.lines import phase_of, where
-from trainverify.jax.mappings import MAPPINGS
+from trainverify.jax.lowered import check, lowered
+from trainverify.jax.mappings import MAPPINGS, communication
 from trainverify.jax.mappings.table import Arguments, Row
 from trainverify.jax.places import Free, Sharded
 from trainverify.jax.randomness import key_result
-from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value
+from trainverify.jax.ranges import bounds
+from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value, lost
 from trainverify.translate.emit import Place, Unmapped
+from trainverify.translate.integers import holds, wraps
 from trainverify.translate.literals import Literals
 
 Item = Value | Sharded | Free
@@ -64,6 +68,7 @@ class Interpreter:
         self.used: set[str] = set()  # meanings
         self.calls: Counter[str] = Counter()
         self.missing: dict[str, Missing] = {}
+        self.primitives: dict[str, Any] = {}  # of JAX, by name
         self.phase: Phase = "forward"
 
     def closed(self, jaxpr: ClosedJaxpr, args: Sequence[Item]) -> list[Item]:
@@ -94,6 +99,7 @@ class Interpreter:
         self.e.place = Place(source or place.source, function or place.module, self.phase)
         self.e.label = variable or name
         self.calls[name] += 1
+        self.primitives.setdefault(name, eqn.primitive)
         try:
             found = self.meaning(eqn, given)
             if found is None and (key := key_result(self.e, name, given, eqn.params)) is not None:
@@ -123,10 +129,11 @@ class Interpreter:
         self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]
     ) -> list[Value]:
         if name == "select_n" and isinstance(which := values[0], Grid) and which.literal is not None:
-            values = [which, *(values[1 + which.literal] for _ in values[1:])]  # what is not chosen does not matter
+            chosen = values[1 + min(max(which.literal, 0), len(values) - 2)]  # what is not chosen does not matter
+            values = [which, *(chosen for _ in values[1:])]
         opaque = next((v for v in values if isinstance(v, Opaque)), None)
         if opaque is not None:
-            return [opaque for _ in avals]
+            return [lost(opaque) for _ in avals]
         row = self.rows.get(name)
         if row is None:
             raise Unmapped("no mapping")
@@ -135,14 +142,36 @@ class Interpreter:
             return self._unsigned(name, values, params, types, avals)
         if strange is not None:
             raise Unmapped(strange)
+        start = len(self.e.ops)
         a = Arguments(self.e, name, tuple(values), params, tuple(types), tuple(type_of(v) for v in avals), self.literal)
         result = row(a)
         if left := a.left():
             raise Unmapped(f"parameter {left[0]}={params[left[0]]!r}")
         found = [result] if isinstance(result, str | Number | Grid | Table | Opaque) else list(result)
-        if any(isinstance(v, Grid) and v.dtype in WIDTHS and not _fits(v) for v in found):
-            raise Unmapped("integers that wrap around")
-        return found
+        made = [self.checked(v, kind) for v, kind in zip(found, a.out, strict=True)]
+        if name not in ON_RANKS:
+            beside.note(self.e, name, self.primitives.get(name), row, values, params, a)
+        elif name in self.primitives:
+            check(self.e, self.e.ops[start:], lambda: lowered(self.primitives[name], params, types, self.e.mesh))
+        return made
+
+    def checked(self, value: Value, kind: TensorType) -> Value:
+        """A result of the type that JAX says. Integers that its dtype does not have would wrap around."""
+        if isinstance(value, Opaque):
+            return value
+        made = self.e.tensors[value] if isinstance(value, str) else TensorType(value.shape, value.dtype)
+        if made.shape != kind.shape or made.kind != kind.kind:
+            raise Unmapped(f"{made} where JAX has {kind}")
+        if isinstance(value, str):
+            value = self.e.cast(value, kind.dtype)
+            outside = wraps(self.e, value)
+        else:
+            value = value if value.dtype == kind.dtype else replace(value, dtype=kind.dtype)
+            found = None if isinstance(value, Number) else bounds(self.e, value)
+            outside = found is not None and not holds(kind.dtype, found)
+        if outside:
+            raise Unmapped(f"integers that may wrap around: they may not fit in {kind.dtype}")
+        return value
 
     def _unsigned(
         self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]
@@ -179,15 +208,7 @@ def _array(atom: Any) -> Any:
     return value if hasattr(value, "dtype") and hasattr(value, "shape") else np.asarray(value, atom.aval.dtype)
 
 
-WIDTHS: Final = {"i32": 31, "i16": 15, "i8": 7}
-
-
-def _fits(value: Grid) -> bool:
-    low, high = value.bounds()
-    most = 1 << WIDTHS[value.dtype]
-    return -most <= low and high < most
-
-
+ON_RANKS: Final = frozenset((*communication.ROWS, "pvary", "pcast", "mesh_cast", "sharding_constraint", "reshard"))  # not run on one device
 MOST_STEPS: Final = 4096  # of a loop that is unrolled
 
 

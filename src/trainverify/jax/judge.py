@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import numpy as np
 from jax.extend.core import jaxprs_in_params
 
+from trainverify.axes.views import NotABoundary
 from trainverify.check.findings import Finding, names
+from trainverify.domains.numeric import NUMERIC
+from trainverify.evaluate.compare import DIFFERENT, suspects
+from trainverify.evaluate.run import NotComputed, random_inputs, run_logical, run_plan
+from trainverify.evaluate.small import TooMuch, shrink_system
 from trainverify.graph.mesh import Mesh
-from trainverify.graph.plan import Plan
+from trainverify.graph.obligations import obligations
+from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
+from trainverify.jax.beside import Beside
+from trainverify.jax.beside import run as run_beside
+from trainverify.jax.corrections import in_all
 from trainverify.jax.hlo.dump import Partitioned, partitioned
 from trainverify.jax.literals import Float32Literals
 from trainverify.jax.meanings import MEANINGS
@@ -30,6 +40,8 @@ from trainverify.jax.pair import (
     with_constants,
     with_whole,
 )
+from trainverify.jax.shrink import smaller
+from trainverify.jax.steps import LATER
 from trainverify.jax.trace import Traced, TraceError, trace
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -37,7 +49,10 @@ from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.translate.emit import Unmapped
 from trainverify.translate.targets import CaptureError
+from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 from trainverify.verdicts import verify as verify_programs
+
+SEEDS: Final = 3  # random points at which programs are compared with the content that arrays have
 
 Progress = Callable[[str], None]
 Reader = Literal["jaxpr", "hlo"]
@@ -86,6 +101,8 @@ def traced(who: str, fn: Callable[..., Any], args: Sequence[Any], roles: Sequenc
         return trace(fn, args, roles, heads)
     except TraceError as error:
         raise CaptureError(f"{who}: {error}") from error
+    except Unmapped as error:
+        raise Unmapped(f"{who}: {error}") from error
     except Exception as error:  # whatever the user's code or JAX raises
         raise CaptureError(f"{who}: JAX does not trace it: {type(error).__name__}: {error}") from error
 
@@ -104,11 +121,11 @@ def pair(
     """The logical program and the plan."""
     progress("tracing")
     named = None if mesh is None else our_mesh(mesh)
+    one = traced("the reference", reference, args, roles, None)  # before the other one is made: that may change what both read
     if takes_mesh(distributed):
         if named is None:
             raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
         distributed = distributed(abstract(named) if reader == "jaxpr" else real_mesh(named))
-    one = traced("the reference", reference, args, roles, None)
     heads = list(dict.fromkeys(a.name.partition(".")[0] for a in one.arguments))
     many = traced("the distributed step", distributed, args, roles, heads if len(heads) == len(args) else None)
     mapped = mesh_of(many.jaxpr.jaxpr)
@@ -140,8 +157,16 @@ def pair(
         for n in ranks.moved
     ]
     findings += _unknown(parts)
-    plan = with_all_constants(ranks.plan, parts)
-    return Pair(whole, plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), _notes(parts, ranks, literal))
+    progress("running every call beside its mapping")
+    beside = run_beside({k: c for p in parts for k, c in p.noted.items()}, smaller)
+    findings += [
+        Finding("TV504", f"{call} is not translated to what JAX computes: {why}", None, None, None, None, "unsupported")
+        for call, why in beside.differs
+    ]
+    whole, plan = in_all(whole, with_all_constants(ranks.plan, parts))
+    return Pair(
+        whole, plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), (*_notes(parts, ranks, literal), *_run_notes(beside))
+    )
 
 
 def compiled(step: Callable[..., Any], args: Sequence[Any], mesh: Mesh) -> Partitioned:
@@ -180,11 +205,12 @@ def _unknown(parts: Sequence[Translated]) -> list[Finding]:
 
 
 def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
-    found = ["integers that depend on data do not wrap around"] if any(p.program.domains for p in parts) else []
+    integers = any(p.program.tensors[o].kind == "int" for p in parts for op in p.program.ops for o in op.outputs if op.inputs)
+    found = ["integers of 32 and 64 bits that depend on data do not wrap around"] if integers else []
     if any(p.constants for p in parts):
         found.append("arrays that the code closes over are inputs, the same wherever their content is")
     if any(a.domain is not None and a.domain.kind == "nonnegative" and a.shape.dtype.kind in "iu" for a in many.arguments):
-        found.append("integers that count steps stay below 2^31 - 1")
+        found.append("integers that count steps stay below 2^24")
     if any(p.finite for p in parts):
         found.append("computed values are finite: isfinite of them is true")
     if any(p.draws for p in parts):
@@ -201,8 +227,21 @@ def _notes(parts: Sequence[Translated], ranks: Ranks, literal: Float32Literals) 
         found.append(f"literals: {names(taken)}")
     if ranks.between:
         found.append(f"outside of shard_map on whole arrays (how XLA cuts them is its choice): {names(list(ranks.between))}")
+    left = sorted({n for p in parts if not p.unknown for n in p.missing})
+    if left:
+        found.append(f"left out, as no result depends on it: {names(left)}")
+    found.append(LATER)
     found.append("what XLA makes of the program (fusion, combined collectives) is not covered")
     return tuple(found)
+
+
+def _run_notes(beside: Beside) -> list[str]:
+    found = [f"{beside.agreed} distinct calls of primitives agree with JAX on random values"]
+    if beside.unchecked:
+        shown = [f"{call}: {why}" for call, why in beside.unchecked[:8]]
+        more = [f"and {len(beside.unchecked) - 8} more"] if len(beside.unchecked) > 8 else []
+        found.append(f"not run beside JAX: {'; '.join([*shown, *more])}")
+    return found
 
 
 def verify(
@@ -241,7 +280,7 @@ def judge(
     if stopped is not None:
         return stopped
     report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
-    report = _with_line(_with_constants(report, made), made.plan)
+    report = _with_line(_with_constants(report, made, ops), made.plan)
     return replace(
         report,
         findings=(*report.findings, *made.findings),
@@ -264,12 +303,32 @@ def _with_line(report: Report, plan: Plan) -> Report:
     return report
 
 
-def _with_constants(report: Report, made: Pair) -> Report:
+def _with_constants(report: Report, made: Pair, ops: OpTable) -> Report:
     """A difference for arbitrary content of arrays that the code closes over need not be one for the content that they have."""
-    constants = {n for p in made.parts for n in p.constants}
-    if report.verdict != "REFUTED" or not constants:
+    constants = {n: c.data for p in made.parts for n, c in p.constants.items()}
+    if report.verdict != "REFUTED" or not constants or _differs(made, constants, ops):
         return report
     return replace(report, verdict="UNKNOWN", reason=f"{report.reason}; that is so for some content of {names(sorted(constants))}")
+
+
+def _differs(made: Pair, constants: Mapping[str, np.ndarray[Any, Any]], ops: OpTable) -> bool:
+    """Whether both programs differ at full size for the content that arrays really have."""
+    parts = units(made.plan)
+    wanted, _ = obligations(made.logical, made.plan, parts)
+    try:
+        small = shrink_system(related(made.logical, made.plan, ops, parts, wanted), base=FULL, most=MAX_ELEMENTS)
+        for seed in range(SEEDS):
+            inputs = random_inputs(small, seed)
+            given = {n: np.asarray(constants[n], v.dtype) if n in constants else v for n, v in inputs.items()}
+            if any(given[n].shape != v.shape for n, v in inputs.items()):
+                return False
+            with np.errstate(all="ignore"):
+                one, ranks = run_logical(small, given, NUMERIC), run_plan(small, made.plan.lineage, given, NUMERIC)
+            if any(s.distance > DIFFERENT for s in suspects(small, wanted, one, ranks)[0]):
+                return True
+    except (NotComputed, TooMuch, NotABoundary, ArithmeticError, ValueError):
+        return False
+    return False
 
 
 def _stopped(subject: str, made: Pair) -> Report | None:
@@ -287,8 +346,9 @@ def _stopped(subject: str, made: Pair) -> Report | None:
                 counts[name] += m.count
                 first.setdefault(name, m)
     listed = [f"{n} ({c} times, first at {first[n].source}: {first[n].reason})" for n, c in counts.most_common(5)]
-    unknown = next(u for p in made.parts for u in p.unknown)
-    reason = f"without a mapping: {'; '.join(listed)}" if listed else f"{unknown[0]} has no value: {unknown[1]}"
+    unknown = next((f"{u[0]} has no value: {u[1]}" for p in made.parts for u in p.unknown), None)
+    differs = next(f.message for f in made.findings if f.severity == "unsupported")
+    reason = f"without a mapping: {'; '.join(listed)}" if listed else unknown or differs
     return Report("UNKNOWN", reason, subject, made.findings, assumptions=made.assumed, notes=made.notes)
 
 

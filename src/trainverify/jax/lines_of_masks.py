@@ -20,7 +20,9 @@ def note_lines(e: RankEmitter, mask: str, name: str, x: Grid, y: Grid) -> None:
     if name in ("lt", "le"):
         x, y = y, x
     strict = int(name in ("lt", "gt"))
-    spans = [(p - q) * (n - 1) for p, q, n in zip(x.strides, y.strides, x.shape, strict=True)]
+    shape = x.shape or y.shape
+    rises = [g.strides if g.shape else (0,) * len(shape) for g in (x, y)]
+    spans = [(p - q) * (n - 1) for p, q, n in zip(*rises, shape, strict=True)]
     least = int((x.start - y.start).min())
     found = []
     for d, span in enumerate(spans):

@@ -14,6 +14,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
 from trainverify.graph.program import Domain, Output, Program, Source, refs
 from trainverify.graph.types import TensorType
+from trainverify.jax.beside import Call
 from trainverify.jax.control import CONTROL
 from trainverify.jax.corrections import reported
 from trainverify.jax.emit import Constant, RankEmitter
@@ -31,8 +32,11 @@ from trainverify.jax.whole import WholeInterpreter
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.translate.emit import Place, Unmapped
+from trainverify.translate.groups import joined as joined_groups
+from trainverify.translate.integers import RANGES, holds
 from trainverify.translate.literals import Literals
 
+COUNTED: Final = 2**24 - 1  # steps: an assumption of the verdict
 MOST_PROGRAMS: Final = 256  # that ranks may run different ones of
 Meanings = Mapping[str, Callable[..., Any]]
 
@@ -49,6 +53,7 @@ class Translated:
     used: tuple[str, ...] = ()  # meanings
     finite: bool = False  # whether it asks if computed values are finite
     draws: Mapping[str, TensorType] = field(default_factory=dict)  # random numbers
+    noted: Mapping[Any, Call] = field(default_factory=dict)  # calls of primitives, to be run beside their mapping
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,15 @@ def unfollowed(a: Argument) -> Opaque:
 
 def _sources(e: RankEmitter, arguments: Sequence[Argument]) -> None:
     for a in arguments:
+        if a.domain is None and "int" in str(a.shape.dtype) and str(a.shape.dtype) in DTYPES:
+            raise Unmapped(f"argument {a.name} holds integers: say which, with tvj.Ids(shape, below) or tvj.Count()")
         if a.domain is not None and a.domain.kind == "ids" and a.domain.size is not None:
             e.bounds[a.name] = 0, a.domain.size - 1
+            if str(a.shape.dtype) in DTYPES and not holds(DTYPES[str(a.shape.dtype)], e.bounds[a.name]):
+                raise Unmapped(f"{a.name}: ids below {a.domain.size} as {a.shape.dtype}")
         elif a.domain is not None and a.domain.kind == "nonnegative":
-            e.bounds[a.name] = 0, 2**31 - 2
+            widest = RANGES.get(DTYPES.get(str(a.shape.dtype), ""), (0, COUNTED + 1))[1]
+            e.bounds[a.name] = 0, min(COUNTED, widest - 1)
             e.nonnegative.add(a.name)
 
 
@@ -117,7 +127,13 @@ def logical_program(traced: Traced, ops: OpTable = OPS, literal: Literals | None
     outputs, unknown = _outputs(e, traced.results, found)
     outputs += reported(e)
     program = _program(e, "the reference", _declared(e, traced.arguments), outputs)
-    return Translated(program, tuple(unknown), i.missing, i.calls, e.constants, tuple(sorted(i.used)), "finite" in e.kept, e.draws)
+    return _translated(i, program, unknown)
+
+
+def _translated(i: Interpreter, program: Program, unknown: Sequence[tuple[str, str]]) -> Translated:
+    e, used = i.e, tuple(sorted(i.used))
+    calls = e.kept.get("calls", {})
+    return Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, used, "finite" in e.kept, e.draws, calls)
 
 
 def _declared(e: RankEmitter, arguments: Sequence[Argument]) -> list[Argument]:
@@ -169,7 +185,7 @@ def ranks_plan(
             todo += [tuple(r for r, v in zip(ranks, answers, strict=True) if v == k) for k in sorted(set(answers.tolist()))]
     if (worse := _worse([made[2].e for made in done])) is not None:
         return ranks_plan(traced, mesh, lengths, ops, literal, meanings, worse)
-    groups = {n: m for *_, g, _ in done for n, m in g.items()}
+    groups = joined_groups(g for *_, g, _ in done)
     first = done[0][2]
     lineage: list[Layout] = [layout(n, n, s) for n, s in first.lies.items()]
     lineage += [layout(n, n, ((),) * c.data.ndim) for n, c in sorted({k: v for _, t, *_ in done for k, v in t.constants.items()}.items())]
@@ -221,8 +237,7 @@ def _unit(
     bindings = {n: c for c, n in e.columns.items()}
     used = {n for op in program.ops for _, v in op.attrs for n in (r.name for r in refs(v))}
     template = Template(program, ranks, {n: c for n, c in bindings.items() if n in used})
-    made = Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, tuple(sorted(i.used)), "finite" in e.kept, e.draws)
-    return template, made, i, e.groups, moved
+    return template, _translated(i, program, unknown), i, e.groups, moved
 
 
 def _landed(i: WholeInterpreter, traced: Traced, found: Sequence[Item]) -> tuple[list[Value], tuple[str, ...]]:
@@ -282,7 +297,7 @@ def partitioned_plan(
             todo += [tuple(r for r, v in zip(ranks, answers, strict=True) if v == k) for k in sorted(set(answers.tolist()))]
     if (worse := _worse([i.e for *_, i in done])) is not None:
         return partitioned_plan(traced, made, mesh, lengths, ops, literal, worse)
-    groups = {n: m for *_, i in done for n, m in i.e.groups.items()}
+    groups = joined_groups(i.e.groups for *_, i in done)
     specs = {a.name: s for a, s in zip(traced.arguments, made.inputs, strict=True)}
     lineage = [layout(n, n, s) for n, s in specs.items() if n in done[0][0].program.tensors]
     lineage += [layout(n, n, ((),) * c.data.ndim) for n, c in sorted({k: v for _, t, _ in done for k, v in t.constants.items()}.items())]
@@ -330,7 +345,7 @@ def _partition(
     program = _program(e, "partition", _declared(e, traced.arguments), outputs)
     used = {n for op in program.ops for _, v in op.attrs for n in (r.name for r in refs(v))}
     template = Template(program, ranks, {n: c for c, n in e.columns.items() if n in used})
-    return template, Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, (), "finite" in e.kept, e.draws), i
+    return template, _translated(i, program, unknown), i
 
 
 def with_whole(program: Program, moved: Sequence[str]) -> Program:

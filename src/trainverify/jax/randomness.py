@@ -55,7 +55,7 @@ def _integer(e: RankEmitter, value: Any) -> str:
 
 
 def seeded(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
-    return Key(derived=f"key({_integer(e, given[0])})")
+    return Key(derived=f"key({_integer(e, given[0])}, {params['impl'].name})")
 
 
 def folded_in(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
@@ -85,6 +85,7 @@ def _key(value: Any) -> str:
 
 
 OF_KEYS: Final = {
+    **dict.fromkeys(("pvary", "pcast", "copy", "copy_p", "mesh_cast", "sharding_constraint"), same),
     "random_seed": seeded,
     "random_fold_in": folded_in,
     "random_split": split,

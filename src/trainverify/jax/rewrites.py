@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainverify.jax.choices import clipped_by_norm, divided_by_choice
-from trainverify.jax.corrections import note_divisor
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.vocabulary import counted_hot, looked_up_backward, masked_lookup, shifted_hot
 from trainverify.translate.emit import Emitter
@@ -20,7 +19,6 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
     if name == "reshape" and op is not None and op.name == "reshape" and attrs["shape"] == e.shape(str(op.inputs[0])):
         return op.inputs[0]  # there and back
     if name == "div" and len(inputs) == 2:
-        note_divisor(e, str(inputs[1]))
         return divided_by_choice(e, inputs)
     if name == "where":
         return clipped_by_norm(e, inputs) or masked_lookup(e, inputs)

@@ -12,6 +12,8 @@ from jax.extend.core import ClosedJaxpr
 import jax
 from trainverify.graph.program import Domain
 from trainverify.jax.inputs import domain_of, shape_of
+from trainverify.jax.steps import STEPS, fingerprint
+from trainverify.translate.emit import Unmapped
 
 Kind = Literal["parameter", "state", "input"]
 RESULTS: Final = ("loss", "metric", "parameters", "state", "gradients")
@@ -82,7 +84,7 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
     """The jaxpr of a step. Results that have the structure of an argument are its new value; a real scalar is the loss."""
     shapes = tuple(jax.tree_util.tree_map(shape_of, a) for a in args)
     heads = list(names or argument_names(fn, len(args)))
-    jaxpr, out = jax.make_jaxpr(fn, return_shape=True)(*shapes)
+    jaxpr, out = _program(fn, shapes)
     results, updated = _results(out, shapes, heads, roles)
     arguments = []
     for i, (head, arg) in enumerate(zip(heads, args, strict=True)):
@@ -97,6 +99,19 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
     fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]
     fixed = [Result("state", r.of) if r.role == "parameter" and kinds.get(str(r.of)) == "state" else r for r in fixed]
     return Traced(jaxpr, tuple(arguments), tuple(fixed), _donated(jaxpr, arguments))
+
+
+def _program(fn: Callable[..., Any], shapes: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
+    """What the first calls of a step compute, if all of them compute the same. Caches of other traces would hide what this one does."""
+    jax.clear_caches()
+    found: list[tuple[ClosedJaxpr, Any]] = [
+        jax.make_jaxpr(lambda *given: fn(*given), return_shape=True)(*shapes) for _ in range(STEPS)
+    ]  # a function that JAX has not seen
+    first = fingerprint(found[0][0])
+    for n, (jaxpr, _) in enumerate(found[1:], 2):
+        if fingerprint(jaxpr) != first:
+            raise Unmapped(f"call {n} of the step computes something else than the first: it keeps something in Python")
+    return found[0]
 
 
 def _is_params(path: Sequence[Any]) -> bool:

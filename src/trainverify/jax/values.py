@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainverify.graph.types import DTYPES as KINDS
+from trainverify.primitives.scalars import nearest_float
 
 Column = np.ndarray[Any, np.dtype[np.int64]]  # one integer for each rank, or one for all of them
 Array = np.ndarray[Any, Any]
@@ -98,6 +99,11 @@ class Key(Opaque):
     derived: str = ""
 
 
+def lost(value: Opaque) -> Opaque:
+    """What follows from a value without a meaning has none. A key is not the key that something was computed from."""
+    return Opaque(value.reason)
+
+
 Known = Number | Grid | Table
 Value = str | Number | Grid | Table | Opaque
 
@@ -145,8 +151,24 @@ def listed(data: Array, dtype: str) -> Grid | Table:
     return found if same is not None and bool((same == data).all()) else Table(data, dtype)
 
 
+def array_of(value: Known, row: int = 0) -> Array:
+    """The numbers of a known value on one of its ranks."""
+    if isinstance(value, Number):
+        real = kind_of(value.dtype) == "real"
+        number = nearest_float(value.value) if real else value.value
+        return np.full(value.shape, number, {"real": np.float64, "int": np.int64, "bool": np.bool_}[kind_of(value.dtype)])
+    if isinstance(value, Table):
+        return np.asarray(value.data[row if len(value.data) > 1 else 0])
+    data = np.asarray(value.start[row if len(value.start) > 1 else 0])
+    for d, (stride, size) in enumerate(zip(value.strides, value.shape, strict=True)):
+        data = data + (stride * np.arange(size)).reshape(-1, *(1,) * (len(value.shape) - d - 1))
+    found = np.broadcast_to(data, value.shape)
+    return found.astype(bool) if value.dtype == "bool" else found
+
+
 def kind_of(dtype: str) -> str:
     return KINDS[dtype]
 
 
-__all__ = ["DTYPES", "Column", "Grid", "Key", "Known", "Number", "Opaque", "Real", "Table", "Value", "grid", "kind_of", "listed", "uniform"]
+__all__ = ["DTYPES", "Column", "Grid", "Key", "Known", "Number", "Opaque", "Real", "Table"]
+__all__ += ["Value", "array_of", "grid", "kind_of", "listed", "lost", "uniform"]

@@ -15,7 +15,7 @@ from trainverify.jax.interpret import Interpreter, Item, type_of
 from trainverify.jax.lines import function_line, where
 from trainverify.jax.mappings.communication import groups
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, spec_of, whole
-from trainverify.jax.values import Key, Opaque, Value
+from trainverify.jax.values import Key, Opaque, Value, lost
 from trainverify.translate.emit import Unmapped
 
 ELEMENTWISE: Final = frozenset(
@@ -39,7 +39,7 @@ ELEMENTWISE: Final = frozenset(
             "tanh",
         ),
         *("logistic", "abs", "sign", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "select_n", "convert_element_type", "copy"),
-        *("stop_gradient", "sharding_constraint", "log1p", "expm1", "erf", "sin", "cos", "is_finite"),
+        *("stop_gradient", "sharding_constraint", "reshard", "log1p", "expm1", "erf", "sin", "cos", "is_finite"),
     )
 )
 
@@ -156,6 +156,8 @@ def shard_map(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     p, e = eqn.params, i.e
     if any(n not in e.mesh.names or e.mesh.length(n) != size for n, size in p["mesh"].shape.items()):
         raise Unmapped(f"a shard_map on {p['mesh']}, not on {e.mesh}")
+    if list(p["mesh"].shape) != [n for n in e.mesh.names if n in p["mesh"].shape]:
+        raise Unmapped(f"a shard_map on {p['mesh']}, which has its axes in another order than {e.mesh}")
     if unread := sorted(set(p) - _READ):
         raise Unmapped(f"parameter {unread[0]}={p[unread[0]]!r}")
     if left := sorted(n for n, size in e.mesh.axes if size > 1 and n not in p["newly_manual_axes"]):
@@ -183,7 +185,7 @@ def shard_map(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     for v, spec, var in zip(found, specs, eqn.outvars, strict=True):
         assert not isinstance(v, Sharded | Free)
         everywhere = {a for names in spec for a in names} == {n for n, size in e.mesh.axes if size > 1}
-        results.append(v if isinstance(v, Opaque) else Sharded(v, spec, tuple(var.aval.shape), p["check_vma"] or everywhere))
+        results.append(lost(v) if isinstance(v, Opaque) else Sharded(v, spec, tuple(var.aval.shape), p["check_vma"] or everywhere))
     return results if isinstance(i, WholeInterpreter) else [whole(e, v) if isinstance(v, Sharded) else v for v in results]
 
 

@@ -48,6 +48,32 @@ def adam(params, opt, grads, lr=1e-3, b1=0.9, b2=0.999, eps=1e-8):
     return jax.tree.map(new, params, m, v), {"m": m, "v": v, "t": t}
 
 
+def adam_negated(params, opt, grads, lr=1e-3, b1=0.9, b2=0.999, eps=1e-8):
+    """The same, with both signs of a correction turned around."""
+    t = opt["t"] + 1
+    m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, opt["m"], grads)
+    v = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, opt["v"], grads)
+
+    def new(w, m, v):
+        return w - lr * (-m / (b1**t - 1)) / (jnp.sqrt(v / (1 - b2**t)) + eps)
+
+    return jax.tree.map(new, params, m, v), {"m": m, "v": v, "t": t}
+
+
+def adam_of_the_paper(params, opt, grads, lr=1e-3, b1=0.9, b2=0.999, eps=1e-8, power=1):
+    """The same, in the order that its paper calls efficient; ε is corrected too."""
+    t = opt["t"] + 1
+    m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, opt["m"], grads)
+    v = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, opt["v"], grads)
+    root = jnp.sqrt(1 - b2 ** (power * t))
+    rate = lr * root / (1 - b1**t)
+
+    def new(w, m, v):
+        return w - rate * m / (jnp.sqrt(v) + eps * root)
+
+    return jax.tree.map(new, params, m, v), {"m": m, "v": v, "t": t}
+
+
 def reference(params, x, t):
     loss, grads = jax.value_and_grad(loss_of)(params, x, t)
     return sgd(params, grads), loss
@@ -80,6 +106,10 @@ def tensor_parallel(mesh):
 
 
 def tensor_parallel_adam(mesh):
+    return tensor_parallel_with(adam, mesh)
+
+
+def tensor_parallel_with(adam, mesh):
     def step(params, opt, x, t):
         loss, grads = jax.value_and_grad(loss_of)(params, x, t, "tp", "dp")
         params, opt = adam(params, opt, grads)

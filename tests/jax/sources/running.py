@@ -29,7 +29,7 @@ def translated(fn: Callable[..., Any], *arrays: Any) -> tuple[RankEmitter, Inter
     given = []
     for n, x in enumerate(arrays):
         given.append(e.declare(f"x{n}", TensorType(x.shape, DTYPES[str(x.dtype)])))
-        if x.dtype.kind == "i":
+        if x.dtype.kind == "i" and hasattr(x, "min"):
             e.bounds[f"x{n}"] = int(x.min()), int(x.max())
     return e, i, i.closed(jax.make_jaxpr(fn)(*arrays), given)
 

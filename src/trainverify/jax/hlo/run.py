@@ -20,6 +20,7 @@ from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.ranges import bounds
 from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Value
 from trainverify.translate.emit import Place, Unmapped
+from trainverify.translate.groups import bind, by_members
 
 Env = dict[str, Any]  # a value, or the list of values of a tuple
 _NOTHING: Final = {"add": 0, "maximum": -np.inf, "minimum": np.inf, "and": 1, "or": 0, "multiply": 1}
@@ -197,9 +198,9 @@ class HloInterpreter(Interpreter):
         for rank in self.e.ranks:
             if rank not in members:
                 raise Unmapped("a rank without a group")
-            name = "ranks." + ".".join(map(str, members[rank]))
-            self.e.groups[name] = members[rank]
-            names.append(name)
+            names.append(bind(self.e.groups, by_members("ranks", members[rank]), members[rank]))
+        if len({len(g) for g in members.values()}) != 1:
+            raise Unmapped("groups of different sizes")
         return names, len(members[self.e.ranks[0]])
 
     def _sent(self, i: Instruction, env: Env, k: int = 0) -> str:

@@ -15,6 +15,7 @@ from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.mappings.table import Arguments, rows
 from trainverify.jax.values import Grid, Number, Value
 from trainverify.translate.emit import Unmapped
+from trainverify.translate.groups import bind, by_members
 
 ROWS, row = rows()
 
@@ -54,7 +55,7 @@ def groups(e: RankEmitter, axes: Sequence[str], parts: Any = None) -> tuple[list
     if key in e.kept:
         return e.kept[key]  # type: ignore[no-any-return]
     names, size = [], count(e.mesh, axes)
-    label = ".".join(axes)
+    label = ".".join(axes) if not any("." in a for a in axes) else repr(tuple(axes))
     for rank in e.ranks:
         members = line(e.mesh, rank, axes)
         if parts is not None:
@@ -62,16 +63,15 @@ def groups(e: RankEmitter, axes: Sequence[str], parts: Any = None) -> tuple[list
             if mine is None or len({len(p) for p in parts}) > 1:
                 raise Unmapped("axis_index_groups of different sizes, or without a rank")
             members, size = tuple(members[i] for i in mine), len(mine)
-        name = f"{label}.{members[0]}" if parts is None else f"{label}.{'.'.join(map(str, members[:2]))}"
-        e.groups[name] = members
-        names.append(name)
+        name = f"{label}.{members[0]}" if parts is None else by_members(label, members)
+        names.append(bind(e.groups, name, members))
     e.kept[key] = names, size
     return names, size
 
 
 def together(e: RankEmitter, names: list[str]) -> bool:
     """Whether all members of the groups run this program: what it knows, all of them know."""
-    key = ("together", names[0], len(names))
+    key = ("together", *names)
     if key not in e.kept:
         own = set(e.ranks)
         e.kept[key] = len(own) == e.mesh.size or all(own.issuperset(e.groups[n]) for n in dict.fromkeys(names))
@@ -167,34 +167,31 @@ def reduce_scatter(a: Arguments) -> Value:
 
 @row("all_to_all")
 def all_to_all(a: Arguments) -> Value:
-    cut, join, tiled = a.param("split_axis"), a.param("concat_axis"), a.param("tiled")
+    """The primitive is always tiled: `lax.all_to_all` adds and drops dimensions around it."""
+    cut, join = a.param("split_axis"), a.param("concat_axis")
+    a.ignore("tiled")
     names, size = groups(a.e, axes_of(a.param("axis_name")), a.param("axis_index_groups"))
-    name, shape = a.tensor(0), list(a.types[0].shape)
-    if not tiled:  # the blocks have size 1: after the exchange, dimension `cut` numbers the senders
-        if size > 1:
-            made = a.e.communicate("all_to_all", (name,), {"group": names, "split_dim": cut, "concat_dim": cut}, a.e.tensors[name])
-            name = made or name
-        order = [d for d in range(len(shape)) if d != cut]
-        order.insert(join, cut)
-        return name if order == sorted(order) else a.e.op("permute", (name,), {"dims": tuple(order)})
     if size == 1:
-        return name
-    shape[cut] //= size
-    shape[join] *= size
+        return a.operand(0)
     attrs = {"group": names, "split_dim": cut, "concat_dim": join}
-    made = a.e.communicate("all_to_all", (name,), attrs, TensorType(tuple(shape), a.dtype))
+    made = a.e.communicate("all_to_all", (a.tensor(0),), attrs, TensorType(a.shape, a.dtype))
     assert made is not None
     return made
 
 
 @row("ppermute")
 def ppermute(a: Arguments) -> Value:
-    """Every rank sends to at most one and receives from at most one; who receives from nobody has zeros."""
-    axes, perm = axes_of(a.param("axis_name")), [(int(s), int(t)) for s, t in a.param("perm")]
+    """Every rank sends to at most one and receives from at most one; who receives from nobody has zeros.
+
+    JAX counts positions along several axes as the mesh has them, in whichever order they are named."""
+    named, perm = axes_of(a.param("axis_name")), [(int(s), int(t)) for s, t in a.param("perm")]
+    axes = tuple(n for n in a.e.mesh.names if n in named)
     sends, receives = dict(perm), {t: s for s, t in perm}
     if len(sends) != len(perm) or len(receives) != len(perm):
         raise Unmapped("a permutation that sends or receives twice")
     e = a.e
+    if list(axes) != [n for n in e.mesh.names if n in axes]:
+        raise Unmapped(f"a permutation over {axes}, which JAX numbers in another order than other collectives do")
     at = [position(e.mesh, r, axes) for r in e.ranks]
     kinds = [(2 if receives.get(p) == p else 0) + (4 if sends.get(p, p) != p else 0) + (8 if receives.get(p, p) != p else 0) for p in at]
     if len(set(kinds)) > 1:

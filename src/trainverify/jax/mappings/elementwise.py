@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainverify.jax.infinities import is_number, may_be_infinite
+from trainverify.jax.infinities import is_number, may_be_infinite, may_be_nan
 from trainverify.jax.lines_of_masks import note_lines
 from trainverify.jax.mappings.table import Arguments, is_real, rows
 from trainverify.jax.ranges import bounds
@@ -273,7 +273,10 @@ def _compare(name: str) -> Callable[[Arguments], Value]:
         x, y = a.operand(0), a.operand(1)
         if isinstance(x, Grid) and isinstance(y, Grid) and a.e.shape(made) == a.shape:
             note_lines(a.e, made, name, x, y)
-        return spread(a, made)
+        made = spread(a, made)
+        if isinstance(x, Grid) and isinstance(y, Grid) and math.prod(a.shape) * len(a.e.ranks) <= TABLE_ELEMENTS:
+            a.e.kept["answers", made] = name, x, y
+        return made
 
     return compare
 
@@ -355,6 +358,9 @@ def _unary(ours: str) -> Callable[[Arguments], Value]:
             return x
         if isinstance(x, Grid) and x.uniform and ours in ("abs", "sign"):
             return Grid(np.abs(x.start) if ours == "abs" else np.sign(x.start), x.strides, x.shape, x.dtype)
+        if ours == "sign" and a.out[0].kind == "int":
+            above, below = (a.e.cast(a.e.op(c, (a.tensor(0),), {"value": 0}), a.dtype) for c in ("gt", "lt"))
+            return a.e.op("sub", (above, below))
         return spread(a, a.e.op(ours, (a.e.slim(x),)))
 
     return unary
@@ -430,7 +436,12 @@ def expm1(a: Arguments) -> Value:
     return spread(a, a.e.op("sub", (a.e.op("exp", (a.e.slim(a.operand(0)),)),), {"value": 1}))
 
 
-@row("erf_inv", "erfc", "tan", "asin", "acos", "atan", "sinh", "cosh", "cbrt", "atan2", "round", "ceil", "nextafter", "lgamma")
+@row("ceil", ignores=("accuracy",))
+def ceil(a: Arguments) -> Value:
+    return spread(a, a.e.op("neg", (a.e.op("floor", (a.e.op("neg", (a.e.slim(a.operand(0)),)),)),)))
+
+
+@row("erf_inv", "erfc", "tan", "asin", "acos", "atan", "sinh", "cosh", "cbrt", "atan2", "round", "nextafter", "lgamma")
 def unknown_function(a: Arguments) -> Value:
     if a.name == "erfc":
         return a.e.op("add", (a.e.op("neg", (a.e.op("erf", (a.tensor(0),)),)),), {"value": 1})
@@ -444,6 +455,8 @@ def is_finite(a: Arguments) -> Value:
     if isinstance(x, Number):
         return uniform(math.isfinite(x.value), x.shape, "bool")
     found = may_be_infinite(a.e, a.tensor(0))
+    if may_be_nan(a.e, a.tensor(0)):
+        raise Unmapped("a root or logarithm of what may be negative: it need not be a number")
     if not found:
         a.e.kept["finite"] = True
         return uniform(True, a.shape, "bool")
@@ -466,15 +479,30 @@ def select_n(a: Arguments) -> Value:
             return found
         if which.literal is None:
             raise Divergent(which.start)
-        return _as_wide(a, a.operand(1 + which.literal))
-    if len(a.operands) != 3 or a.types[0].dtype != "bool":
-        raise Unmapped("a choice among more than two")
+        return _as_wide(a, a.operand(1 + min(max(which.literal, 0), len(a.operands) - 2)))
+    if a.types[0].dtype != "bool":
+        return _numbered(a, which)
     other, then = a.operand(1), a.operand(2)
+    if isinstance(which, str) and ("answers", which) in a.e.kept and isinstance(other, Grid | Table) and isinstance(then, Grid | Table):
+        name, x, y = a.e.kept["answers", which]  # a mask of known integers that chooses among known integers
+        left, right = table_of(x), table_of(y)
+        if left is not None and right is not None:
+            data = COMPARISONS[name](left, right)
+            which = Table(np.broadcast_to(data, (len(data), *a.shape)), "bool")
     if isinstance(which, Table) and isinstance(other, Grid | Table) and isinstance(then, Grid | Table):
         left, right = table_of(other), table_of(then)
         if left is not None and right is not None:
             return listed(np.where(which.data, right, left), a.dtype)
     return spread(a, a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other))))
+
+
+def _numbered(a: Arguments, which: Value) -> Value:
+    """A case by its number, the first or the last for numbers outside."""
+    number = a.e.slim(which)
+    made = a.e.slim(a.operand(len(a.operands) - 1))
+    for n in reversed(range(1, len(a.operands) - 1)):
+        made = a.e.op("where", (a.e.op("lt", (number,), {"value": n}), a.e.slim(a.operand(n)), made))
+    return spread(a, made)
 
 
 def _by_rank(a: Arguments, which: Grid) -> Value | None:
@@ -508,7 +536,8 @@ def clamp(a: Arguments) -> Value:
     x = a.operand(1)
     low, high = column(a, 0), column(a, 2)
     if low is None or high is None or isinstance(low, np.ndarray) != isinstance(high, np.ndarray):
-        raise Unmapped("bounds that are not numbers")
+        raised = a.e.op("maximum", (a.e.slim(x), a.e.slim(a.operand(0))))
+        return spread(a, a.e.op("minimum", (raised, a.e.slim(a.operand(2)))))
     if isinstance(low, np.ndarray):
         least, most = int(low.max()), int(high.min())
         if (found := bounds(a.e, x)) is not None and least <= found[0] and found[1] <= most:
@@ -532,6 +561,8 @@ def converted(a: Arguments, x: Value) -> Value:
             return Number(x.value, x.shape, dtype)
         if kind == "bool":
             return uniform(x.value != 0, x.shape, "bool")
+        if not math.isfinite(x.value):
+            raise Unmapped(f"{x.value} as an integer")
         return uniform(int(x.value), x.shape, dtype)
     if isinstance(x, Grid) and kind == "real" and (literal := x.literal) is not None:
         return Number(literal, x.shape, dtype)
@@ -544,11 +575,22 @@ def converted(a: Arguments, x: Value) -> Value:
     return spread(a, a.e.cast(a.e.slim(x), dtype))
 
 
-@row("stop_gradient", "copy", "copy_p", "pvary", "pcast", "reduce_precision", "sharding_constraint", "mesh_cast")
+@row("stop_gradient", "copy", "copy_p", "pvary", "pcast", "sharding_constraint", "mesh_cast", "reshard")
 def same(a: Arguments) -> Value:
     """Copies, casts of how values vary, constraints on where they lie: the value itself."""
-    for n in ("axes", "sharding", "layout", "unconstrained_dims", "context_mesh", "to", "exponent_bits", "mantissa_bits", "dst_sharding"):
-        a.ignore(n)
+    a.ignore("axes", "to", "sharding", "dst_sharding", "concrete_mesh", "context_mesh", "layout", "unconstrained_dims")
+    return a.operand(0)
+
+
+_BITS: Final = {"f64": (11, 52), "f32": (8, 23), "bf16": (8, 7), "f16": (5, 10), "f8e4m3": (4, 3), "f8e5m2": (5, 2)}
+
+
+@row("reduce_precision")
+def reduce_precision(a: Arguments) -> Value:
+    """To all bits that the dtype has: `jax.checkpoint` writes it so."""
+    exponent, mantissa = _BITS[a.dtype]
+    if a.param("exponent_bits") < exponent or a.param("mantissa_bits") < mantissa:
+        raise Unmapped("rounding to fewer bits")
     return a.operand(0)
 
 

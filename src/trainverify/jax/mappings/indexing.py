@@ -184,21 +184,24 @@ def _taken(a: Arguments, x: str, ids: str, f: Form, own: Sequence[int], rest: Se
     return a.e.reshape(a.e.op("take_along_dim", (x, column), {"dim": n}), (*shape[:n], *inner, *shape[n + 1 :]))
 
 
-@row("scatter-add", "scatter_add", ignores=("unique_indices", "indices_are_sorted", "update_jaxpr", "update_consts", "mode"))
+@row("scatter-add", "scatter_add", "scatter-sub", ignores=("unique_indices", "indices_are_sorted", "update_jaxpr", "update_consts", "mode"))
 def scatter_add(a: Arguments) -> Value:
     f = _form(a, a.param("dimension_numbers"), gather=False)
     if (start := _fixed(a, f)) is not None and not any(isinstance(s, np.ndarray) for s in start):
         added = _padded(a, a.tensor(2), start, f)
     else:
         added, _ = _spread(a, f, a.tensor(2))
+    if a.name == "scatter-sub":
+        return a.e.op("sub", (a.tensor(0), added))
     return added if a.number(0) == 0 else a.e.op("add", (a.tensor(0), added))
 
 
 @row("scatter", ignores=("indices_are_sorted", "update_jaxpr", "update_consts", "mode"))
 def scatter(a: Arguments) -> Value:
-    """Written where ids say; several at one place only if JAX is told that there are none."""
+    """Written where ids say, one to a place: that data say different places is not taken from `unique_indices`."""
     f = _form(a, a.param("dimension_numbers"), gather=False)
-    once = bool(a.param("unique_indices")) or math.prod(a.types[1].shape[:-1]) == 1
+    a.ignore("unique_indices")
+    once = math.prod(a.types[1].shape[:-1]) == 1 or _distinct(a, f)
     if (start := _fixed(a, f)) is not None and not any(isinstance(s, np.ndarray) for s in start):
         put = _padded(a, a.tensor(2), start, f)
         hit = _padded(a, a.e.full(a.types[2].shape, 1, "f32"), start, f)
@@ -208,6 +211,14 @@ def scatter(a: Arguments) -> Value:
         raise Unmapped("a write at places that may be the same")
     hit = a.e.op("gt", (hit,), {"value": 0})
     return a.e.op("where", (hit, put, a.e.slim(a.operand(0))))
+
+
+def _distinct(a: Arguments, f: Form) -> bool:
+    """Whether known ids of single positions differ from each other on every rank."""
+    ids = a.operand(1)
+    if not isinstance(ids, Grid | Table) or f.batching or any(f.sizes[d] != 1 for d in f.indexed) or (data := table_of(ids)) is None:
+        return False
+    return all(len(np.unique(rows.reshape(-1, rows.shape[-1]), axis=0)) == math.prod(rows.shape[:-1]) for rows in data)
 
 
 def _padded(a: Arguments, updates: str, start: Sequence[int], f: Form) -> str:

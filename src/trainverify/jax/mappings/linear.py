@@ -30,7 +30,10 @@ def dot_general(a: Arguments) -> Value:
     free_right = [right[d] for d in sorted(right) if d not in {*map(int, right_c), *map(int, right_b)}]
     out = "".join([*(left[int(d)] for d in left_b), *free_left, *free_right])
     spec = f"{''.join(left[d] for d in sorted(left))},{''.join(right[d] for d in sorted(right))}->{out}"
-    return a.e.op("einsum", (a.tensor(0), a.tensor(1)), {"spec": spec})
+    if a.dtype != "bool":
+        return a.e.op("einsum", (a.tensor(0), a.tensor(1)), {"spec": spec})
+    numbers = [a.e.cast(a.tensor(i), "i64") for i in (0, 1)]  # whether there is any pair that is true
+    return a.e.op("gt", (a.e.op("einsum", numbers, {"spec": spec}),), {"value": 0})
 
 
 @row("conv_general_dilated", ignores=("precision", "preferred_element_type"))

@@ -11,7 +11,7 @@ import numpy as np
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.mappings.table import Arguments, rows
 from trainverify.jax.ranges import bounds
-from trainverify.jax.values import Array, Grid, Number, Table, Value, listed, table_of
+from trainverify.jax.values import TABLE_ELEMENTS, Array, Grid, Number, Table, Value, listed, table_of
 from trainverify.translate.emit import Unmapped
 
 ROWS, row = rows()
@@ -170,6 +170,28 @@ def concatenate(a: Arguments) -> Value:
             data = [np.broadcast_to(t, (width, *t.shape[1:])) for t in tables if t is not None]
             return listed(np.concatenate(data, dim + 1), a.dtype)
     return a.e.op("concat", [a.tensor(i) for i in range(len(a.operands))], {"dim": dim})
+
+
+@row("stack")
+def stack(a: Arguments) -> Value:
+    return a.e.op("stack", [a.tensor(i) for i in range(len(a.operands))], {"dim": a.param("axis")})
+
+
+@row("unstack")
+def unstack(a: Arguments) -> tuple[Value, ...]:
+    dim = a.param("axis")
+    return tuple(a.e.op("select", (a.tensor(0),), {"dim": dim, "index": n}) for n in range(len(a.out)))
+
+
+@row("tile")
+def tile(a: Arguments) -> Value:
+    sizes = tuple(int(n) for n in a.param("reps"))
+    x = a.operand(0)
+    if isinstance(x, Number):
+        return Number(x.value, a.shape, x.dtype)
+    if (found := _moved(a, lambda v: np.tile(v, (1, *sizes)))) is not None and math.prod(a.shape) <= TABLE_ELEMENTS:
+        return found
+    return a.e.op("repeat", (a.tensor(0),), {"sizes": sizes})
 
 
 @row("split")

@@ -1,0 +1,66 @@
+"""Arrays that code closes over have their content: what differs with it is REFUTED. Step counts may be arguments alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jaxlib", reason="JAX is absent: pip install 'trainverify[jax]'")
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import jax
+import trainverify.jax as tvj
+from jax import lax
+
+ARGS = ({"w": tvj.Reals((3,))}, tvj.Reals((4, 3)))
+MASK = np.array([1.0, 0.0, 1.0], np.float32)
+
+
+def step(params: Any, x: Any, over: Any = lambda v: v, mask: Any = MASK) -> Any:
+    loss = over(jnp.mean((x * mask) @ params["w"]))
+    return {"w": params["w"] - 0.1 * over(jnp.mean(x * mask, 0))}, loss
+
+
+def distributed(reduce: Any, mask: Any) -> Any:
+    def made(mesh: Any) -> Any:
+        def local(params: Any, x: Any) -> Any:
+            return step(params, x, lambda v: reduce(v, "dp"), mask)
+
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("reduce", "mask", "verdict"),
+    [
+        (lax.pmean, MASK, "PROVED"),
+        (lax.psum, MASK, "REFUTED"),
+        (lax.pmean, np.array([1.0, 1.0, 1.0], np.float32), "REFUTED"),
+        (lax.pmean, MASK[:1] * MASK, "PROVED"),  # the same content
+    ],
+)
+def test_content(reduce: Any, mask: Any, verdict: str) -> None:
+    report = tvj.verify(step, distributed(reduce, mask), ARGS, {"dp": 2})
+    assert report.verdict == verdict, report.reason
+
+
+@pytest.mark.parametrize(("later", "verdict"), [(1, "PROVED"), (2, "REFUTED")])
+def test_a_count_that_is_an_argument_alone(later: int, verdict: str) -> None:
+    args = ({"w": tvj.Reals((3,))}, tvj.Count(), tvj.Reals((4, 3)))
+
+    def decayed(params: Any, n: Any, x: Any, over: Any = lambda v: v, later: int = 1) -> Any:
+        return {"w": params["w"] - 0.1 / (n + later) * over(jnp.mean(x, 0))}, over(jnp.mean(x @ params["w"]))
+
+    def made(mesh: Any) -> Any:
+        def local(params: Any, n: Any, x: Any) -> Any:
+            return decayed(params, n, x, lambda v: lax.pmean(v, "dp"), later)
+
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    report = tvj.verify(decayed, made, args, {"dp": 2})
+    assert report.verdict == verdict, report.reason

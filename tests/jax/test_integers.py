@@ -1,0 +1,84 @@
+"""Integers of few bits wrap around in JAX: what may not fit has no verdict, what fits is followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jaxlib", reason="JAX is absent: pip install 'trainverify[jax]'")
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from running import run, translated
+
+import jax
+import trainverify.jax as tvj
+from jax import lax
+from trainverify.jax.values import Opaque
+
+X = np.arange(15, dtype=np.float32).reshape(3, 5)
+I8, U8 = np.array([100, 50, -128], np.int8), np.array([200, 50, 3], np.uint8)
+I16, BIG = np.array([7, 30000], np.int16), np.array([2**30, 5], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "array"),
+    [
+        (lambda i: i + i, I8),
+        (lambda i: i - np.uint8(5), U8),
+        (lambda i: -i, I8),
+        (lambda i: jnp.abs(i), I8),
+        (lambda i: jnp.sum(i, dtype=jnp.int8), I8),
+        (lambda i: jnp.cumsum(i, dtype=jnp.uint8), U8),
+        (lambda i: i.astype(jnp.int8), U8),
+        (lambda i: i * i, I16),
+        (lambda i: i * i, BIG),
+        (lambda i: i + BIG + BIG, BIG),
+        (lambda x: x.astype(jnp.uint8), X),
+        (lambda x: x + (lax.iota(jnp.uint8, 5) - np.uint8(2)), X),
+        (lambda x: x + lax.iota(jnp.int32, 5) * 1_000_000_000, X),
+        (lambda x: x + lax.iota(jnp.uint16, 5), X),
+        (lambda i: lax.dot(i[None], i[:, None]), I8),
+    ],
+)
+def test_unknown_integers_that_may_wrap(fn: Callable[..., Any], array: Any) -> None:
+    _, i, found = translated(fn, array)
+    assert all(isinstance(x, Opaque) for x in found)
+    assert any("wrap" in m.reason or "uint16" in m.reason for m in i.missing.values()), i.missing
+
+
+@pytest.mark.parametrize(
+    ("fn", "array"),
+    [
+        (lambda i: jnp.maximum(i, np.uint8(5)), U8),
+        (lambda i: i.astype(jnp.int32) * 2 - 1, U8),
+        (lambda i: jnp.sum((i > 0).astype(jnp.int8), dtype=jnp.int8), I8),
+        (lambda i: jnp.sign(i) * np.int8(100), I8),
+        (lambda x: x + (lax.iota(jnp.uint8, 5) + np.uint8(2)), X),
+        (lambda x: x + lax.iota(jnp.int32, 5) * 1_000, X),
+        (lambda x: x[:, jnp.array([-1, 0])], X),
+        (lambda x: jnp.dot(x > 3, x.T > 3), X),
+        (lambda x: lax.select_n(jnp.int32(7), x, 2 * x, 3 * x), X),
+        (lambda x: lax.select_n(jnp.int32(-7), x, 2 * x, 3 * x), X),
+    ],
+)
+def test_proved_integers_that_fit(fn: Callable[..., Any], array: Any) -> None:
+    found, _ = run(fn, array)
+    np.testing.assert_array_equal(found[0], fn(jnp.asarray(array)))
+
+
+@pytest.mark.parametrize(("arg", "verdict"), [(jax.ShapeDtypeStruct((6,), jnp.int32), "UNKNOWN"), (tvj.Ids((6,), 9), "PROVED")])
+def test_integers_need_a_range(arg: Any, verdict: str) -> None:
+    """UNKNOWN, and not an invalid step, without one."""
+
+    def distributed(mesh: Any) -> Any:
+        def step(w: Any, i: Any) -> Any:
+            return w, lax.psum(jnp.sum(i), "dp") * jnp.sum(w)
+
+        return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()))
+
+    report = tvj.verify(lambda w, i: (w, jnp.sum(i) * jnp.sum(w)), distributed, (tvj.Reals((5,)), arg), {"dp": 2})
+    assert report.verdict == verdict, report.reason
