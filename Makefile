@@ -2,7 +2,7 @@
 # make test    everything that must hold: lint, types, the whole test suite (installs PyTorch as the reference)
 # make test-jax  JAX code, in an environment of its own (.venv-jax): a part of make test
 # make check   a slice of it for daily work, under two minutes: lint, types, the core and one plan of each kind
-# make campaign  tests that take long, thousands of random plans and of random mistakes in them (about an hour and a half on 2 cores)
+# make campaign  tests that take long, thousands of random plans, of random PyTorch and JAX steps and of random mistakes in them (hours on 2 cores)
 # make capture  PyTorch and JAX code of all kinds, captured, proved and replayed, and with planted bugs (about 40 minutes)
 # make frameworks  torchtitan, Megatron-core, Transformers and DeepSpeed from pip, each in an environment of its own (.venv-torchtitan,
 #              .venv-megatron, .venv-transformers, .venv-deepspeed): proved, and refuted with edits in a copy of it
@@ -41,7 +41,7 @@ demo: $(VENV)/core.stamp
 	@echo
 	@if $(BIN)/python -c "import torch" 2>/dev/null; then \
 		echo "--- PyTorch code as it is, data and tensor parallel on 4 ranks, captured on fake tensors: PROVED."; \
-		$(BIN)/trainverify torch examples/pytorch/train.py:reference examples/pytorch/train.py:distributed --world-size 4 --no-cache > $(DEMO)/torch.txt; \
+		$(BIN)/trainverify torch examples/pytorch/train.py:reference examples/pytorch/train.py:distributed --world-size 4 > $(DEMO)/torch.txt; \
 		code=$$?; head -1 $(DEMO)/torch.txt; exit $$code; \
 	else echo "--- PyTorch is absent: no PyTorch code is captured (pip install 'trainverify[torch]')."; fi
 
@@ -62,13 +62,17 @@ check: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal tests/primitives tests/graph tests/build tests/check tests/axes tests/verdicts/test_mlp.py tests/verdicts/test_unasked.py tests/verdicts/test_claims.py tests/prove/test_laws.py tests/docs
 
-campaign: $(VENV)/dev.stamp
+campaign: $(VENV)/dev.stamp $(JAX)/stamp
 	$(BIN)/pytest -m long -n 2
 	$(BIN)/python -m tools.campaign --both --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --workers 2 --seconds 20 --oracle 0.3
+	$(BIN)/python -m tools.steps --count $(or $(COUNT),3000) --seed $(or $(SEED),0) --workers 2
+	$(JAX)/bin/python -m tools.jax_steps --count $(or $(COUNT),1000) --seed $(or $(SEED),0) --workers 2
 
 capture: $(VENV)/dev.stamp $(JAX)/stamp
 	$(BIN)/pytest tests/capture -m "capture or not capture" -v -o faulthandler_timeout=3600
+	$(BIN)/python -m tools.opinfo --count 0 --wrong
 	$(JAX)/bin/pytest tests/jax -m "capture or not capture" -v
+	$(JAX)/bin/python -m tools.harnesses
 
 frameworks: $(TITAN)/stamp $(MEGATRON)/stamp $(TRANSFORMERS)/stamp $(DEEPSPEED)/stamp
 	$(TITAN)/bin/pytest tests/frameworks -v
@@ -104,7 +108,7 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/torch.stamp
 $(JAX)/stamp: pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv $(JAX)
-	$(JAX)/bin/pip install --quiet --editable ".[jax]" flax optax "pytest>=9,<10" "pytest-xdist>=3.6,<4"
+	$(JAX)/bin/pip install --quiet --editable ".[jax]" flax optax absl-py "pytest>=9,<10" "pytest-xdist>=3.6,<4"
 	@touch $@
 
 # torchtitan in an environment of its own. PyTorch first: what else is installed must not choose its version.

@@ -21,10 +21,10 @@ from trainverify.bugs.run import explanation
 from trainverify.explain.cause import Cause
 from trainverify.graph.plan import Edit, Plan, Template
 from trainverify.graph.program import Op
-from trainverify.mutate.run import small
 from trainverify.verdicts import verify
 from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.recipes import Wish
+from trainverify.zoo.tiny import rebuilt, tiny
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,14 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--outputs", action="store_true", help="only changes that make one output wrong")
     a = parser.parse_args(given)
     wish = Wish(a.model, Degrees(dp=a.dp, tp=a.tp, pp=a.pp, microbatches=a.microbatches), layers=a.layers)
-    logical, right = small(wish) if a.tiny else wish.build()
+    small = tiny(wish) if a.tiny else None
+    logical, right = wish.build() if small is None else (small.logical, small.plan)
     counts = dict.fromkeys(("found", "tensor", "ranks", "cause", "healthy"), 0)
     for n in range(a.seed, a.seed + a.count):
         began = time.perf_counter()
         bug = planted(right, random.Random(n), a.outputs)
-        report = verify(logical, bug.plan)
+        also = rebuilt(wish, lambda other, n=n: planted(other, random.Random(n), a.outputs).plan)  # type: ignore[misc]
+        report = verify(logical, bug.plan, also=also)
         found = explanation(report)
         rank = None if report.place is None else report.place.rank
         held = {

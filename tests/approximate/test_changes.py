@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -92,7 +93,8 @@ def test_capacity_drops_tokens_beyond_the_last_place() -> None:
     assert verify(dropping(1, 6), found, points=2).verdict == "REFUTED"
 
 
-def weighed(*terms: str, reported: bool = False) -> Program:
+def weighed(*terms: str, reported: bool = False, detached: Sequence[str] = ()) -> Program:
+    """Terms are differentiated; `reported`: they are a part of the reported loss, also those that are detached."""
     b = tv.program("sum")
     x, w, v = b.input("x", (6, 5)), b.parameter("w", (4, 5)), b.parameter("v", (4,))
     h = b.linear(x, w, name="h")
@@ -102,20 +104,31 @@ def weighed(*terms: str, reported: bool = False) -> Program:
     if not reported:
         b.loss(loss)
         return tv.complete(b.build(), tv.SGD(lr=0.5), auxiliary=dict.fromkeys(terms, 0.25))
-    for t in terms:
-        metric = next(o.tensor for o in b.outputs if o.of == t)
-        loss = b.add(loss, b.mul(Tensor(metric, b.tensors[metric]), value=0.25, name=f"{t}.part"), name="loss.all")
+    for t in sorted({*terms, *detached}):
+        metric = next(Tensor(o.tensor, b.tensors[o.tensor]) for o in b.outputs if o.of == t)
+        if t in detached:
+            metric = b.detach(metric, name=f"{t}.value")
+        loss = b.add(loss, b.mul(metric, value=0.25, name=f"{t}.part"), name="loss.all")
     b.loss(loss)
     return tv.complete(b.build(), tv.SGD(lr=0.5))
 
 
 @pytest.mark.parametrize("reported", [False, True])
 def test_auxiliary_terms_are_left_out(reported: bool) -> None:
+    """Of gradients alone: a loss that is reported with its terms has them still."""
+
+    def differentiating(*terms: str) -> Program:
+        return weighed(*terms, reported=reported, detached=[t for t in ("size", "tilt") if reported and t not in terms])
+
     both, plan = weighed("size", "tilt", reported=reported), one_rank(weighed())
-    assert verify(weighed(), changed(both, plan, "without-auxiliary-loss").logical, points=1).verdict == "PROVED"
+    none = changed(both, plan, "without-auxiliary-loss").logical
+    assert verify(differentiating(), none, points=1).verdict == "PROVED"
+    assert verify(both, none, points=1).verdict == "REFUTED"
+    if reported:
+        assert verify(weighed(), none, points=1).verdict == "REFUTED"  # its loss has no terms
     one = changed(both, plan, "without-auxiliary-loss:metric=size").logical
-    assert verify(weighed("tilt", reported=reported), one, points=1).verdict == "PROVED"
-    assert verify(weighed("size", reported=reported), one, points=1).verdict == "REFUTED"
+    assert verify(differentiating("tilt"), one, points=1).verdict == "PROVED"
+    assert verify(differentiating("size"), one, points=1).verdict == "REFUTED"
 
 
 UNFIT = {

@@ -67,8 +67,8 @@ class Case:
         c = c or self.small
         one, ranks = self.targets(c)
         mesh = Mesh(self.mesh)
-        captured = tvt.captures(one, ranks, self.world, self.batch(c), mesh)
-        made = tvt.pair(*captured, mesh, self.batch(c), self.cuts, self.loss)
+        first, *_ = tvt.captures(one, ranks, self.world, self.batch(c), mesh)
+        made = tvt.pair(*first, mesh, self.batch(c), self.cuts, self.loss)
         return replay(one, ranks, self.world, self.batch(c), made)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tes
 from trainverify import files
 from trainverify.graph.program import Op, Program, Source
 from trainverify.graph.types import TensorType
-from trainverify.torch.cache import Cache
-from trainverify.torch.capture import Captured
+from trainverify.torch.cache import Cache, Found, mark, noted
+from trainverify.torch.captured import Captured
+from trainverify.torch.launch import run
 
 MODEL = """
 import json
@@ -66,8 +68,9 @@ class Project:
         self.written += 1
         os.utime(self.folder / name, (1_000_000_000 + self.written,) * 2)  # long ago
 
-    def run(self, *more: str, **environment: str) -> tuple[str, int]:
+    def run(self, cached: bool = True, **environment: str) -> tuple[str, int]:
         """The verdict, and how many captures were used again."""
+        more = ["--cache"] if cached else []
         command = [sys.executable, "-m", "trainverify", "torch", "train.py:reference", "train.py:distributed", "--world-size", "3"]
         where = {**os.environ, "XDG_CACHE_HOME": str(self.cache), **environment}
         done = subprocess.run([*command, "--json", *more], cwd=self.folder, env=where, capture_output=True, text=True, check=False)
@@ -83,10 +86,11 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.mark.capture
 def test_used_again(project: Project) -> None:
-    """PROVED three times: captured, from the cache, and captured again on demand."""
+    """PROVED each time: captured without being kept, captured, from the cache, and captured again without it."""
+    assert project.run(cached=False) == ("PROVED", 0)
     assert project.run() == ("PROVED", 0)
     assert project.run() == ("PROVED", 4)
-    assert project.run("--no-cache") == ("PROVED", 0)
+    assert project.run(cached=False) == ("PROVED", 0)
     assert project.run(SOME_SETTING="1") == ("PROVED", 0)
     kept = list((project.cache / "trainverify" / "captures").glob("*.logical.json.gz"))
     assert len(kept) == 8
@@ -111,6 +115,41 @@ def test_a_changed_setting_is_captured_again(project: Project) -> None:
     assert project.run() == ("PROVED", 0)
 
 
+READS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a name beside a file": (lambda folder: ((folder / "setting").read_text(), (folder / "sum").exists()), "sum"),
+    "a hidden name": (lambda folder: ((folder / "setting").read_text(), (folder / ".sum").exists()), ".sum"),
+    "a hidden file": (lambda folder: (folder / ".setting").read_text(), ".setting"),
+    "a file opened for reading and writing": (lambda folder: (folder / "setting").open("r+").read(), "setting"),
+    "a folder that is listed": (lambda folder: list((folder / "listed").iterdir()), "listed/sum"),
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_whatever_is_read_counts(tmp_path: Path, how: str) -> None:
+    """A capture depends on it: unchanged at first, changed after it was written."""
+    read, name = READS[how]
+    (tmp_path / "listed").mkdir()
+    for there in ("setting", ".setting"):
+        (tmp_path / there).write_text("avg")
+        os.utime(tmp_path / there, (1_000_000_000,) * 2)
+    (found,) = run([noted(lambda: str(read(tmp_path)))])
+    assert isinstance(found, Found)
+    assert found.depends is not None
+    assert [p for p, was in found.depends.items() if mark(p) != was] == []
+    (tmp_path / name).write_text("sum")
+    assert [p for p, was in found.depends.items() if mark(p) != was] != []
+
+
+def test_what_the_capture_itself_changes_is_not_kept(tmp_path: Path) -> None:
+    def counted() -> int:
+        (tmp_path / f"run {len(list(tmp_path.iterdir()))}").touch()
+        return 0
+
+    (found,) = run([noted(counted)])
+    assert isinstance(found, Found)
+    assert found.depends is None
+
+
 @pytest.mark.capture
 def test_a_broken_file_is_captured_again(project: Project) -> None:
     assert project.run() == ("PROVED", 0)
@@ -126,10 +165,10 @@ def test_lines_that_led_to_an_op_are_kept(tmp_path: Path) -> None:
     ops = [Op("neg", ("x",), (t,), source=line) for t, line in zip("yzw", (*lines, None), strict=True)]
     program = Program("one", dict.fromkeys("xyzw", TensorType((2, 3), "f32")), inputs=("x",), ops=tuple(ops))
     cache = Cache(tmp_path, "command")
-    put = cache.put("rank 0", Captured(program, 0), {})
+    put = cache.put("rank 0", (Captured(program, 0),), {})
     got = cache.get("rank 0")
     assert got is not None
-    for found in (put, got[0]):
+    for (found,) in (put, got[0]):
         sources = [op.source for op in found.program.ops]
         assert [[str(s), *map(str, s.callers)] for s in sources if s] == [
             ["norm.py:7", "layer.py:11", "train.py:3"],

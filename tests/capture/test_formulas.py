@@ -52,6 +52,28 @@ def test_formula(name: str) -> None:
         assert torch.allclose(found, kernel, rtol=1e-7, atol=1e-12)  # kernels have 1/6 as a float32
 
 
-def test_in_place_is_refused() -> None:
-    translator, _ = traced(lambda a: F.leaky_relu(a, 0.3, inplace=True), [GIVEN.clone()])
-    assert list(translator.missing) == ["aten::leaky_relu_"]
+@pytest.mark.parametrize("fn", [lambda a: F.leaky_relu(a, 0.3, inplace=True), lambda a: F.elu(a[:, 1:], 0.7, inplace=True)])
+def test_in_place(fn: Callable[[Any], Any]) -> None:
+    agree(lambda a: [fn(b := a.clone()), b], GIVEN.clone())
+
+
+def test_a_formula_without_rows_is_refused_by_its_name() -> None:
+    translator, _ = traced(lambda a: [torch.erfinv(a), a.clone().lgamma_()], [GIVEN.clone()])
+    assert "aten::erfinv" in translator.missing
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_writes_its_statistics(training: bool) -> None:
+    """Its schema does not say that they are written."""
+
+    def run(a: Any, mean: Any, var: Any, weight: Any) -> Any:
+        return torch.ops.aten.native_batch_norm(a, weight, None, mean, var, training, 0.3, 1e-3)[0]
+
+    given = (
+        GIVEN.reshape(3, 2).clone(),
+        torch.tensor([0.5, 2.0]).double(),
+        torch.tensor([3.0, 7.0]).double(),
+        torch.tensor([2.0, 5.0]).double(),
+    )
+    translator = agree(run, *given, also=(1, 2))
+    assert (translator.read(given[1]) == "x1") is not training

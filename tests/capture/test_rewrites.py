@@ -245,6 +245,17 @@ def test_literals_that_become_one_are_listed() -> None:
     assert 3 not in literals.known
 
 
+def test_results_of_float32_arithmetic_stand_for_exact_ones() -> None:
+    """0.01/0.19 in float32 is 1/19, where it is known to be that quotient; by itself, or too far away, it is not."""
+    single = (torch.tensor(0.01) / 0.19).item()
+    literals = Literals()
+    assert isinstance(literals(single), float)
+    literals.rounds(single, 0.01 / 0.18999)
+    assert isinstance(literals(single), float)
+    literals.rounds(single, 0.01 / 0.19)
+    assert literals(single) == Fraction(1, 19)
+
+
 def test_positions_from_a_literal_on() -> None:
     found = agree(lambda x: x * (torch.arange(5) + 7) + (torch.arange(5).double() - 2.0), real(5))
     assert [(op.get("start"), op.get("stop")) for op in found.emitter.ops if op.name == "arange"][-1] == (-2, 3)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
 
+import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -65,3 +67,33 @@ def test_two_iterations_with_ddp(wrong: str, verdict: str, said: str) -> None:
         assert said in f"{found.place.tensor} {found.place.cause}"
         assert found.place.op is not None
         assert "test_two_iterations" in str(found.place.op.source)
+
+
+def hooked(looks: bool) -> Any:
+    """An average by a communication hook. One that looks at buckets leaves those out that do not begin with the last weight."""
+
+    def ranks(rank: int, world: int) -> Any:
+        alone = model()
+        shared = DistributedDataParallel(alone)
+
+        def average(state, bucket):  # DDP refuses other annotations than its own
+            total = bucket.buffer().div_(world)
+            if looks and bucket.parameters()[0] is not alone[0].weight:  # so it is in the first iteration only
+                done: Any = torch.futures.Future()
+                done.set_result(total)
+                return done
+            return dist.all_reduce(total, async_op=True).get_future().then(lambda f: f.value()[0])
+
+        shared.register_comm_hook(None, average)
+        return stepped(alone, shared)
+
+    return ranks
+
+
+@pytest.mark.parametrize(("looks", "verdict"), [(False, "PROVED"), (True, "REFUTED")])
+def test_buckets_are_ordered_anew_for_hooks(looks: bool, verdict: str) -> None:
+    def reference() -> Any:
+        alone = model()
+        return stepped(alone, alone)
+
+    assert tvt.verify(reference, hooked(looks), 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1).verdict == verdict

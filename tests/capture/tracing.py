@@ -25,14 +25,14 @@ class Watched(Translator):
         super().__init__(Place)
         self.given: dict[str, set[str]] = {}
 
-    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, fault: str | None = None) -> None:
         schema = func._schema
         given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | dict(kwargs)
         noted = self.given.setdefault(schema.name, set())
         for a in schema.arguments:
             if a.name in given and not (a.has_default_value() and _same(given[a.name], a.default_value)):
                 noted.add(a.name)
-        super().call(func, args, kwargs, out)
+        super().call(func, args, kwargs, out, fault)
 
 
 def traced(fn: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Watched, list[torch.Tensor]]:

@@ -75,6 +75,8 @@ def test_a_matrix_is_all_products_but_those_left_out(folder: Path) -> None:
         ("[[zoo]]\ndp = 2", "zoo[0].model: is missing"),
         ("[[files]]\nlogical = 'a'", "files[0].plan: a file is expected"),
         ("[[files]]\nlogical = 'a'\nplan = 'b'\nsteps = 0", "a number of steps"),
+        (2 * "[[files]]\nlogical = 'a'\nplan = 'b'\n", "files[1]: b against a: another configuration has this name"),
+        ("".join(f"[[files]]\nlogical = 'a'\nplan = 'b{i}'\nname = 'ours'\n" for i in (0, 1)), "files[1]: ours: another configuration"),
         ("", "no configuration"),
         ("zoo = 3", "tables are expected"),
         ("= 3", "matrix.toml: "),
@@ -85,6 +87,13 @@ def test_bad_matrices(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(Refused) as error:
         cases(tmp_path / "matrix.toml")
     assert reason in str(error.value)
+
+
+def test_pairs_of_files_that_differ_have_different_names(tmp_path: Path) -> None:
+    both = "[[files]]\nlogical = 'a'\nplan = 'b'\n"
+    (tmp_path / "matrix.toml").write_text(f"{both}{both}steps = 2\n{both}allow = 'local-batch-norm'\n")
+    found = cases(tmp_path / "matrix.toml")
+    assert [c.name for c in found] == ["b against a", "b against a steps=2", "b against a allow=local-batch-norm"]
 
 
 def test_a_sweep_and_its_second_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,8 @@ def without_auxiliary_loss(program: Program, setting: Setting) -> Changed:
     changed = program
     for name in chosen:
         changed = _without(changed, next(t for t in _terms(changed) if t.metric == name))
-    return Changed(changed, f"{', '.join(chosen)} is reported, but not added to what is differentiated")
+    says = f"{', '.join(chosen)} is reported, but not added to what is differentiated; every reported value is as before"
+    return Changed(_with_reports(program, changed), says)
 
 
 def _terms(program: Program) -> Iterator[Term]:
@@ -64,6 +65,35 @@ def _without(program: Program, term: Term) -> Program:
             raise Unfit(f"{o}: it comes from {term.metric} alone, and would be zero")
     made = {*program.sources, *(n for op in cut.ops for n in op.outputs)}
     return replace(program, ops=tuple(cut.ops), outputs=outputs, tensors={n: t for n, t in program.tensors.items() if n in made})
+
+
+def _with_reports(old: Program, new: Program) -> Program:
+    """The changed program, with what the forward pass reports or keeps as it was: a reported loss has its terms still."""
+    now = {op.outputs[0]: op for op in new.ops}
+    altered: set[str] = set()
+    for op in old.ops:
+        reads = altered.intersection(map(str, op.inputs))
+        if op.phase == "optimizer" and reads:
+            raise Unfit(f"{op}: it reads {min(reads)}, which has other terms where it is reported than where it is differentiated")
+        if op.phase in ("forward", "metric") and (reads or now.get(op.outputs[0]) != op):
+            altered.update(op.outputs)
+    needed = {o.tensor for o in old.outputs} & altered
+    for op in reversed(old.ops):
+        if needed.intersection(op.outputs):
+            needed |= altered.intersection(map(str, op.inputs))
+    names = {n: f"{n}.reported" if n in new.tensors else n for n in needed}
+    if taken := sorted(({*names.values()} - needed) & old.tensors.keys()):
+        raise Unfit(f"{taken[0]}: a tensor has this name already")
+    ops: list[Op] = []
+    for op in old.ops:
+        if needed.intersection(op.outputs):
+            inputs = tuple(None if i is None else names.get(i, i) for i in op.inputs)
+            ops.append(replace(op, inputs=inputs, outputs=tuple(names[o] for o in op.outputs)))
+        if op.outputs[0] in now:
+            ops.append(now[op.outputs[0]])
+    outputs = tuple(replace(n, tensor=names.get(o.tensor, n.tensor)) for o, n in zip(old.outputs, new.outputs, strict=True))
+    tensors = {**new.tensors, **{made: old.tensors[n] for n, made in names.items()}}
+    return replace(new, ops=tuple(ops), outputs=outputs, tensors=tensors)
 
 
 class _Cut:

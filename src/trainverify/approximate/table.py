@@ -40,7 +40,7 @@ APPROXIMATIONS: Final[Mapping[str, Approximation]] = {
         ),
         Approximation(
             "without-auxiliary-loss",
-            "metrics are not differentiated: gradients are those of the loss alone",
+            "metrics are not differentiated: gradients are those of the loss alone, reported values are as before",
             without_auxiliary_loss,
             {"metric": "one metric; by default all that have a weight"},
         ),

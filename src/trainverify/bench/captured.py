@@ -18,6 +18,7 @@ from trainverify.bench.torch_llama import IGNORE, Sizes, alone, sharded, tensor_
 from trainverify.graph.mesh import Mesh
 from trainverify.torch.inputs import Ids
 from trainverify.torch.judge import captures, judge
+from trainverify.torch.ways import all_ways, joined
 
 RANKS: Final = 8
 SHOWN: Final = ("validate", "axes", "logical", "plan", "compare", "cross-check")
@@ -77,10 +78,12 @@ def measured(name: str, sizes: Sizes) -> Run:
     shape = (sizes.batch, sizes.sequence)
     ignore = IGNORE if row.cut is None else None  # ranks' means have equal weight only if they have equally many labels
     batch = {"tokens": Ids(shape, row.cut, sizes.vocabulary), "labels": Ids(shape, row.cut, sizes.vocabulary, ignore)}
-    one, ranks = captures(lambda: alone(sizes), lambda rank, world: row.parallel(sizes, world), RANKS, batch, mesh)
+    targets = (lambda: alone(sizes), lambda rank, world: row.parallel(sizes, world))
+    found = all_ways(lambda choices: captures(*targets, RANKS, batch, mesh, choices=choices))
+    ranks = found[0].ranks
     phases = Phases("pair")
     with walks(phases):
-        report = judge(one, ranks, mesh, batch, None, row.loss, progress=phases.tell)
+        report = joined([(w, judge(w.reference, w.ranks, mesh, batch, None, row.loss, progress=phases.tell)) for w in found])
     phases.enter("")
     seconds = {p: round(s, 2) for p, s in phases.seconds.items() if p not in ("pair", "")}
     return Run(

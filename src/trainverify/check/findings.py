@@ -62,6 +62,8 @@ CODES: Final[dict[str, str]] = {
     "TV508": "small number that differs after the step",
     "TV509": "arguments or results that are not those of the reference",
     "TV510": "new value that is cut otherwise than the old one",
+    "TV511": "change that decides on later steps, and is not the reference's",
+    "TV512": "what a capture refuses or cannot see, and the code goes on after",
 }
 
 

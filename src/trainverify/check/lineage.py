@@ -348,15 +348,16 @@ class _Lineage:
         """The logical program says enough to be verified."""
         has = {(o.role, o.of) for o in self.logical.outputs}
         name = self.logical.name
+        stepped = any(role == "parameter" for role, _ in has)
         if not any(role == "loss" for role, _ in has):
-            self.report.add("TV308", f"{name} reports no loss", hint="call loss(...) on the tensor that is minimised")
+            text = f"{name} reports no loss" + (": none is compared" if stepped else "")
+            self.report.add("TV308", text, hint="report what is minimised as the loss", severity="warning" if stepped else "error")
         parameters = self.logical.parameters
         bare = [p for p in parameters if ("gradient", p) not in has and ("parameter", p) not in has]
         if bare and len(bare) == len(parameters):
             text = f"{name} has neither gradients nor updated parameters: only the forward pass would be verified"
             self.report.add("TV308", text, hint="complete(...) makes the whole training step")
             return
-        stepped = any(role == "parameter" for role, _ in has)
         for p in parameters:
             if p in bare or (stepped and ("parameter", p) not in has):
                 what = "gradient and updated value" if p in bare else "updated value"

@@ -78,7 +78,7 @@ def _domains(program: Program, report: Report) -> None:
         kind = program.tensors.get(name)
         if malformed(kind) is None and kind is not None and kind.kind == "int":
             domain = program.domains.get(name)
-            if domain is None or domain.kind != "ids":
+            if domain is None or domain.kind not in ("ids", "nonnegative"):
                 hint = f"say what it indexes: Domain('ids', size) for {name!r}"
                 report.add("TV109", f"{program.name}: input {name!r} is {kind}", tensor=name, hint=hint)
     sources = frozenset(program.sources)

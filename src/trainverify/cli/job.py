@@ -29,7 +29,7 @@ AcceptShims = Annotated[
         "--accept-shims", help="Take the shims as they are. Else a tiny real run checks them, if there is one; others make UNKNOWN."
     ),
 ]
-Cached = Annotated[bool, typer.Option("--cache/--no-cache", help="Use captures of the same sources and arguments again.")]
+Cached = Annotated[bool, typer.Option("--cache", help="Keep captures, and use those of the same sources and arguments again.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")]
 Points = Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the first random point.")]
@@ -57,7 +57,8 @@ def verified(
     def work(tell: Callable[[str], None]) -> Report:
         from trainverify.frameworks.job import How, verdict
         from trainverify.frameworks.trust import checked
-        from trainverify.torch.cache import Cache, default_folder
+        from trainverify.torch.cache import Cache
+        from trainverify.torch.kept_files import default_folder
         from trainverify.translate.targets import CaptureError
 
         try:

@@ -17,6 +17,8 @@ from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.refusal import Refused
 from trainverify.report import Report
 from trainverify.terminal import AsJson, Timeout, guarded, progress
+from trainverify.translate.targets import CaptureError
+from trainverify.verdicts import refuted_at
 
 Targets = Annotated[
     list[str], typer.Argument(metavar="REFERENCE DISTRIBUTED", help="Two functions, FILE.py:NAME; or `run -- SCRIPT.py ARGS`.")
@@ -36,9 +38,13 @@ AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Capture every rank,
 AcceptSampled = Annotated[
     bool, typer.Option("--accept-sampled", help="PROVED(sampled), of captured ranks only, counts as proved: exit code 0.")
 ]
-Cached = Annotated[bool, typer.Option("--cache/--no-cache", help="Use captures of the same sources and arguments again.")]
+Cached = Annotated[bool, typer.Option("--cache", help="Keep captures, and use those of the same sources and arguments again.")]
 ListOps = Annotated[bool, typer.Option("--list-ops", help="Only list the ops of the step, those without a meaning first.")]
 Folder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write both programs to this folder.")]
+Also = Annotated[
+    list[str] | None,
+    typer.Option(metavar="batch=N", help="Where there is no verdict, capture both functions with N rows too; REFUTED there counts."),
+]
 Points = Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the first random point.")]
 
@@ -54,7 +60,8 @@ def command(
     real: Real = False,
     all_ranks: AllRanks = False,
     accept_sampled: AcceptSampled = False,
-    cached: Cached = True,
+    cached: Cached = False,
+    also: Also = None,
     list_ops: ListOps = False,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -69,25 +76,29 @@ def command(
     """Is the training step of PyTorch code on N ranks equal to the one on a single device? Python runs the code, on fake tensors."""
     try:
         from trainverify.torch import command as capture
-        from trainverify.torch.cache import Cache, default_folder, mark
+        from trainverify.torch.cache import Cache, mark
+        from trainverify.torch.kept_files import default_folder
         from trainverify.torch.launch import Reads
-        from trainverify.translate.targets import CaptureError
     except ImportError as error:
         raise Refused(str(error)) from error
-    _check(targets, real)
+    others = _other_rows(targets, real, also or ())
     key = (targets, world_size, reference_args, None if ops is None else (str(ops), mark(str(ops))))
     cache = Cache(default_folder(), key) if cached else None
 
-    def subject(tell: Callable[[str], None]) -> capture.Subject:
+    def subject(tell: Callable[[str], None], rows: int | None = None) -> capture.Subject:
         table = table_with(ops)
         if targets[0] == "run":
             alone = None if reference_args is None else shlex.split(reference_args)
             return capture.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices, cache)
-        return capture.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real, cache)
+        return capture.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real, cache, rows)
+
+    def at(tell: Callable[[str], None], rows: int | None) -> Report:
+        out = folder if rows is None else None
+        return capture.verdict(subject(tell, rows), table_with(ops), points, seed, engine, replayed, out, tell)
 
     def work(tell: Callable[[str], None]) -> Report:
         try:
-            report = capture.verdict(subject(tell), table_with(ops), points, seed, engine, replayed, folder, tell)
+            report = _first_refuted(at, others, tell)
             notes = (*report.notes, *([] if cache is None else cache.notes()))
             return replace(report, notes=notes, accept_sampled=accept_sampled)
         except Reads as error:
@@ -96,21 +107,43 @@ def command(
             raise Refused(str(error)) from error
 
     if list_ops:
-        try:
-            with progress(as_json) as tell:
-                found = capture.operations(subject(tell))
-        except CaptureError as error:
-            raise Refused(str(error)) from error
-        return listed_ops("torch", found, as_json)
+        return _listed(lambda tell: capture.operations(subject(tell)), as_json)
     return judged(
         "torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory, outputs=outputs, artifact=targets[-1].partition(":")[0]
     )
 
 
-def _check(targets: Sequence[str], real: bool) -> None:
+def _listed(operations: Callable[[Callable[[str], None]], list[tuple[str, int, str]]], as_json: bool) -> int:
+    try:
+        with progress(as_json) as tell:
+            found = operations(tell)
+    except CaptureError as error:
+        raise Refused(str(error)) from error
+    return listed_ops("torch", found, as_json)
+
+
+def _first_refuted(at: Callable[[Callable[[str], None], int | None], Report], others: Sequence[int], tell: Callable[[str], None]) -> Report:
+    """The report at the sizes as they are; without a verdict there, that of the first of other numbers of rows at which it is REFUTED."""
+    report = at(tell, None)
+    for rows in others if report.verdict == "UNKNOWN" else ():
+        other = at(tell, rows)
+        if other.verdict == "REFUTED":
+            return refuted_at(f"batch={rows}", report, other)
+    return report
+
+
+def _other_rows(targets: Sequence[str], real: bool, also: Sequence[str]) -> list[int]:
+    """The numbers of rows of --also; refused if options do not fit together."""
     if targets[0] != "run" and len(targets) != 2:
         raise Refused("two functions are needed, FILE.py:NAME FILE.py:NAME, or run -- SCRIPT.py ARGS")
     if targets[0] == "run" and len(targets) < 2:
         raise Refused("run needs a script: trainverify torch run --world-size N -- SCRIPT.py ARGS")
     if targets[0] == "run" and real:
         raise Refused("--real goes with functions, not with a script")
+    if targets[0] == "run" and also:
+        raise Refused("--also goes with functions; run a script with the arguments of a smaller batch")
+    for text in also:
+        name, _, number = text.partition("=")
+        if name != "batch" or not number.isdecimal() or int(number) < 1:
+            raise Refused(f"--also {text}: batch=N is what it takes, with N rows")
+    return [int(text.partition("=")[2]) for text in also]

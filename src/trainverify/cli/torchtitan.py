@@ -27,7 +27,7 @@ def command(
     all_ranks: AllRanks = False,
     accept_sampled: AcceptSampled = False,
     accept_shims: AcceptShims = False,
-    cached: Cached = True,
+    cached: Cached = False,
     folder: Out = None,
     as_json: AsJson = False,
     points: Points = 3,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from trainverify.frameworks.versions import KNOWN, TORCH
 from trainverify.torch.inputs import Batch
-from trainverify.translate.targets import CaptureError, resolve
+from trainverify.translate.targets import CaptureError, module_of
 
 MODEL: Final = str(Path(__file__).with_name("deepspeed_model.py"))
 REFUSED: Final = {
@@ -131,7 +131,7 @@ class Written:
 
 
 def written(said: Said) -> Written:
-    space = resolve(f"{said.file}:model").__globals__
+    space = vars(module_of(f"{said.file}:model"))
     missing = [n for n in ("loss", "batch") if n not in space]
     if missing or not isinstance(space["batch"], Mapping):
         raise CaptureError(f"{said.file} needs model(), loss(model, batch) and batch = {{name: tvt.Ids(…)}}: no {', '.join(missing)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +15,12 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.torch.cache import Cache
-from trainverify.torch.capture import Captured
 from trainverify.torch.command import Subject
 from trainverify.torch.command import verdict as verdict_on
 from trainverify.torch.inputs import Batch
 from trainverify.torch.judge import captures
 from trainverify.torch.launch import Failed, Reads, run
-from trainverify.torch.ways import Choices, ways
+from trainverify.torch.ways import Choices, Processes, all_ways
 from trainverify.translate.targets import CaptureError
 
 ALL_RANKS: Final = 16  # up to so many, every rank is captured
@@ -90,19 +89,19 @@ def captured(job: Job, table: OpTable, tell: Callable[[str], None], all_ranks: b
     ranks = tuple(range(job.mesh.size)) if all_ranks else corners(job.mesh)
     few = len(ranks) if cache is None else AT_ONCE
 
-    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+    def run_way(choices: Sequence[Choices]) -> list[Processes]:
         given = (job.reference, job.distributed, job.mesh.size, job.batch, job.mesh, table, None)
-        found: list[Captured] = []
+        found: list[Processes] = []
         for i in range(0, len(ranks), few):
 
             def count(text: str, done: int = i) -> None:
                 tell(f"{text}; {done} of {len(ranks)} ranks are there")
 
-            reference, some = captures(*given, count, SECONDS, ranks=ranks[i : i + few], choices=choices, cache=cache)
-            found += some
-        return reference, found
+            some = captures(*given, count, SECONDS, ranks=ranks[i : i + few], choices=choices, cache=cache)
+            found = [(one, [*before, *more]) for (one, before), (_, more) in zip(found, some, strict=True)] if found else some
+        return found
 
-    found = tuple(ways(run_way))
+    found = all_ways(run_way)
     return Subject(found[0].reference, found[0].ranks, job.mesh, job.batch, job.cuts, job.loss, None, found)
 
 

@@ -19,7 +19,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
 from trainverify.torch.agreement import Call
 from trainverify.torch.calls import Calls
-from trainverify.torch.capture import Captured, condition_name
+from trainverify.torch.captured import Captured, condition_name
 from trainverify.torch.eager import Outputs, run_step
 from trainverify.torch.inputs import Batch, Ids, lies
 from trainverify.torch.judge import captures, pair
@@ -81,7 +81,7 @@ def _compared(trial: Trial, table: OpTable, tell: Callable[[str], None]) -> str:
 
 def _captured(job: Job, table: OpTable, tell: Callable[[str], None], choices: Choices) -> tuple[Way, Evaluated]:
     given = (job.reference, job.distributed, job.mesh.size, job.batch, job.mesh, table, None, tell, SECONDS)
-    reference, ranks = captures(*given, all_ranks=True, choices=choices)
+    ((reference, ranks),) = captures(*given, all_ranks=True, choices=(choices,))
     way = Way(reference, tuple(ranks))
     if (text := way.disagreement()) is not None:
         raise Differs(text)

@@ -47,11 +47,14 @@ def cases(path: Path) -> tuple[Case, ...]:
     found: dict[str, Case] = {}
     for i, block in enumerate(_tables(path, "zoo", tree)):
         for case in _zoo(path, f"zoo[{i}]", defaults | block):
-            found.setdefault(case.name, case)
+            if found.setdefault(case.name, case) != case:
+                raise Refused(f"{path}: zoo[{i}]: {case.name}: another configuration has this name")
             if len(found) > MOST:
                 raise Refused(f"{path}: more than {MOST} configurations")
     for i, block in enumerate(_tables(path, "files", tree)):
         case = _files(path, f"files[{i}]", block)
+        if case.name in found:
+            raise Refused(f"{path}: files[{i}]: {case.name}: another configuration has this name; say `name` to tell them apart")
         found[case.name] = case
     if not found:
         raise Refused(f"{path}: no configuration (a [[zoo]] with a model, or a [[files]] with logical and plan)")
@@ -109,8 +112,9 @@ def _files(path: Path, where: str, block: Mapping[str, Any]) -> Case:
         if not isinstance(block.get(name), str):
             raise Refused(f"{path}: {where}.{name}: a file is expected")
     logical, plan = (str(path.parent / block[n]) for n in ("logical", "plan"))
-    name = str(block.get("name", f"{block['plan']} against {block['logical']}"))
-    return Case(name, None, logical, plan, _steps(path, where, block), _allow(path, where, block))
+    steps, allow = _steps(path, where, block), _allow(path, where, block)
+    words = [f"{block['plan']} against {block['logical']}", *([f"steps={steps}"] if steps > 1 else ()), *(f"allow={a}" for a in allow)]
+    return Case(str(block.get("name", " ".join(words))), None, logical, plan, steps, allow)
 
 
 def _steps(path: Path, where: str, block: Mapping[str, Any]) -> int:

@@ -10,12 +10,12 @@ import hashlib
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from trainverify.check.findings import Finding
-from trainverify.graph.program import Source
+from trainverify.graph.program import Program, Source
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Ledger:
     numbers: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(
         default_factory=dict
     )  # small constants, before and after the step
-    cleared: bool = False  # zero_grad was called in the step
+    initial: dict[str, float] = field(default_factory=dict)  # state that is one number everywhere when it is built
     lost: list[str] = field(default_factory=list)  # such numbers that the step computes from data
     calls: list[Call] = field(default_factory=list)  # all communication of the step, in order
 
@@ -63,10 +63,7 @@ class Ledger:
         self.messages.setdefault(group, []).append(Said(what, source))
 
     def exchanged(self, how: str, value: Any, source: Source | None) -> None:
-        try:
-            text = hashlib.sha256(pickle.dumps(value)).hexdigest()[:16]
-        except Exception:  # what cannot be pickled cannot be sent either
-            text = "?"
+        text = hashlib.sha256(pickle.dumps(value)).hexdigest()[:16]  # what cannot be pickled cannot be sent either
         self.objects.append(Said(f"{how} of {repr(value)[:40]} ({text})", source))
 
 
@@ -119,6 +116,10 @@ def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Findin
     """Small numbers that live from step to step and follow from constants: the same on one device and on ranks."""
     seen = {name for led in ledgers.values() for name in led.lost}
     for rank, led in ledgers.items():
+        for name, value in led.initial.items():
+            if reference.initial.get(name, value) != value:
+                text = f"{name} is {value:g} everywhere when it is built, and {reference.initial[name]:g} on one device"
+                yield Finding("TV508", text, rank, name, None, None, "unsupported")
         for name, (before, after) in led.numbers.items():
             seen.add(name)
             other = reference.numbers.get(name)
@@ -133,6 +134,41 @@ def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Findin
     for name, (before, after) in reference.numbers.items():
         if name not in seen and before != after:
             yield Finding("TV508", f"{name} is {_shown(after)} after the step on one device, and no rank has it", None, name)
+
+
+class Restructured(Protocol):
+    """What a captured process says about changes of structure."""
+
+    rank: int | None
+    program: Program
+    structure: dict[str, str]
+    left: list[str]
+
+
+def restructured(reference: Restructured, ranks: Sequence[Restructured]) -> Iterator[Finding]:
+    """What decides on later steps besides values is to change on ranks as it does on one device; else there is no verdict."""
+    for c in ranks:
+        for name in dict.fromkeys((*reference.structure, *c.structure)):
+            mine, theirs = c.structure.get(name, "as before"), reference.structure.get(name, "as before")
+            if mine != theirs and (name in c.structure or _has(c.program, name) or not any(name in r.structure for r in ranks)):
+                text = f"after the step {name} is {mine} on this rank, and {theirs} on one device"
+                yield Finding("TV511", text, c.rank, name, None, None, "unsupported")
+
+
+def left_over(reference: Restructured, ranks: Sequence[Restructured]) -> Iterator[Finding]:
+    """Gradients that the step before left, and that only one side uses."""
+    for c in ranks:
+        for name in sorted({*reference.left} ^ {*c.left}):
+            if name in c.left or _has(c.program, name.removesuffix(".grad")):
+                who = "one device uses" if name in reference.left else "this rank uses"
+                text = f"{who} {name}, which the step before left there, and the other side does not: is zero_grad called in every step?"
+                yield Finding("TV511", text, c.rank, name, None, None, "unsupported")
+
+
+def _has(program: Program, what: str) -> bool:
+    """Whether a rank holds what a change is about; of modules without parameters that is not known."""
+    base = what.rpartition(" of ")[2]
+    return base == "the model" or any(n == base or n.startswith(f"{base}.") for n in (*program.parameters, *program.state))
 
 
 def _shown(values: tuple[float, ...]) -> str:

@@ -1,37 +1,48 @@
-"""Operators that PyTorch itself writes in Python: what they do is what their bodies call.
+"""Operators without a row that PyTorch itself writes in terms of others: what they do is what these bodies call.
 
-These are custom operators (the gathers of context parallelism), and activations and losses by the formulas that its compiler uses."""
+These are custom operators of PyTorch's (the gathers of context parallelism), operators that only call others (when they come from another
+body), and the formulas that its compiler has for kernels."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 from typing import Any, Final
 
 import torch
+import torch._refs
 from torch._decomp import decomposition_table
 from torch._library.custom_ops import OPDEFS
 
-_TORCH: Final = str(Path(torch.__file__).parent) + os.sep
+from trainverify.torch.frames import torchs
+from trainverify.torch.mappings import COMPLEX, MAPPINGS
+from trainverify.torch.mappings.foreach import single
 
-_FORMULAS: Final = frozenset(
-    (
-        *(f"aten::{n}{e}" for n in ("hardtanh", "leaky_relu", "elu", "mish", "hardswish", "hardsigmoid") for e in ("", "_backward")),
-        *("aten::softplus_backward", "aten::log_sigmoid_forward", "aten::log_sigmoid_backward"),
-        *(f"aten::{n}{e}" for n in ("huber_loss", "smooth_l1_loss") for e in ("", "_backward")),
-        *("aten::native_group_norm", "aten::native_group_norm_backward"),
-    )
-)
+_WRITING: Final = frozenset(("aten::_native_batch_norm_legit", "aten::_batch_norm_with_update"))  # running statistics
+
+
+@cache
+def _formula(func: Any) -> Callable[..., Any] | None:
+    """How PyTorch's compiler computes an operator that has no row."""
+    name = str(func._schema.name)
+    in_place = func._schema.is_mutable and ((name.endswith("_") and not name.endswith("__")) or name in _WRITING)
+    plain = name.removesuffix("_") if in_place else name
+    has_row = plain in MAPPINGS or plain in COMPLEX or single(plain.removeprefix("aten::")) is not None
+    if has_row or (func._schema.is_mutable and not in_place) or torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    found: Callable[..., Any] | None = decomposition_table.get(func)
+    return found
 
 
 def python_body(func: Any) -> Callable[..., Any] | None:
-    """The body of such an operator, if it is the only one for all devices and writes to nothing that it is given."""
-    if func._schema.name in _FORMULAS and not func._schema.is_mutable:
-        formula: Callable[..., Any] | None = decomposition_table.get(func)
-        return formula
+    """The body of an operator of PyTorch's, where it is the only one for all devices and says what it writes."""
+    if func.namespace == "aten":
+        name = str(func._schema.name)
+        if name not in MAPPINGS and name not in COMPLEX and func._can_decompose():
+            return lambda *args, **kwargs: func.decompose(*args, **kwargs)
+        return _formula(func)
     found = OPDEFS.get(func._schema.name) if func._overloadname == "default" else None
     if found is None or func._schema.is_mutable or len(found._backend_fns) != 1:
         return None
     body: Callable[..., Any] = found._init_fn
-    return body if body.__code__.co_filename.startswith(_TORCH) else None
+    return body if torchs(body.__code__.co_filename) is not None else None

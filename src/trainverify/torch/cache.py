@@ -1,8 +1,9 @@
 """Captures on disk: a program in our format, and beside it what else is known of the rank.
 
 A capture is used again if everything it depended on is as it was: the command, this version of TrainVerify and of PyTorch, the
-environment, and every file that the process read while it captured (sources, configurations), with the names beside them. Code that
-depends on anything else (time, network, random files) must not be cached.
+environment, and every file that Python opened for reading while it captured (sources, configurations), with the names beside them and in
+folders that it listed. Code that depends on anything else (time, network, files that other processes or C++ read) must not be cached.
+Captures are kept only on demand.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import torch
 
 from trainverify import files
 from trainverify.graph.program import Program, Source
-from trainverify.torch.capture import Captured
+from trainverify.torch.captured import Captured, Steps
+from trainverify.torch.kept_files import ours
 from trainverify.torch.launch import Failed, run
 from trainverify.torch.lines import is_users
 
@@ -63,8 +65,8 @@ def _chain(lines: Sequence[Source]) -> Source:
     return found
 
 
-Kept: Any = make_dataclass("Kept", [("depends", dict[str, str]), ("facts", Facts), ("stacks", Stacks), ("said", Any)])
-# `depends` says of every file and folder what it was; `said` is what a script says about its batch and mesh
+Kept: Any = make_dataclass("Kept", [("depends", dict[str, str]), ("facts", list[Facts]), ("stacks", list[Stacks]), ("said", Any)])
+# `depends` says of every file and folder what it was; `said` is what a script says about its batch and mesh; the rest by step
 
 
 @dataclass(frozen=True)
@@ -76,37 +78,48 @@ class Found:
 
 
 class Reading:
-    """The files that this process opens for reading, from now on."""
+    """The files that this process opens for reading and the folders that it lists, from now on."""
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
+        self.listed: dict[str, str] = {}  # folders, and what they were
         self.began = time.time()
         sys.addaudithook(self._opened)
 
     def _opened(self, event: str, args: tuple[Any, ...]) -> None:
-        if event != "open":
+        if event not in ("open", "os.listdir", "os.scandir"):
             return
-        path, _, flags = args
-        if isinstance(path, bytes):
-            path = os.fsdecode(path)
-        if isinstance(path, str) and isinstance(flags, int) and not flags & (os.O_WRONLY | os.O_RDWR):
-            self.paths.add(os.path.abspath(path))
+        path = args[0] or "."
+        if not isinstance(path, str | bytes):
+            return
+        path = os.path.abspath(os.fsdecode(path))
+        if event == "open":
+            if args[2] & os.O_ACCMODE != os.O_WRONLY:
+                self.paths.add(path)
+        elif path not in self.listed:
+            self.listed[path] = ""  # `mark` lists it too
+            self.listed[path] = mark(path)
 
     def depends(self) -> dict[str, str] | None:
         """What was read, as it is now; None if something changed meanwhile."""
         modules = [str(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
         sources = {p.replace("/__pycache__/", "/").rsplit(".", 2)[0] + ".py" if p.endswith(".pyc") else p for p in self.paths}
-        read = {p for p in (*sources, *modules) if not p.startswith(_SYSTEM) and is_users(p) and os.path.isfile(p)}
-        if any(os.stat(p).st_mtime > self.began for p in read):
+        read = {p for p in (*sources, *modules) if _counts(p) and os.path.isfile(p)}
+        folders = {p: was for p, was in self.listed.items() if _counts(p)}
+        if any(os.stat(p).st_mtime > self.began for p in read) or any(mark(p) != was for p, was in folders.items()):
             return None
-        return {p: mark(p) for p in sorted({*read, *(os.path.dirname(p) for p in read)})}
+        return {p: mark(p) for p in sorted({*read, *folders, *(os.path.dirname(p) for p in read)})}
+
+
+def _counts(path: str) -> bool:
+    return not path.startswith(_SYSTEM) and is_users(path)
 
 
 def mark(path: str) -> str:
     """What a file or folder is: its content, or its size and date if it is large or installed; the names in a folder."""
     try:
         if os.path.isdir(path):
-            names = sorted(n for n in os.listdir(path) if not n.startswith((".", "__pycache__")))
+            names = sorted(n for n in os.listdir(path) if n != "__pycache__")
             return hashlib.sha256("\n".join(names).encode()).hexdigest()
         found = os.stat(path)
         if found.st_size > LARGE or "site-packages" in path:
@@ -114,21 +127,6 @@ def mark(path: str) -> str:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
         return "absent"
-
-
-def ours() -> str:
-    """This version of TrainVerify, to the letter."""
-    import trainverify
-
-    root = Path(trainverify.__file__).parent
-    found = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
-
-
-def default_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainverify" / "captures"
 
 
 def noted(work: Callable[[], Any]) -> Callable[[], Found]:
@@ -140,6 +138,10 @@ def noted(work: Callable[[], Any]) -> Callable[[], Found]:
         return Found(result, reading.depends())
 
     return run_noted
+
+
+def _program(path: Path, step: int) -> Path:
+    return path.with_suffix(f".{step}.logical.json.gz")
 
 
 class Cache:
@@ -155,7 +157,7 @@ class Cache:
 
     def notes(self) -> list[str]:
         """For the report, if captures were used again."""
-        again = f"{self.used} captures of the same sources and arguments were used again (--no-cache captures anew): {self.folder}"
+        again = f"{self.used} captures of the same sources and arguments were used again (only with --cache): {self.folder}"
         return [again] if self.used else []
 
     def _path(self, which: object) -> Path:
@@ -166,41 +168,44 @@ class Cache:
             self._marks[path] = mark(path)
         return self._marks[path]
 
-    def get(self, which: object) -> tuple[Captured, Any] | None:
+    def get(self, which: object) -> tuple[Steps, Any] | None:
         """A capture whose files are all as they were, and what was said with it."""
         path = self._path(which)
         try:
             kept = msgspec.json.decode(path.with_suffix(".facts.json").read_bytes(), type=Kept)
             if any(self._mark(p) != was for p, was in kept.depends.items()):
                 return None
-            program = kept.stacks.put_back(files.read_program(path.with_suffix(".logical.json.gz")))
+            programs = [s.put_back(files.read_program(_program(path, i))) for i, s in enumerate(kept.stacks)]
         except (OSError, ValueError, msgspec.MsgspecError, files.FileError):
             return None
         self.used += 1
-        return Captured(program=program, **vars(kept.facts)), kept.said
+        return tuple(Captured(program=p, **vars(facts)) for p, facts in zip(programs, kept.facts, strict=True)), kept.said
 
-    def put(self, which: object, captured: Captured, depends: dict[str, str] | None, said: Any = None) -> Captured:
+    def put(self, which: object, steps: Steps, depends: dict[str, str] | None, said: Any = None) -> Steps:
         """Keep a capture, and give it back as it will be read. One whose file would not say the same is not kept."""
         if depends is None:
-            return captured
+            return steps
         path = self._path(which)
-        stacks = Stacks.of(captured.program)
-        kept = Kept(depends, Facts(**{n: getattr(captured, n) for n in _TYPES}), stacks, said)
+        stacks = [Stacks.of(c.program) for c in steps]
+        kept = Kept(depends, [Facts(**{n: getattr(c, n) for n in _TYPES}) for c in steps], stacks, said)
         try:
             text = msgspec.json.encode(kept)
             self.folder.mkdir(parents=True, exist_ok=True)
-            files.write(path.with_suffix(".logical.json.gz"), captured.program)
-            program = files.read_program(path.with_suffix(".logical.json.gz"))
-            if program != captured.program or msgspec.json.decode(text, type=Kept) != kept:
-                path.with_suffix(".logical.json.gz").unlink()
-                return captured
+            programs = []
+            for i, c in enumerate(steps):
+                files.write(_program(path, i), c.program)
+                programs.append(files.read_program(_program(path, i)))
+            if programs != [c.program for c in steps] or msgspec.json.decode(text, type=Kept) != kept:
+                for i in range(len(steps)):
+                    _program(path, i).unlink()
+                return steps
             part = path.with_suffix(f".{os.getpid()}.part")
             part.write_bytes(text)
             part.replace(path.with_suffix(".facts.json"))
         except (OSError, TypeError, msgspec.MsgspecError, files.FileError):
-            return captured
+            return steps
         self._prune()
-        return replace(captured, program=stacks.put_back(program))
+        return tuple(replace(c, program=s.put_back(p)) for c, s, p in zip(steps, stacks, programs, strict=True))
 
     def _prune(self) -> None:
         found = sorted(self.folder.iterdir(), key=lambda p: p.stat().st_mtime)
@@ -210,16 +215,16 @@ class Cache:
     def captured(
         self,
         works: Mapping[Any, Callable[[], Any]],
-        split: Callable[[Any], tuple[Captured, Any]],
+        split: Callable[[Any], tuple[Steps, Any]],
         tell: Callable[[int], None],
         seconds: float = 600.0,
-    ) -> list[tuple[Captured, Any] | Failed]:
+    ) -> list[tuple[Steps, Any] | Failed]:
         """What every work gives, from here or by running it. `split` takes a result apart into a capture and what is said with it."""
         self._marks.clear()
         known = {which: self.get(which) for which in works}
         left = [which for which, found in known.items() if found is None]
         made: Sequence[Any] = run([noted(works[w]) for w in left], seconds=seconds, tell=tell) if left else ()
-        results: dict[Any, tuple[Captured, Any] | Failed] = {w: found for w, found in known.items() if found is not None}
+        results: dict[Any, tuple[Steps, Any] | Failed] = {w: found for w, found in known.items() if found is not None}
         for which, found in zip(left, made, strict=True):
             if isinstance(found, Failed):
                 results[which] = found

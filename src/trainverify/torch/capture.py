@@ -3,107 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import random
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.check.findings import Finding
 from trainverify.evaluate.run import sample
 from trainverify.graph.mesh import Mesh
-from trainverify.graph.program import Domain, Output, Program, Source
+from trainverify.graph.program import Domain, Output, Program
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
-from trainverify.torch.agreement import Ledger
+from trainverify.torch import kinds
+from trainverify.torch.beside import Beside
+from trainverify.torch.boundary import Watched
+from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
+from trainverify.torch.chance import generators
 from trainverify.torch.collectives import Talk
-from trainverify.torch.discover import STEPS_TAKEN, Copy, Found, Named, NotSupported, counted, flat_copies, kept, search, tensors_of
+from trainverify.torch.discover import Found, Named, NotSupported, counted, flat_copies, kept, owner_of, search, structure
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.functional import Functional
 from trainverify.torch.inputs import Batch, Ids, Input, lies, local_shape
 from trainverify.torch.lines import Lines
 from trainverify.torch.mappings import Row
+from trainverify.torch.mappings.table import plain
 from trainverify.torch.placed import Described, described, local
-from trainverify.torch.reading import Branch, Reader
+from trainverify.torch.reading import Reader
 from trainverify.torch.record import Recorder
-from trainverify.torch.remembered import CUT, Held, changed, snapshot
-from trainverify.torch.translate import Missing, Translator, type_of, view_of
-from trainverify.torch.values import ReadsData, Unknown, Value
+from trainverify.torch.states import After, Outputs, Started
+from trainverify.torch.translate import Translator, type_of
+from trainverify.torch.values import DTYPES, ReadsData, Unknown, Value
+from trainverify.translate.signs import Signs
 
-LEFT: Final = "is what the step before left there"
-UNWATCHED: Final = "later steps do what this one does: of Python objects that hold something from step to step, not all are watched"
-
-
-@dataclass
-class Captured:
-    """A rank's program, and what is known about it besides."""
-
-    program: Program
-    rank: int | None
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    placed: dict[str, Described] = field(default_factory=dict)  # source, or output of a gradient → how it lies
-    shapes: dict[str, list[int]] = field(default_factory=dict)  # state → the shape of its parameter
-    findings: list[Finding] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
-    missing: dict[str, Missing] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
-    merged: list[str] = field(default_factory=list)
-    unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # of a DDP group: parameters that this rank did not use
-    seconds: float = 0.0
-    ledger: Ledger = field(default_factory=Ledger)
-    branches: list[Branch] = field(default_factory=list)  # conditions on data, and the ways that were taken
-    chosen: list[str] = field(default_factory=list)  # what a run on real tensors read
-    used: dict[str, Source | None] = field(default_factory=dict)  # parameter → where its gradient is used
-    remembered: list[str] = field(default_factory=list)  # where Python objects hold something else after the step
-    clears: bool = True  # whether the step clears gradients itself
-
-
-def condition_name(i: int) -> str:
-    """Of the output that a condition on data is compared as."""
-    return f"condition {i + 1}"
-
-
-def compared_name(i: int) -> str:
-    """Of the output that the number is compared as that a condition is a function of."""
-    return f"number of condition {i + 1}"
-
-
-def is_condition(metric: str | None, count: int) -> bool:
-    """Whether a metric is one of the first conditions on data, or the number that it is a function of."""
-    return metric in {n for i in range(count) for n in (condition_name(i), compared_name(i))}
-
-
-class Outputs:
-    """What a step leaves behind, as outputs of its program; what has no meaning is a problem."""
-
-    def __init__(self, translator: Translator, rank: int | None, sources: Collection[str]):
-        self.translator, self.rank, self.sources = translator, rank, sources
-        self.outputs: list[Output] = []
-        self.problems: list[Finding] = []
-
-    def add(self, tensor: Value, role: Any, of: str | None, what: str) -> str | None:
-        emitter = self.translator.emitter
-        if isinstance(tensor, Unknown):
-            if tensor.pending is None:
-                self.problem(of, f"{what}: {tensor.reason}", tensor.source)
-            else:
-                self.translator.early.append((tensor, emitter.place.source))
-            return None
-        if tensor in self.sources:
-            tensor = emitter.op("identity", (tensor,), label=f"{of}.unchanged")
-        self.outputs.append(Output(tensor, role, of))
-        return tensor
-
-    def problem(self, of: str | None, why: str, source: Source | None) -> None:
-        self.problems.append(Finding("TV504", why, self.rank, of, source, None, "unsupported"))
+STEPS: Final = 3  # that are captured, one after the other, in one process
+IDLE: Final = "in step {} a rate of an optimizer is 0: what acts through it alone is not compared there"
+LATER: Final = "later steps do what the third one does"
+Ways = tuple[Sequence[bool], ...]  # for every step, the ways to take at its conditions on data
 
 
 class Session:
@@ -116,7 +56,6 @@ class Session:
         rank: int | None,
         table: OpTable,
         meanings: Mapping[str, Row] | None = None,
-        choices: Sequence[bool] = (),
         accept: bool = False,
     ):
         self.batch, self.mesh, self.rank = batch, mesh, rank
@@ -124,44 +63,52 @@ class Session:
         self.translator = Translator(self.lines.here, table, meanings)
         self.talk = Talk(self.translator, rank or 0)
         self.assumed = self.talk.assumed
-        self.reader = Reader(self.translator, choices, accept)
-        self.recorder = Recorder(self.translator, Functional(self.talk))
-        self.gradients: dict[str, tuple[Value, torch.Tensor]] = {}
-        self.used: dict[str, Source | None] = {}
-        self.named: list[Named] = []
-        self.by_tensor: dict[int, str] = {}
-        self.copies: dict[int, list[Copy]] = {}
-        self.said: dict[str, Described] = {}  # how tensors lie of which an adapter says it
-        self.shapes: dict[str, list[int]] = {}  # of gradients that an optimizer holds in another shape
-        self.inputs: dict[str, torch.Tensor] = {}
-        self.trained: set[str] = set()
-        self.counts: dict[str, torch.Tensor] = {}  # steps that optimizers count, by parameter
-        self.numbers: dict[str, tuple[torch.Tensor, tuple[float, ...]]] = {}  # small known tensors, and their values before the step
+        self.reader = Reader(self.translator, accept)
+        self.beside = Beside()
+        self.recorder = Recorder(self.translator, Functional(self.talk), self.beside)
+        self.now = Started()
+        self.by_hand: set[str] = set()  # tensors kept by hand that the step before left as outputs; then those that this one does
+        self.number = 0  # of the step
+        self.adapted = False  # an adapter says what there is
+        self.nonnegative: set[str] = set()  # state that is not negative when the step begins
 
     # -- before the step ------------------------------------------------------------------------------------------------
 
-    def begin(self, found: Found, inputs: Mapping[str, torch.Tensor] | None = None) -> None:
-        """The step starts: everything it starts from becomes a source. Without `inputs` the batch is made as it is described."""
+    def begin(self, found: Found, inputs: Mapping[str, torch.Tensor] | None = None, choices: Sequence[bool] = ()) -> None:
+        """A step starts: everything it starts from becomes a source. Without `inputs` the batch is made as it is described."""
+        self.number += 1
+        if self.number > 1:
+            self.talk.renew()
+        elif (chance := self.translator.boundary.chance) is not None:
+            chance.begin()
+            kinds.install()
+        self.reader.renew(choices)
+        self.talk.batch = 0
+        self.now = Started()
         for module in found.modules.values():
             self.lines.name_modules(module)
-        self.named, names = kept(found)
-        self.copies = flat_copies(found)
-        self.translator.emitter.apart = found.apart
-        self.said = dict(found.placed)
+        self.now.named, names = kept(found)
+        self.now.structure = structure(found, self.number == STEPS)
+        self.now.copies = flat_copies(found)
+        self.now.said = dict(found.placed)
         for optimizer in found.optimizers:
             for group in optimizer.param_groups:
-                self.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
-                self.trained.update(c.name for p in group["params"] for c in self.copies.get(id(p), ()))
-            self.counts |= dict(counted(optimizer, names, self.copies))
-        self.said |= _inherited(found, self.named)
-        self.shapes = {n: place["shape"] for n, place in found.held.items() if "shape" in place}
-        self.by_tensor = names
+                self.now.trained.update(names[id(p)] for p in group["params"] if id(p) in names)
+                self.now.trained.update(c.name for p in group["params"] for c in self.now.copies.get(id(p), ()))
+            self.now.counts |= dict(counted(optimizer, names, self.now.copies))
+        self.now.said |= _inherited(found, self.now.named)
+        self.now.shapes = {n: place["shape"] for n, place in found.held.items() if "shape" in place}
+        self.now.by_tensor = names
         made = {n: self._input(n) for n in self.batch} if inputs is None else inputs
         t = self.translator
-        for n in self.named:  # memory that is known already counts as older than the step
+        for n in self.now.named:  # memory that is known already counts as older than the step
             t.keep(local(n.tensor))
         t.begin()
+        t.emitter.apart = found.apart
+        t.emitter.reserved = {n.name for n in self.now.named}
         self._sources(made)
+        t.memory.left_reads.clear()  # what was read to find out what there is, the step did not read
+        t.memory.old_reads.clear()
         assert t.step is not None
         t.step.generators = generators()
 
@@ -174,66 +121,93 @@ class Session:
 
     def _sources(self, made: Mapping[str, torch.Tensor]) -> None:
         t = self.translator
+        assert t.step is not None
         for name, tensor in made.items():
             t.emitter.declare(name, type_of(tensor))
             t.define(tensor, name)
             domain = self.batch[name].domain if name in self.batch else None
             if domain is not None and domain.kind == "ids" and (domain.ignore is None or domain.ignore >= 0):
                 t.emitter.nonnegative.add(name)
-            self.inputs[name] = tensor
-        for name, tensor in self.counts.items():
+            self.now.inputs[name] = tensor
+        for name, tensor in self.now.counts.items():
             value = t.known(tensor)
             if value is not None:
                 self._number(name, tensor, value)
         seen: dict[Any, str] = {}
         kept = []
-        for n in self.named:
+        initial: dict[str, str] = {}  # what parameters held when they were built → their names
+        for n in self.now.named:
             here = local(n.tensor)
+            if n.by_hand and n.kind == "state":
+                continue
             if here.numel() == 0 and n.kind == "state" and n.of is None:
                 continue
-            key = (t.keep(here), here.storage_offset(), tuple(here.shape))
+            key = _where(t, here)
             if key in seen and here.numel():
-                self.by_tensor[id(n.tensor)] = seen[key]
+                self.now.by_tensor[id(n.tensor)] = self.now.tied[n.name] = seen[key]
                 continue
-            if n.buffer is not None and not here.is_floating_point() and (value := t.known(here)) is not None:
-                self._number(n.name, here, value)  # a count, say
+            if n.counts and (value := t.known(here)) is not None:
+                self._number(n.name, here, value)
                 continue
-            if n.buffer == "made" and isinstance(t.read_parts(here), str):
+            if n.buffer == "made" and isinstance(value := t.read_parts(here), str) and t.emitter.is_constant(value):
+                self.now.made[n.name] = value
+                t.step.sources.setdefault(t.keep(here), n.name)
                 continue  # computed from constants when the model is built: ranks may compute it differently, so nothing is assumed of it
             if here.is_complex():
                 raise NotSupported(f"{n.name} is complex, and not computed from constants when the model is built: {t.read_parts(here)}")
-            if n.buffer is not None:
+            if n.buffer is not None and self.number == 1:
                 self.assumed.append(f"buffer {n.name} holds before the step what the reference's does")
             seen[key] = n.name
+            if n.kind == "state" and self.number == 1 and isinstance(value := t.read(here), str):
+                self._not_negative({n.name: value}, set())
+                if (op := t.emitter.made.get(value)) is not None and op.name == "full":
+                    self.talk.ledger.initial[n.name] = float(op.get("value"))
+            if self.number == 1 and isinstance(value := t.read(here), str) and not t.emitter.is_constant(value):
+                initial.setdefault(value, n.name)
             t.emitter.declare(n.name, type_of(here))
             t.define(here, n.name)
             kept.append(n)
-        self.named = kept
+        if self.number == 1:
+            t.settle(initial)
+        self.now.named = [*kept, *self._by_hand()]
+        self._left()
+        if self.adapted and self.number == 1:
+            t.padding = t.memory.constants_beside(t.step.sources)
+            if t.padding:
+                self.assumed.append("memory beside the parameters of flat buffers holds after a step what it held when they were built")
+
+    def _by_hand(self) -> Iterator[Named]:
+        """Tensors kept by hand that the step before left are sources. The first step has their values, where these follow from constants
+        and parameters; what never had a value has none."""
+        t = self.translator
+        assert t.step is not None
+        for n in self.now.named:
+            here = local(n.tensor)
+            if not n.by_hand or n.kind != "state" or str(here.dtype) not in DTYPES:
+                continue
+            if n.name in self.by_hand:
+                t.emitter.declare(n.name, type_of(here))
+                t.define(here, n.name)
+                yield n
+            elif t.known(here) is not None or isinstance(t.read(here), str):
+                t.step.sources.setdefault(t.keep(here), n.name)
+
+    def _left(self) -> None:
+        """Gradients that the step before left are sources: whether this one uses them shows."""
+        t = self.translator
+        for n in self._of_kind("parameter"):
+            grad = n.tensor.grad
+            if grad is not None and isinstance(t.read(local(grad)), Unknown) and f"{n.name}.grad" not in t.emitter.tensors:
+                here = local(grad)
+                name = t.emitter.declare(f"{n.name}.grad", type_of(here))
+                t.define(here, name)
+                self.now.left[name] = Named(name, grad, "state", of=n.name)
 
     def _number(self, name: str, t: torch.Tensor, value: torch.Tensor) -> None:
         """A small tensor that lives from step to step and is followed as a number: compared by name."""
         assert self.translator.step is not None
         self.translator.step.numbered[self.translator.keep(t)] = name
-        self.numbers[name] = (t, _values(value))
-
-    def left_behind(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """What the step before put into Python objects has no value, but for what follows from constants."""
-        t = self.translator
-        for name, tensor in tensors.items():
-            here = local(tensor)
-            key, view = t.keep(here), view_of(here)
-            if isinstance(t.read(here), Unknown):
-                made = t.memory.written(key, view)
-                why = Unknown(f"{name} {LEFT}", None if made is None else made.source)
-                t.memory.write(key, view, str(here.dtype), why)
-
-    def carried(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """What the step leaves in Python objects, computed from what the step before left there, and that nothing else depends on."""
-        for name, tensor in tensors.items():
-            value = self.translator.read(local(tensor))
-            if isinstance(value, Unknown) and value.reason.endswith(LEFT):
-                text = f"{name} carries values from step to step and is compared with nothing: no tensor of a model or an optimizer"
-                self.talk.findings.append(Finding("TV505", text, self.rank, None, value.source, None, "warning"))
+        self.now.numbers[name] = _values(value)
 
     def _drawn(self) -> list[Finding]:
         """Numbers that Python drew in the step: the next one has others."""
@@ -247,60 +221,91 @@ class Session:
 
     def note_gradients(self, optimizer: Any) -> None:
         """What an optimizer is about to use is the final gradient."""
-        inner = getattr(optimizer, "optim", None)
-        for group in (inner or optimizer).param_groups:
+        for group in owner_of(optimizer).param_groups:
+            lr = group.get("lr")
+            if isinstance(lr, torch.Tensor) and (known := self.translator.known(lr)) is not None:
+                lr = plain(known)
+            if isinstance(lr, float | int) and lr == 0 and IDLE.format(self.number) not in self.assumed:
+                self.assumed.append(IDLE.format(self.number))
             for p in group["params"]:
-                name = self.by_tensor.get(id(p))
+                name = self.now.by_tensor.get(id(p))
                 if p.grad is None:
                     continue
                 if name is not None:
                     self.note_gradient(name, p.grad)
-                for c in self.copies.get(id(p), ()):
+                for c in self.now.copies.get(id(p), ()):
                     self.note_gradient(c.name, c.within(p.grad))
 
     def note_gradient(self, name: str, grad: torch.Tensor) -> None:
         self.translator.emitter.place = self.lines.here()
-        self.used.setdefault(name, self.translator.emitter.place.source)
-        if name in self.shapes:
-            grad = grad.view(self.shapes[name])
-        self.gradients.setdefault(name, (self.translator.read(local(grad)), grad))
+        self.now.used.setdefault(name, self.translator.emitter.place.source)
+        if name in self.now.shapes:
+            grad = grad.view(self.now.shapes[name])
+        self.now.gradients.setdefault(name, (self.translator.read(local(grad)), grad))
 
     # -- after the step ---------------------------------------------------------------------------------------------------
 
-    def finish(self, returned: Any, name: str) -> Captured:
+    def finish(self, returned: Any, name: str, found: Found) -> Captured:
+        """The program of the step. `found` is what there is after it: the next step starts with that."""
         t = self.translator
         t.emitter.place = self.lines.here()
-        made = Outputs(t, self.rank, {*self.inputs, *t.emitter.masks, *(n.name for n in self.named)})
+        carried = self._carried()
+        made = Outputs(t, self.rank, {*self.now.inputs, *t.emitter.masks, *self.now.left, *(n.name for n in self.now.named)})
         metrics = self._metrics(returned, made)
-        self.assumed += t.read_values
-        self.assumed += [f"{b.name} is {b.taken} (accepted, not captured the other way)" for b in self.reader.accepted]
-        placed = self._gradients(made)
+        assumed = list(t.notes.read_values)
+        assumed += [f"{b.name} is {b.taken} (accepted, not captured the other way)" for b in self.reader.accepted]
+        self._gradients(made)
         for key, metric in metrics.items():
             made.add(metric, "metric", key, key)
-        self._updates(made)
+        after = After(found)
+        changes = self._changed(after)
+        self._updates(made, after, changes)
         self.talk.lost()
-        self._numbers(made)
+        self._numbers(made, after)
+        program, left = self._program(name, made, after)
+        t.boundary.multiplied(t.emitter.by_zero(program.ops), self.number == STEPS)
+        placed = self._placed()
+        for n, grad in self.now.left.items():
+            if (place := described(grad.tensor) or self.now.said.get(f"gradient of {grad.of}")) is not None:
+                placed[n] = place
         return Captured(
-            self._program(name, made),
+            program,
             self.rank,
             {g.name: g.members for g in self.talk.groups.values()},
             placed,
-            {n.name: list(n.tensor.shape) for n in self.named},
-            [*self._early(), *self.talk.findings, *made.problems, *self._poisoned(), *self._strays(), *self._drawn()],
-            [*self.assumed, *(f"{n} means what the given function computes ({checked})" for n, checked in t.meant.ops.items())],
+            {n.name: list(n.tensor.shape) for n in self.now.named},
+            [
+                *self._early(),
+                *self.talk.findings,
+                *made.problems,
+                *self._poisoned(),
+                *self._strays(),
+                *carried,
+                *self._drawn(),
+                *t.boundary.findings(self.rank),
+            ],
+            [
+                *self.assumed,
+                *t.boundary.assumed,
+                *assumed,
+                *self.beside.said(),
+                *(f"{n} means what the given function computes ({checked})" for n, checked in t.meant.ops.items()),
+            ],
             dict(t.missing),
             dict(t.calls),
             t.literals.merged(),
             self.talk.unused,
             ledger=self.talk.ledger,
             branches=list(self.reader.branches),
-            chosen=list(t.read_values),
-            used=self.used,
-            clears=self.talk.ledger.cleared or all(n.tensor.grad is None for n in self._of_kind("parameter")),
+            chosen=list(t.notes.read_values),
+            used=self.now.used,
+            structure=changes,
+            left=left,
+            by_hand=tuple(n.name for n in self.now.named if n.by_hand),
         )
 
     def _of_kind(self, kind: str) -> list[Named]:
-        return [n for n in self.named if n.kind == kind]
+        return [n for n in self.now.named if n.kind == kind]
 
     def _metrics(self, returned: Any, made: Outputs) -> dict[str, Value]:
         """All that the step returns but the loss, and the conditions on data."""
@@ -320,60 +325,155 @@ class Session:
                 metrics[compared_name(i)] = branch.of
         return metrics
 
-    def _gradients(self, made: Outputs) -> dict[str, Described]:
-        """Gradients as outputs; how they and all that is kept lie."""
-        parameters = self._of_kind("parameter")
-        for n in parameters:
-            if n.name not in self.gradients and n.tensor.grad is not None:
-                self.note_gradient(n.name, n.tensor.grad)
-        placed = {n.name: place for n in self.named if (place := described(n.tensor) or self.said.get(n.name)) is not None}
-        for n in parameters:
-            if n.name in self.gradients:
-                value, grad = self.gradients[n.name]
-                output = made.add(value, "gradient", n.name, f"gradient of {n.name}")
-                place = described(grad) or self.said.get(f"gradient of {n.name}")
-                if output is not None and place is not None:
+    def _placed(self) -> dict[str, Described]:
+        """How all that is kept lies, and gradients."""
+        placed = {n.name: place for n in self.now.named if (place := described(n.tensor) or self.now.said.get(n.name)) is not None}
+        for n in self._of_kind("parameter"):
+            if n.name in self.now.gradients:
+                place = described(self.now.gradients[n.name][1]) or self.now.said.get(f"gradient of {n.name}")
+                if place is not None and n.name in self.now.compared:
                     placed[f"gradient of {n.name}"] = place
         return placed
 
-    def _updates(self, made: Outputs) -> None:
-        t, parameters = self.translator, self._of_kind("parameter")
-        if self.trained or any(t.read(local(n.tensor)) != n.name for n in parameters):  # by an optimizer, or by hand
-            for n in parameters:
-                made.add(t.read_written(local(n.tensor)), "parameter", n.name, f"updated parameter {n.name}")
-        for n in self._of_kind("state"):
-            made.add(t.read_written(local(n.tensor)), "state", n.name, f"updated state {n.name}")
+    def _gradients(self, made: Outputs) -> None:
+        """Gradients as outputs."""
+        parameters = self._of_kind("parameter")
+        for n in parameters:
+            if n.name not in self.now.gradients and n.tensor.grad is not None:
+                self.note_gradient(n.name, n.tensor.grad)
+        for n in parameters:
+            if (
+                n.name in self.now.gradients
+                and made.add(self.now.gradients[n.name][0], "gradient", n.name, f"gradient of {n.name}") is not None
+            ):
+                self.now.compared.add(n.name)
 
-    def _numbers(self, made: Outputs) -> None:
+    def _changed(self, after: After) -> dict[str, str]:
+        """What decides on the next step besides values, as far as this one changed it."""
+        now = structure(after.found, self.number == STEPS)
+        before = self.now.structure
+        found = {k: f"{before.get(k)} → {now.get(k)}" for k in (*before, *now) if before.get(k) != now.get(k)}
+        known = {*(n.name for n in self.now.named), *self.now.tied, *self.now.numbers, *self.now.made}
+        found |= {n: "gone" for n in known if n not in after.tensors and n not in after.counts}
+        t = self.translator
+        for name, first in self.now.tied.items():
+            one, other = after.tensors.get(name), after.tensors.get(first)
+            if one is not None and other is not None and _where(t, local(one.tensor)) != _where(t, local(other.tensor)):
+                found[name] = f"no longer {first}"
+        return found
+
+    def _updates(self, made: Outputs, after: After, changes: Mapping[str, str]) -> None:
+        """New values under the names that the next step starts with: what has a name now, whatever memory it had before."""
+        t, parameters = self.translator, self._of_kind("parameter")
+
+        def now(n: Named) -> torch.Tensor:
+            return local(after.tensors[n.name].tensor)
+
+        there = {n.name for n in self.now.named if n.name in after.tensors}
+        self.by_hand = {n.name for n in self.now.named if n.by_hand and n.kind == "state" and n.name in there}
+        if self.now.trained or any(t.read(now(n)) != n.name for n in parameters if n.name in there):  # by an optimizer, or by hand
+            for n in parameters:
+                if n.name in there:
+                    made.add(t.read_written(now(n)), "parameter", n.name, f"updated parameter {n.name}")
+        for n in self._of_kind("state"):
+            if n.name in there:
+                made.add(t.read_written(now(n)), "state", n.name, f"updated state {n.name}")
+        self._created(made, after, changes)
+
+    def _created(self, made: Outputs, after: After, changes: Mapping[str, str]) -> None:
+        """State that is there only since this step, or that was computed from constants before it: compared as if it had been there."""
+        t = self.translator
+        known = {*(n.name for n in self.now.named), *self.now.tied, *self.now.numbers, *self.now.made}
+        for name, n in after.tensors.items():
+            here = local(n.tensor)
+            new = name not in known or name in changes or (name in self.now.made and t.read_parts(here) != self.now.made[name])
+            if not new or name in {x.name for x in self.now.named} or not here.numel() or str(here.dtype) not in DTYPES:
+                continue
+            if (n.counts or n.by_hand) and t.known(here) is not None:
+                continue
+            value = t.read_written(here)
+            if (n.buffer == "made" or n.by_hand) and isinstance(value, str) and t.emitter.is_constant(value):
+                continue
+            if n.by_hand:
+                if isinstance(value, Unknown):
+                    continue  # nor has the next step a value
+                self.by_hand.add(name)
+            t.emitter.declare(name, type_of(here))
+            self.now.named.append(replace(n, kind="state"))
+            self.now.said |= _inherited(after.found, [n])
+            made.add(value, "state", name, f"new state {name}")
+
+    def _not_negative(self, values: Mapping[str, Value], assumed: Collection[str]) -> None:
+        """Note which of some values are never negative, given that `assumed` sources are not."""
+        signs = Signs(self.translator.emitter, assumed.__contains__)
+        real = {n: v for n, v in values.items() if isinstance(v, str) and self.translator.emitter.kind(v) == "real"}
+        self.nonnegative |= {n for n, v in real.items() if signs.never_negative(v)}
+
+    def _invariant(self, outputs: Sequence[Output]) -> set[str]:
+        """State that is not negative before the step, and therefore not after it; the next step starts with what is not negative then.
+
+        A running mean of squares is such a state, whatever its name and its optimizer's are."""
+        before = {n.name for n in self._of_kind("state")} & self.nonnegative
+        values: dict[str, Value] = {str(o.of): o.tensor for o in outputs if o.role == "state"}
+        while True:
+            self.nonnegative = set()
+            self._not_negative(values, before)
+            kept = before & self.nonnegative
+            if kept == before:
+                return before
+            before = kept
+
+    def _numbers(self, made: Outputs, after: After) -> None:
         """Small tensors that are followed as numbers, after the step."""
-        for name, (tensor, before) in self.numbers.items():
-            value = self.translator.known(tensor)
+        for name, before in self.now.numbers.items():
+            found = after.counts.get(name)
+            if found is None:
+                found = after.tensors[name].tensor if name in after.tensors else None
+            if found is None:
+                continue  # gone: compared as such
+            value = self.translator.known(local(found))
             if value is None:
                 self.talk.ledger.lost.append(name)
                 made.problem(name, f"{name}, which is an integer, is computed from data", self.translator.emitter.place.source)
             else:
                 self.talk.ledger.numbers[name] = before, _values(value)
 
-    def _program(self, name: str, made: Outputs) -> Program:
+    def _program(self, name: str, made: Outputs, after: After) -> tuple[Program, list[str]]:
+        """The program, and the gradients of the step before that it uses."""
         emitter, parameters, states = self.translator.emitter, self._of_kind("parameter"), self._of_kind("state")
-        if any(n.tensor.grad is not None for n in parameters):
-            self.assumed.append(
-                "no gradients are left from the step before: this one leaves some behind, and zero_grad is called in between"
-            )
         domains: dict[str, Domain] = {k: d for k, s in self.batch.items() if (d := s.domain) is not None}
-        domains |= {n.name: Domain("nonnegative") for n in states if n.nonnegative}
+        domains |= {n: Domain("nonnegative") for n in (*(n.name for n in states if n.nonnegative), *self._invariant(made.outputs))}
         domains |= {n: Domain("indicator") for n in emitter.masks}
-        inputs = (*self.inputs, *emitter.masks)
-        return emitter.program(name, inputs, tuple(n.name for n in parameters), tuple(n.name for n in states), made.outputs, domains)
+        inputs = (*self.now.inputs, *emitter.masks)
+        left: list[str] = []
+        while True:
+            kept = (*(n.name for n in states), *left)
+            program = emitter.program(name, inputs, tuple(n.name for n in parameters), kept, made.outputs, domains)
+            used = {i for op in program.ops for i in op.inputs} | {o.tensor for o in program.outputs}
+            more = [n for n in self.now.left if n in used and n not in left]
+            if not more:
+                return program, left
+            left += more
+            for n in more:
+                owner = after.tensors.get(str(self.now.left[n].of))
+                grad = None if owner is None else owner.tensor.grad
+                if grad is not None:
+                    made.add(self.translator.read_written(local(grad)), "state", n, f"gradient left by the step, {n}")
+
+    def _carried(self) -> list[Finding]:
+        """Values that the step before left in memory and that this one reads. Single numbers may be kept for a log."""
+        text = "what the step before left in memory is read, which no model or optimizer holds and nothing is compared with"
+        places = dict.fromkeys((p.source, size == 1) for p, size in self.translator.memory.left_reads)
+        return [Finding("TV505", text, self.rank, None, source, None, "warning" if one else "unsupported") for source, one in places]
 
     def _early(self) -> list[Finding]:
         first: dict[int | None, Finding] = {}  # of every communication only where it is read first
-        for why, source in self.translator.early:
+        for why, source in self.translator.notes.early:
             first.setdefault(why.pending, Finding("TV501", why.reason, self.rank, None, source))
         return list(first.values())
 
     def _poisoned(self) -> list[Finding]:
-        poisoned = dict.fromkeys((u.reason, u.source) for u in self.translator.poisoned if u.pending is None)
+        poisoned = dict.fromkeys((u.reason, u.source) for u in self.translator.notes.poisoned if u.pending is None)
         return [Finding("TV504", f"communicated: {why}", self.rank, None, at, None, "unsupported") for why, at in poisoned]
 
     def _strays(self) -> list[Finding]:
@@ -387,10 +487,15 @@ class Session:
             if step.carried(key, self.translator.memory.old_reads.get(key, ())):
                 text = f"memory of {storage.nbytes()} bytes, no tensor of a model or an optimizer, carries values from step to step"
                 found.append(Finding("TV505", text, self.rank, None, source, None, "unsupported"))
-            elif torch._C._storage_Use_Count(key) > 1 + (storage is None):
+            elif key in self.translator.built and torch._C._storage_Use_Count(key) > 1 + (storage is None):
                 text = f"memory of {storage.nbytes()} bytes that is older than the step is written by it and is compared with nothing"
                 found.append(Finding("TV505", text, self.rank, None, source, None, "warning"))
         return list(dict.fromkeys(found))
+
+
+def _where(t: Translator, here: torch.Tensor) -> tuple[Any, ...]:
+    """The memory of a tensor."""
+    return t.keep(here), here.storage_offset(), tuple(here.shape)
 
 
 def _inherited(found: Found, named: Sequence[Named]) -> dict[str, Described]:
@@ -414,7 +519,7 @@ def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:
 
 
 def _values(value: torch.Tensor) -> tuple[float, ...]:
-    with unset_fake_temporarily():
+    with _disable_current_modes():
         return tuple(float(v) for v in value.reshape(-1).tolist())
 
 
@@ -424,7 +529,13 @@ def _losses(returned: Any) -> dict[str, torch.Tensor]:
         return {str(k): v for k, v in returned.items() if isinstance(v, torch.Tensor)}
     if isinstance(returned, torch.Tensor):
         return {"loss": returned}
+    if isinstance(returned, list | tuple) and any(isinstance(v, torch.Tensor) for v in returned):
+        raise NotSupported(f"the step returns a {type(returned).__name__}: return its loss, or a dictionary with `loss` and metrics")
     return {}
+
+
+class LaterStep(Exception):
+    """A step after the first that cannot be captured: there is no verdict."""
 
 
 def capture(
@@ -436,18 +547,17 @@ def capture(
     table: OpTable,
     meanings: Mapping[str, Row] | None = None,
     name: str = "step",
-    choices: Sequence[bool] = (),
+    choices: Ways = ((),) * STEPS,
     accept: bool = False,
     store: str | None = None,
-    again: bool = False,
-) -> Captured:
-    """The program of one rank; `build` returns its step. With a `store` tensors are real, and ranks talk by gloo through that file.
+) -> Steps:
+    """The programs of one rank's first steps; `build` returns its step.
 
-    With `again`, the step runs once before it is captured."""
+    With a `store` tensors are real, and ranks talk by gloo through that file."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
-    session = Session(batch, mesh, rank, table, meanings, choices, accept)
+    session = Session(batch, mesh, rank, table, meanings, accept)
     if store is None:
         session.reader.install()
     else:
@@ -455,56 +565,44 @@ def capture(
         session.reader.install_real()
         torch.manual_seed(0)
     patch(session.talk, session.assumed)
+    kinds.install()
     session.lines.wrappers.install()
     if rank is not None:
         start_group(session.talk, rank, world, store=store)
     elif getattr(build, "grouped", False):
         start_group(session.talk, 0, 1, store=None if store is None else f"{store}.alone")
     handles = session.lines.hooks()
-    fake = FakeTensorMode(allow_non_fake_inputs=True) if store is None else contextlib.nullcontext()
-    with fake, session.recorder:
+    fake = session.translator.stand_ins.mode = None if store is not None else Watched(session.translator.boundary)
+    steps: list[Captured] = []
+    with fake or contextlib.nullcontext(), session.recorder:
         step = build() if rank is None else build(rank, world)
-        found = getattr(step, "found", None)  # an adapter says where the parameters are
-        adapted = isinstance(found, Found)
-        left = run_before(session, step) if again else {}
-        session.begin(found if isinstance(found, Found) else search(step))
-        session.left_behind(left)
-        before = {} if adapted else snapshot(step)
-        if adapted or CUT in before:
-            session.assumed.append(UNWATCHED)
-        with optimizer_hooks(session):
-            returned = step(dict(session.inputs))
-        after = {} if adapted else snapshot(step)
-        places = changed(before, after, {id(n.tensor) for n in session.named})
-        session.carried({n.lstrip("."): h.tensor for n in places if isinstance(h := after.get(n), Held)})
-        result = replace(session.finish(returned, name), remembered=places)
+        for way in choices:
+            steps.append(_captured(session, step, way, name, steps))
     for h in handles:
         h.remove()
-    result.seconds = time.process_time() - began
-    return result
+    steps[0].seconds = time.process_time() - began
+    return tuple(steps)
 
 
-def generators() -> dict[str, object]:
-    """How far the generators of Python and of NumPy that all code shares have come."""
-    return {"random": random.getstate(), "numpy.random": repr(np.random.get_state(legacy=False))}
+def _captured(session: Session, step: Callable[..., Any], way: Sequence[bool], name: str, before: Sequence[Captured]) -> Captured:
+    """The next step; the same object as the one before if it is the same program with the same numbers."""
+    given = getattr(step, "found", None)  # an adapter says where the parameters are
 
+    session.adapted = isinstance(given, Found)
 
-def run_before(session: Session, step: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    """A step that is not captured; which tensors it leaves in Python objects."""
-    before = snapshot(step)
-    session.reader.before = True
-    step({n: session._input(n) for n in session.batch})
-    session.reader.before = False
-    after, found = snapshot(step), search(step)
-    named = list(tensors_of(found.modules))
-    for optimizer in found.optimizers:
-        for state in getattr(optimizer, "optim", optimizer).state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = torch.tensor(float(STEPS_TAKEN), dtype=torch.float32)
-    for n in named:
-        n.tensor.grad = None  # as is assumed where a step leaves some behind
-    places = changed(before, after, {id(n.tensor) for n in named})
-    return {n.lstrip("."): h.tensor for n in places if isinstance(h := after.get(n), Held)}
+    def found() -> Found:
+        return given if isinstance(given, Found) else search(step)
+
+    try:
+        session.begin(found(), None, way)
+        with optimizer_hooks(session):
+            returned = step(dict(session.now.inputs))
+        made = session.finish(returned, name, found())
+    except Exception as error:
+        if not before:
+            raise
+        raise LaterStep(f"step {len(before) + 1} cannot be captured: {type(error).__name__}: {error}") from error
+    return before[-1] if before and made == before[-1] else made
 
 
 class optimizer_hooks:  # noqa: N801 (a context manager)
@@ -524,23 +622,10 @@ class optimizer_hooks:  # noqa: N801 (a context manager)
             self.session.lines.optimizing = False
 
         self.handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-        self.originals = [(owner, owner.zero_grad) for owner in (Optimizer, torch.nn.Module)]
-        for owner, original in self.originals:
-            owner.zero_grad = self._noted(original)
-
-    def _noted(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def zero_grad(*args: Any, **kwargs: Any) -> None:
-            self.session.talk.ledger.cleared = True
-            original(*args, **kwargs)
-
-        return zero_grad
 
     def __exit__(self, *args: object) -> None:
         for h in self.handles:
             h.remove()
-        for owner, original in self.originals:
-            owner.zero_grad = original
 
 
 __all__ = ["Captured", "ReadsData", "Session", "TensorType", "capture"]

@@ -19,7 +19,7 @@ from trainverify.torch.buffers import Group, buffered, gathered_apart, pieces_of
 from trainverify.torch.integers import NARROW
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart, uncut
-from trainverify.torch.translate import Translator, key_of, type_of, view_of
+from trainverify.torch.translate import Translator, type_of, view_of
 from trainverify.torch.values import Unknown, Unmapped, Value
 from trainverify.torch.views import is_dense, memory_order
 
@@ -106,8 +106,8 @@ class Talk:
         """Results exist from `land` on."""
         t = self.translator
         place = t.emitter.place
-        written = {key_of(tensor) for tensor, _ in results}
-        versions = [(k, t.memory.storage(k).version) for k in map(key_of, inputs) if k not in written]
+        written = {t.keep(tensor) for tensor, _ in results}
+        versions = [(k, t.memory.storage(k).version) for k in map(t.keep, inputs) if k not in written]
         flight = Flight(len(self.flights), list(results), versions, place.source)
         self.flights.append(flight)
         for tensor, _ in results:
@@ -130,6 +130,13 @@ class Talk:
             if not (isinstance(now, Unknown) and now.pending == flight.number):
                 self.find("TV502", "memory that is being received is written before the communication is waited for", flight.source)
             t.write(tensor, value)
+
+    def renew(self) -> None:
+        """The next step begins: what this one started and did not wait for has no value there."""
+        for flight in self.flights:
+            flight.landed = True
+        self.flights, self.findings, self.unused = [], [], []
+        self.ledger = Ledger(created=list(self.ledger.created), settled=self.ledger.settled)
 
     def assume(self, text: str) -> None:
         if text not in self.assumed:
@@ -326,6 +333,7 @@ class Talk:
 
         def make() -> list[Value]:
             self.contiguous(x, *outputs)
+            self.same_shapes(x, *outputs)
             e, kind = self.translator.emitter, type_of(x)
             n = len(group.members)
             row = e.reshape(self.translator.named(x), (1, *kind.shape))
@@ -333,6 +341,20 @@ class Talk:
             return [self.row(whole, i, kind.shape) for i in range(n)]
 
         return self.guarded([x], outputs, make, "all_gather", group, f"gathering all of {lying(x)}")
+
+    def fits(self, group: Group, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """Refuse shapes of a tensor that has a part for every member, unless it is their concatenation or their stack."""
+        n, shape = len(group.members), tuple(part.shape)
+        if shape and tuple(whole.shape) == (n * shape[0], *shape[1:]):
+            return
+        if tuple(whole.shape) != (n, *shape):
+            raise Unmapped(f"a tensor {list(whole.shape)} for {n} parts {list(shape)}: it is neither their concatenation nor their stack")
+        self.assume("the backend takes a stack of the members' tensors for their concatenation: NCCL does, gloo raises an error")
+
+    def same_shapes(self, *tensors: torch.Tensor) -> None:
+        shapes = sorted({str(list(t.shape)) for t in tensors})
+        if len(shapes) > 1:
+            raise Unmapped(f"tensors of different shapes, {' and '.join(shapes[:2])}, for the members of a group")
 
     def row(self, whole: str, i: int, shape: tuple[int, ...]) -> str:
         e = self.translator.emitter
@@ -344,8 +366,6 @@ class Talk:
         name = self.translator.named(x)
         if shape == (n, *kind.shape):
             name = e.reshape(name, (1, *kind.shape))
-        elif not kind.shape or shape != (n * kind.shape[0], *kind.shape[1:]):
-            name = e.reshape(name, (math.prod(kind.shape),))
         local = e.shape(name)
         whole = self.emit("all_gather", name, group, TensorType((n * local[0], *local[1:]), kind.dtype), dim=0)
         return e.reshape(whole, shape)
@@ -353,6 +373,7 @@ class Talk:
     def all_gather_single(self, group: Group, output: torch.Tensor, x: torch.Tensor) -> Flight:
         def make() -> list[Value]:
             self.contiguous(x, output)
+            self.fits(group, output, x)
             if (places := self.places(output, len(group.members))) is not None:
                 return [gathered_apart(self.translator.emitter, group, self.rank, self.translator.named(x), places)]
             return [self.gathered(group, x, type_of(output).shape)]
@@ -362,7 +383,7 @@ class Talk:
     def places(self, output: torch.Tensor, n: int) -> list[int] | None:
         """Where parameters begin and end in a flat buffer of several; None for any other tensor."""
         step, view = self.translator.step, view_of(output)
-        bounds = step.bounds.get(key_of(output), set()) if step is not None else set()
+        bounds = step.bounds.get(self.translator.keep(output), set()) if step is not None else set()
         inside = sorted(b - view.offset for b in bounds if view.offset <= b <= view.stop)
         return inside if n > 1 and output.ndim == 1 and len(inside) > 2 else None
 
@@ -381,9 +402,10 @@ class Talk:
     def reduce_scatter_single(self, group: Group, output: torch.Tensor, x: torch.Tensor, op: Any) -> Flight:
         def make() -> list[Value]:
             self.contiguous(x, output)
+            self.fits(group, x, output)
             ours, factor = self.reduction(op)
             name = self.premultiplied(self.translator.named(x), factor)
-            e, kept = self.translator.emitter, self.translator.step is not None and key_of(x) in self.translator.step.before
+            e, kept = self.translator.emitter, self.translator.step is not None and self.translator.keep(x) in self.translator.step.before
             if (kept or e.apart) and len(group.members) > 1 and (places := pieces_of(e, name)) is not None:
                 return [reduced_to_owners(e, group, self.rank, name, places, ours)]
             return [self.scattered(group, name, type_of(output).shape, ours)]
@@ -393,6 +415,7 @@ class Talk:
     def reduce_scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], op: Any) -> Flight:
         def make() -> list[Value]:
             self.contiguous(*xs, output)
+            self.same_shapes(*xs, output)
             ours, factor = self.reduction(op)
             names = [self.premultiplied(self.translator.named(x), factor) for x in xs]
             stacked = self.translator.emitter.op("stack", names, {"dim": 0})
@@ -432,6 +455,7 @@ class Talk:
     def scatter(self, group: Group, output: torch.Tensor, xs: Sequence[torch.Tensor], root: int) -> Flight:
         def make() -> list[Value]:
             self.contiguous(*xs, output)
+            self.same_shapes(*xs, output)
             e, kind = self.translator.emitter, type_of(output)
             attrs = {"group": group.name, "root": root, "dim": 0}
             given = (e.op("stack", [self.translator.named(x) for x in xs], {"dim": 0}),) if root == self.rank else ()
@@ -444,6 +468,7 @@ class Talk:
     def gather(self, group: Group, outputs: Sequence[torch.Tensor], x: torch.Tensor, root: int) -> Flight:
         def make() -> list[Value]:
             self.contiguous(x, *outputs)
+            self.same_shapes(x, *outputs)
             e, kind, n = self.translator.emitter, type_of(x), len(group.members)
             row = e.reshape(self.translator.named(x), (1, *kind.shape))
             whole = TensorType((n, *kind.shape), kind.dtype) if root == self.rank else None

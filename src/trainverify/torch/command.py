@@ -14,16 +14,16 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.torch.cache import Cache
-from trainverify.torch.capture import Captured
-from trainverify.torch.inputs import Batch, Flags, Ids, Reals
-from trainverify.torch.judge import captures, judge, pair
-from trainverify.torch.launch import Failed, Reads, run
+from trainverify.torch.captured import Captured, Steps
+from trainverify.torch.inputs import Batch, Flags, Ids, Reals, with_rows
+from trainverify.torch.judge import by_step, captures, judge, kind_of, pair
+from trainverify.torch.launch import Failed, run
 from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
 from trainverify.torch.sample import chosen
 from trainverify.torch.script import capture_script
-from trainverify.torch.ways import Choices, Way, all_ways, joined, ways
-from trainverify.translate.targets import CaptureError, resolve
+from trainverify.torch.ways import Choices, Processes, Way, all_ways, joined
+from trainverify.translate.targets import CaptureError, module_of
 
 Progress = Callable[[str], None]
 
@@ -43,10 +43,10 @@ class Subject:
 
 
 def settings_of(target: str) -> dict[str, Any]:
-    """`batch`, `mesh`, `cuts` and `loss` of the file of a target, read in a process of its own."""
+    """`batch`, `mesh`, `cuts` and `loss` in the file of a target, read in a process of its own."""
 
     def read() -> dict[str, Any]:
-        space = resolve(target).__globals__
+        space = vars(module_of(target))
         return {n: space.get(n) for n in ("batch", "mesh", "cuts", "loss")}
 
     (found,) = run([read])
@@ -65,8 +65,9 @@ def functions(
     accept: bool = False,
     real: bool = False,
     cache: Cache | None = None,
+    rows: int | None = None,
 ) -> Subject:
-    """Two functions of files; the file of the second says what the batch is."""
+    """Two functions of files; the file of the second says what the batch is. `rows` replaces the number of its rows."""
     said = settings_of(distributed)
     if not isinstance(said["batch"], Mapping):
         raise CaptureError(f"{distributed.rpartition(':')[0]} has no `batch`: a dictionary from names to tvt.Ids, tvt.Reals or tvt.Flags")
@@ -74,13 +75,15 @@ def functions(
     if mesh.size != world:
         raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
 
-    def run_way(choices: Choices, again: bool) -> tuple[Captured, list[Captured]]:
-        given = (reference, distributed, world, said["batch"], mesh, table, None, tell)
-        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real, cache=cache, again=again)
+    batch: Batch = said["batch"] if rows is None else with_rows(said["batch"], rows)
 
-    found = all_ways(run_way, once=real)
+    def run_way(choices: Sequence[Choices]) -> list[Processes]:
+        given = (reference, distributed, world, batch, mesh, table, None, tell)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real, cache=cache)
+
+    found = all_ways(run_way)
     one, ranks, targets = found[0].reference, found[0].ranks, (reference, distributed)
-    return Subject(one, ranks, mesh, said["batch"], said["cuts"] or {}, said["loss"] or "whole", targets, found)
+    return Subject(one, ranks, mesh, batch, said["cuts"] or {}, said["loss"] or "whole", targets, found)
 
 
 def script(
@@ -100,10 +103,10 @@ def script(
     alone = arguments if reference is None else reference
     told: list[tuple[Mesh, Any, Any]] = []
 
-    def captured(ranks: Sequence[int | None], choices: Choices) -> list[tuple[Captured, Any, Any]]:
-        def work(r: int | None) -> Callable[[], tuple[Captured, Any, Any]]:
+    def captured(ranks: Sequence[int | None], choices: Sequence[Choices]) -> list[tuple[Steps, Any, Any]]:
+        def work(r: int | None) -> Callable[[], tuple[Steps, Any, Any]]:
             given = (path, alone, 0, 1, True) if r is None else (path, arguments, r, world, False)
-            return lambda: capture_script(*given, table, choices, accept)
+            return lambda: capture_script(*given, table, tuple(choices), accept)
 
         works = [work(r) for r in ranks]
         found = []
@@ -111,7 +114,7 @@ def script(
         def count(n: int) -> None:
             tell(f"captured {n} of {len(works)} processes")
 
-        results: Sequence[tuple[Captured, Any, Any] | Failed]
+        results: Sequence[tuple[Steps, Any, Any] | Failed]
         if cache is None:
             results = run(works, tell=count)
         else:
@@ -121,12 +124,11 @@ def script(
         for r, result in zip(ranks, results, strict=True):
             if isinstance(result, Failed):
                 who = "the only rank" if r is None else f"rank {r}"
-                kind = Reads if result.kind == "ReadsData" else CaptureError
-                raise kind(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
+                raise kind_of(result)(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
             found.append(result)
         return found
 
-    def run_way(choices: Choices) -> tuple[Captured, list[Captured]]:
+    def run_way(choices: Sequence[Choices]) -> list[Processes]:
         (one, specs, _), first = captured([None, 0], choices)
         said = first[2]
         mesh = Mesh(said["mesh"] or {"dp": world})
@@ -134,9 +136,9 @@ def script(
             raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
         ranks = range(world) if all_ranks else chosen(mesh)
         told.append((mesh, specs, said))
-        return one, [c for c, _, _ in (first, *captured(ranks[1:], choices))]
+        return by_step([one, *(c for c, _, _ in (first, *captured(ranks[1:], choices)))])
 
-    every = tuple(ways(run_way))
+    every = all_ways(run_way)
     mesh, specs, said = told[0]
     return Subject(every[0].reference, every[0].ranks, mesh, specs, said["cuts"], said["loss"], None, every)
 

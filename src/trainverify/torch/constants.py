@@ -21,7 +21,7 @@ def decided(e: Emitter, name: str) -> bool | None:
 
 def value_of(e: Emitter, name: str) -> Array | None:
     """The integers or booleans of a tensor that no source leads to; None where data may decide."""
-    order = _ancestors(e, name)
+    order = ancestors(e, name)
     if order is None:
         return None
     values: dict[str | None, Array] = {}
@@ -32,7 +32,7 @@ def value_of(e: Emitter, name: str) -> Array | None:
     return values[name]
 
 
-def _ancestors(e: Emitter, name: str) -> list[Op] | None:
+def ancestors(e: Emitter, name: str) -> list[Op] | None:
     """The ops that make a tensor, in order; None if one of them computes on real numbers, communicates, or reads a source."""
     found: dict[int, Op] = {}
     waiting: list[str | None] = [name]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
+from trainverify.torch.frames import is_ours, torchs
+from trainverify.torch.placed import local
 from trainverify.translate.names import clean
 
 Kind = Literal["parameter", "state"]
-STEPS_TAKEN: Final = 2  # steps before the one that is captured: nothing is as in the first step
 DEPTH: Final = 4
 
 
@@ -27,6 +29,7 @@ class Found:
     shards: list[tuple[torch.Tensor, str]] = field(default_factory=list)  # what an optimizer updates instead of a parameter, and its name
     apart: bool = False  # flat memory is followed piece by piece: all ranks cut it alike
     copies: list[Copy] = field(default_factory=list)  # other memory that holds parameters from step to step
+    by_hand: dict[str, torch.Tensor] = field(default_factory=dict)  # other tensors that the step's function refers to, by their path
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,15 @@ class Named:
     nonnegative: bool = False
     of: str | None = None  # the parameter that a state of an optimizer belongs to
     buffer: Literal["kept", "made"] | None = None  # a buffer that a checkpoint keeps, or one that is made anew with the model
+    slot: bool = False  # state of an optimizer
+    by_hand: bool = False  # in a variable, a container or an attribute
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is followed as a number where it follows from constants."""
+        if self.by_hand:
+            return False
+        return (self.slot and self.tensor.numel() == 1) or (self.buffer is not None and not self.tensor.is_floating_point())
 
 
 def shaped(n: Named, found: Found) -> Named:
@@ -82,10 +94,30 @@ def kept(found: Found) -> tuple[list[Named], dict[int, str]]:
     named = [n for n in tensors_of(found.modules) if n.tensor.numel() or n.name not in copied]
     trained = {n.name for n in tensors_of(found.modules) if n.trained}
     named += [Named(c.name, c.tensor, "parameter" if c.of in trained else "state", c.of in trained) for c in found.copies]
+    named += kept_by_hand(found, named)
     names = {id(n.tensor): n.name for n in named} | {id(t): n for t, n in found.shards}
+    copies = flat_copies(found)
     for optimizer in found.optimizers:
-        named += [shaped(n, found) for n in preset(optimizer, lambda p: names.get(id(p)), flat_copies(found))]
+        named += [shaped(n, found) for n in states_of(optimizer, names, copies)]
     return named, names
+
+
+def kept_by_hand(found: Found, named: Sequence[Named]) -> Iterator[Named]:
+    """Tensors in variables, containers and attributes that have memory of their own."""
+    others = [t for o in found.optimizers for state in owner_of(o).state.values() if isinstance(state, dict) for t in state.values()]
+    others += [n.tensor for n in named]
+    others += [t.grad for t in (*others, *found.by_hand.values()) if isinstance(t, torch.Tensor) and t.grad is not None]
+    taken = {_storage(t) for t in others if isinstance(t, torch.Tensor)}
+    names = {n.name for n in named}
+    for name, t in found.by_hand.items():
+        if t.layout == torch.strided and _storage(t) not in taken and t.numel() and not t.is_complex():
+            taken.add(_storage(t))
+            trained = t.requires_grad and t.is_leaf
+            yield Named(f"{name} by hand" if name in names else name, t, "parameter" if trained else "state", trained, by_hand=True)
+
+
+def _storage(t: torch.Tensor) -> int:
+    return int(local(t).untyped_storage()._cdata)
 
 
 def flat_copies(found: Found) -> dict[int, list[Copy]]:
@@ -98,56 +130,116 @@ def flat_copies(found: Found) -> dict[int, list[Copy]]:
 
 
 def search(*roots: Any) -> Found:
-    """All modules and optimizers that objects refer to: closures, globals that a function names, attributes, containers."""
-    found = Found()
-    seen: set[int] = set()
-
-    def look(name: str, value: Any, depth: int) -> None:
-        if id(value) in seen or depth > DEPTH:
-            return
-        seen.add(id(value))
-        if isinstance(value, torch.nn.Module):
-            again = sum(n == name or n.startswith(f"{name}#") for n in found.modules)  # stages of a pipeline are all called alike
-            found.modules[f"{name}#{again}" if again else name] = value
-        elif isinstance(value, Optimizer):
-            found.optimizers.append(value)
-            inner = getattr(value, "optim", None)
-            if isinstance(inner, Optimizer):
-                seen.add(id(inner))
-        elif isinstance(value, functools.partial):
-            for i, v in enumerate((value.func, *value.args, *value.keywords.values())):
-                look(f"{name}{i}", v, depth + 1)
-        elif isinstance(value, types.MethodType):
-            look("self", value.__self__, depth + 1)
-            look(name, value.__func__, depth + 1)
-        elif isinstance(value, types.FunctionType):
-            for n, v in referred(value):
-                look(n, v, depth + 1)
-        elif isinstance(value, dict):
-            for k, v in value.items():
-                look(str(k), v, depth + 1)
-        elif isinstance(value, list | tuple):
-            for i, v in enumerate(value):
-                look(f"{name}{i}", v, depth + 1)
-        elif not isinstance(value, type | types.ModuleType | torch.Tensor) and hasattr(value, "__dict__"):
-            for n, v in vars(value).items():
-                look(n, v, depth + 1)
-
+    """All modules, optimizers and tensors that objects refer to: closures, globals that a function names, attributes, containers."""
+    found = Search()
     for i, r in enumerate(roots):
-        look(str(i), r, 0)
-    inner = {id(m) for root in found.modules.values() for m in list(root.modules())[1:]}
-    found.modules = {n: m for n, m in found.modules.items() if id(m) not in inner}
-    return found
+        found.look((str(i),), r, 0)
+    inner = {id(m) for root in found.made.modules.values() for m in list(root.modules())[1:]}
+    found.made.modules = {n: m for n, m in found.made.modules.items() if id(m) not in inner}
+    for module in found.made.modules.values():
+        found.attributes(module)
+    return found.made
+
+
+Path = tuple[str, ...]  # names of variables, attributes and keys that lead to an object
+
+
+class Search:
+    """A walk over what objects refer to."""
+
+    def __init__(self) -> None:
+        self.made = Found()
+        self.seen: set[int] = set()
+        self.tensors: set[int] = set()
+
+    def look(self, path: Path, value: Any, depth: int) -> None:
+        if isinstance(value, torch.Tensor):
+            self._tensor(path, value)
+        if id(value) in self.seen or depth > DEPTH or isinstance(value, torch.Tensor | types.ModuleType):
+            return
+        self.seen.add(id(value))
+        if type(value).__module__.startswith("trainverify.") and isinstance(getattr(value, "_tensor", None), torch.Tensor):
+            self._tensor(path, value._tensor)  # a number that Python holds
+        elif isinstance(value, torch.nn.Module):
+            name, modules = "".join(path[-2:]) if path[-1].isdigit() else path[-1], self.made.modules
+            again = sum(n == name or n.startswith(f"{name}#") for n in modules)  # stages of a pipeline are all called alike
+            modules[f"{name}#{again}" if again else name] = value
+        elif isinstance(value, Optimizer):
+            self._optimizer(path, value, depth)
+        else:
+            for more, inner in self._parts(path, value):
+                self.look(more, inner, depth + 1)
+
+    def _parts(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+        if isinstance(value, functools.partial):
+            yield from (((*path, str(i)), v) for i, v in enumerate((value.func, *value.args, *value.keywords.values())))
+        elif isinstance(value, types.MethodType):
+            yield ("self",), value.__self__
+            yield path, value.__func__
+        elif isinstance(value, types.FunctionType):
+            yield from (((n,), v) for n, v in referred(value))
+        elif isinstance(value, dict):
+            yield from (((*path, str(k if isinstance(k, str | int) else i)), v) for i, (k, v) in enumerate(value.items()))
+        elif isinstance(value, list | tuple | collections.deque):
+            yield from (((*path, str(i)), v) for i, v in enumerate(value))
+        elif isinstance(value, type):
+            held = vars(value).items() if _is_users(value) else ()
+            yield from (((*path, n), v) for n, v in held if isinstance(v, torch.Tensor | dict | list | tuple | collections.deque))
+        elif hasattr(value, "__dict__"):
+            yield from (((n,) if path == ("self",) else (*path, n), v) for n, v in vars(value).items())
+
+    def _optimizer(self, path: Path, optimizer: Optimizer, depth: int) -> None:
+        """What an optimizer holds besides the tensors of its state: attributes of a user's class, and containers in slots."""
+        self.made.optimizers.append(optimizer)
+        inner = getattr(optimizer, "optim", None)
+        if isinstance(inner, Optimizer):
+            self.seen.add(id(inner))
+        if _is_users(type(optimizer)):
+            for n, v in vars(optimizer).items():
+                if n not in _OPTIMIZERS:
+                    self.look((*path, n), v, depth + 1)
+        for i, state in enumerate(optimizer.state.values()):
+            for slot, v in state.items() if isinstance(state, dict) else ():
+                if not isinstance(v, torch.Tensor):
+                    self.look((*path, str(i), str(slot)), v, depth + 1)
+
+    def attributes(self, root: torch.nn.Module) -> None:
+        """What modules of the user's hold as plain attributes."""
+        for name, module in root.named_modules():
+            for n, v in vars(module).items() if _is_users(type(module)) else ():
+                if n not in _MODULES:
+                    self.look((*(p for p in (clean(name),) if p), n), v, 1)
+
+    def _tensor(self, path: Path, t: torch.Tensor) -> None:
+        name, held = ".".join(path), self.made.by_hand
+        if id(t) not in self.tensors:
+            self.tensors.add(id(t))
+            held[f"{name}#{sum(n.startswith(f'{name}#') for n in held) + 1}" if name in held else name] = t
+
+
+def _is_users(kind: type) -> bool:
+    """Whether a class is the user's: it may hold anything."""
+    return kind.__module__.partition(".")[0] not in ("torch", "builtins", "trainverify") and not kind.__module__.startswith("collections")
+
+
+_MODULES: Final = frozenset(vars(torch.nn.Module()))
+_OPTIMIZERS: Final = frozenset(vars(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])))
 
 
 def referred(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Variables of a function, and of those that are written inside it."""
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
         except ValueError:
             continue
-    for name in fn.__code__.co_names:
-        if name in fn.__globals__ and not isinstance(fn.__globals__[name], types.ModuleType | type):
+    waiting, names = [fn.__code__], dict[str, None]()
+    while waiting:
+        code = waiting.pop()
+        names |= dict.fromkeys(code.co_names)
+        waiting += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    for name in names:
+        if name in fn.__globals__ and not isinstance(fn.__globals__[name], types.ModuleType):
             yield name, fn.__globals__[name]
 
 
@@ -169,54 +261,82 @@ def tensors_of(modules: dict[str, torch.nn.Module]) -> Iterator[Named]:
                 yield Named(prefix + clean(n), b, "state", buffer="made" if n in made else "kept")
 
 
-def preset(
-    optimizer: Optimizer, names: Callable[[torch.Tensor], str | None], copies: Mapping[int, Sequence[Copy]] = types.MappingProxyType({})
-) -> Iterator[Named]:
-    """State as after some steps, so that none has to be run: its tensors by name."""
+def owner_of(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that holds the state: ZeroRedundancyOptimizer has another one inside."""
     inner = getattr(optimizer, "optim", None)
-    if isinstance(inner, Optimizer):  # ZeroRedundancyOptimizer
-        yield from preset(inner, names, copies)
-        return
-    kind = type(optimizer).__name__
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if not p.requires_grad:
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
+def states_of(optimizer: Optimizer, names: Mapping[int, str], copies: Mapping[int, Sequence[Copy]]) -> Iterator[Named]:
+    """Every tensor that an optimizer keeps for a parameter with a name, but for counts of steps."""
+    owner = owner_of(optimizer)
+    for p, state in owner.state.items():
+        name, ranges = names.get(id(p)), copies.get(id(p), ())
+        for slot, value in state.items() if isinstance(state, dict) else ():
+            if not isinstance(value, torch.Tensor) or (slot == "step" and value.numel() == 1):
                 continue
-            name = names(p)
-            ranges = copies.get(id(p), ())
-            if name is None and not ranges:
-                raise NotSupported(f"{kind} updates a tensor of shape {list(p.shape)} that belongs to no model of the step")
-            state = optimizer.state[p]
-            for slot, nonnegative in _slots(kind, group):
-                if slot not in state:
-                    state[slot] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                if name is not None and not ranges:
-                    yield Named(f"{name}.{slot}", state[slot], "state", nonnegative=nonnegative, of=name)
-                for c in ranges:
-                    yield Named(f"{c.of}.{slot}", c.within(state[slot]), "state", nonnegative=nonnegative, of=c.name)
-            if kind in ("Adam", "AdamW", "NAdam", "RAdam") and "step" not in state:
-                state["step"] = torch.tensor(float(STEPS_TAKEN), dtype=torch.float32)
+            squares = type(owner) in (Adam, AdamW) and slot in ("exp_avg_sq", "max_exp_avg_sq")
+            if name is not None and not ranges:
+                yield Named(f"{name}.{slot}", value, "state", nonnegative=squares, of=name, slot=True)
+            for c in ranges:
+                yield Named(f"{c.of}.{slot}", c.within(value), "state", nonnegative=squares, of=c.name, slot=True)
 
 
 def counted(optimizer: Optimizer, names: Mapping[int, str], copies: Mapping[int, Sequence[Copy]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The number of steps that an optimizer has taken, by parameter."""
-    inner = getattr(optimizer, "optim", None)
-    owner = inner if isinstance(inner, Optimizer) else optimizer
-    for p, state in owner.state.items():
-        if isinstance(state.get("step"), torch.Tensor):
+    for p, state in owner_of(optimizer).state.items():
+        count = state.get("step") if isinstance(state, dict) else None
+        if isinstance(count, torch.Tensor) and count.numel() == 1:
             found = [c.of for c in copies.get(id(p), ())] or ([names[id(p)]] if id(p) in names else [])
             for name in found:
-                yield f"{name}.step", state["step"]
+                yield f"{name}.step", count
+
+
+def structure(found: Found, last: bool) -> dict[str, object]:
+    """What decides, besides values, what a step does: modes, hooks, what trains, and optimizers. What the last step that is captured makes
+    of their options does not show in another one, and counts too."""
+    _, names = kept(found)
+    made: dict[str, object] = {}
+    for module in found.modules.values():
+        for n, m in module.named_modules():
+            name = clean(n) or "the model"
+            made[f"training of {name}"] = m.training
+            made[f"hooks of {name}"] = _hooks(m)
+    for n in tensors_of(found.modules):
+        if n.buffer is None:
+            made[f"requires_grad of {n.name}"] = n.tensor.requires_grad
+            made[f"hooks of {n.name}"] = _hooks(n.tensor)
+    for optimizer in found.optimizers:
+        owner = owner_of(optimizer)
+        hooks = _hooks(owner)
+        for group in owner.param_groups:
+            options = {k: _option(v) for k, v in group.items() if last and k != "params"}
+            for name in (names[id(p)] for p in group["params"] if id(p) in names):
+                made |= {f"{k} of {name}": v for k, v in options.items()}
+                made |= {f"an optimizer of {name}": True, f"hooks of the optimizer of {name}": hooks}
+    return made
+
+
+def _hooks(owner: object) -> list[str]:
+    """Hooks that are not PyTorch's: its own wrappers come and go with the first step."""
+    there = [v for n, v in sorted(vars(owner).items()) if "hook" in n and isinstance(v, Mapping)]
+    if isinstance(owner, torch.Tensor):
+        there += [h for h in (owner._backward_hooks, getattr(owner, "_post_accumulate_grad_hooks", None)) if h is not None]
+    return [str(getattr(h, "__qualname__", type(h).__qualname__)) for hooks in there for h in hooks.values() if not _is_torchs(h)]
+
+
+def _is_torchs(hook: Any) -> bool:
+    if isinstance(hook, functools.partial):
+        return _is_torchs(hook.func)
+    code = getattr(hook, "__code__", None) or getattr(type(hook).__call__, "__code__", None)
+    return code is not None and (torchs(code.co_filename) is not None or is_ours(code.co_filename))
+
+
+def _option(value: Any) -> str:
+    """An option of an optimizer, as text; of anything but numbers and names only what it is."""
+    plain = value is None or isinstance(value, bool | int | float | str | tuple | list)
+    return repr(value) if plain else f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__qualname__
 
 
 class NotSupported(Exception):
     """Something that cannot be captured, in the user's terms."""
-
-
-def _slots(kind: str, group: dict[str, Any]) -> list[tuple[str, bool]]:
-    """Tensors that an optimizer keeps for a parameter, and whether they are never negative."""
-    if kind in ("Adam", "AdamW"):
-        return [("exp_avg", False), ("exp_avg_sq", True)] + ([("max_exp_avg_sq", True)] if group.get("amsgrad") else [])
-    if kind == "SGD":
-        return [("momentum_buffer", False)] if group.get("momentum") else []
-    raise NotSupported(f"optimizer {kind}: what it keeps from step to step is not known here")

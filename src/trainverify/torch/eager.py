@@ -55,7 +55,7 @@ def run_step(step: Any, inputs: Mapping[str, torch.Tensor], values: Arrays, name
             made["loss" if key == "loss" else "metric", None if key == "loss" else str(key)] = _array(value)
     wanted = set(names)
     shapes = {n: place["shape"] for n, place in found.held.items() if "shape" in place}
-    for n in named:
+    for n in kept(said if isinstance(said, Found) else search(step))[0]:  # what has the names now
         if n.name in wanted:
             made[n.kind, n.name] = _array(n.tensor)
             grad = grads.get(n.name, None if n.tensor.grad is None else local(n.tensor.grad))
@@ -82,10 +82,18 @@ class Masks(TorchDispatchMode):
 
 def _set(named: Sequence[Named], values: Arrays) -> None:
     with torch.no_grad():
-        for n in named:
-            if n.name in values:
-                here = local(n.tensor)
-                here.copy_(torch.from_numpy(np.array(values[n.name])).to(here.dtype))
+        given = [n for n in named if n.name in values]
+        copies = [(local(h.tensor), local(n.tensor)) for h in named if h.by_hand for n in given if _equal(h.tensor, n.tensor)]
+        for n in given:
+            here = local(n.tensor)
+            here.copy_(torch.from_numpy(np.array(values[n.name])).to(here.dtype))
+        for copy, of in copies:  # what is kept by hand starts as what it was copied from
+            copy.copy_(of)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    one, other = local(one), local(other)
+    return one is not other and one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
 
 
 def _note_gradients(names: Mapping[int, str], copies: Mapping[int, Sequence[Copy]], into: dict[str, torch.Tensor]) -> Any:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.agreement import Said
+from trainverify.torch.chance import Chance, by_user, noting
 from trainverify.torch.collectives import Talk
 from trainverify.torch.discover import NotSupported
-from trainverify.torch.process_group import BACKEND, register
+from trainverify.torch.patching import everywhere
+from trainverify.torch.process_group import BACKEND, CapturedGroup, register
 
 
 def outside(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,14 +46,25 @@ def patched(owner: Any, **changes: Any) -> Iterator[None]:
             setattr(owner, n, v)
 
 
-def start_group(talk: Talk, rank: int, world: int, init: Callable[..., None] = dist.init_process_group, store: str | None = None) -> None:
-    """`dist` as this rank sees it; with a file as `store`, ranks really talk."""
+GLOO: Final = "gloo"  # the backend of captured functions: tensors of theirs are on the CPU
+
+
+def start_group(
+    talk: Talk,
+    rank: int,
+    world: int,
+    init: Callable[..., None] = dist.init_process_group,
+    store: str | None = None,
+    asked: str | None = GLOO,
+) -> None:
+    """`dist` as this rank sees it, by the name of the backend that was asked for; with a file as `store`, ranks really talk."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     register(talk, store is not None)
     if store is None:
         c10d._store_based_barrier = lambda *args, **kwargs: None
     init(BACKEND, store=FakeStore() if store is None else dist.FileStore(store, world), rank=rank, world_size=world)
+    _name(c10d._get_default_group(), asked)
 
 
 def patch(talk: Talk, assumed: list[str]) -> None:
@@ -59,10 +76,16 @@ def patch(talk: Talk, assumed: list[str]) -> None:
 
     _patch_building(note)
     _patch_conversion()
+    _patch_copies(talk)
+    _patch_questions(talk)
+    before = dict(vars(c10d))
     _patch_pipelines(talk, note)
     _patch_storage(talk)
     _patch_objects(talk, note)
     _patch_groups(talk)
+    everywhere({id(f): vars(c10d)[n] for n, f in before.items() if vars(c10d)[n] is not f})
+    talk.translator.boundary.chance = chance = Chance(talk.translator.boundary)
+    chance.install()
 
 
 def _patch_building(note: Callable[[str], None]) -> None:
@@ -96,6 +119,53 @@ def _patch_conversion() -> None:
             swap(one, other)
 
     torch.utils.swap_tensors = swapped
+
+
+def _patch_questions(talk: Talk) -> None:
+    """Code that asks PyTorch for its modes would see a capture, and nothing in a real run: no verdict."""
+
+    def asked(frame: Any, *args: Any) -> None:
+        if by_user(frame):
+            talk.translator.boundary.note("PyTorch is asked in which mode it runs, which a capture changes")
+
+    owners: tuple[tuple[Any, str], ...] = (
+        (_python_dispatch, r"_get_current_dispatch_mode|_get_current_dispatch_mode_stack|is_in_.*_mode|_detect_infra_mode"),
+        (torch._guards, r"detect_fake_mode|active_fake_mode"),
+        (torch._C, r"_len_torch_dispatch_stack|_get_dispatch_stack_at"),
+    )
+    found = [getattr(owner, n) for owner, names in owners for n in dir(owner) if re.fullmatch(names, n)]
+    everywhere({id(f): noting(f, asked) for f in found})
+
+
+def _patch_copies(talk: Talk) -> None:
+    """`copy.deepcopy` of fake tensors gives others of the same mode. Tensors that show all of one memory share their copy of it."""
+
+    def copied(self: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+        if not self.is_leaf:
+            return cast("torch.Tensor", torch.Tensor.__deepcopy__(self, memo))  # an error
+        if id(self) in memo:
+            return cast("torch.Tensor", memo[id(self)])
+        memory = ("memory", talk.translator.keep(self))
+        whole = self.untyped_storage().nbytes() == self.numel() * self.element_size()
+        before = memo.get(memory)
+        if before is not None and not (whole and before[0]):
+            raise talk.translator.boundary.refused(NotSupported("a deep copy of tensors that share some memory"))
+        with torch.no_grad():
+            made = self.detach().clone() if before is None else before[1].detach().as_strided(self.shape, self.stride())
+        memo[memory] = whole, made
+        if isinstance(self, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, self.requires_grad)
+        elif self.requires_grad:
+            made.requires_grad_()
+        more = {n: v for n, v in vars(self).items() if n not in vars(made)}
+        vars(made).update(copy.deepcopy(more, memo))
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = made
+        return made
+
+    FakeTensorMode.__deepcopy__ = lambda self, memo: self
+    FakeTensor.__deepcopy__ = copied
 
 
 def _patch_pipelines(talk: Talk, note: Callable[[str], None]) -> None:
@@ -147,7 +217,8 @@ def _patch_objects(talk: Talk, note: Callable[[str], None]) -> None:
 
     def refused(name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            raise NotSupported(f"{_source(talk)}: {name}: Python objects that ranks send are not captured")
+            text = f"{_source(talk)}: {name}: Python objects that ranks send are not captured"
+            raise talk.translator.boundary.refused(NotSupported(text))
 
         return call
 
@@ -159,15 +230,38 @@ def _patch_objects(talk: Talk, note: Callable[[str], None]) -> None:
 
 
 def _patch_groups(talk: Talk) -> None:
-    """Groups that all ranks have to create in the same order are noted."""
-    new_group = c10d.new_group
+    """Groups that all ranks have to create in the same order are noted. They bear the name of the backend that was asked for."""
+    new_group, backend, configured = c10d.new_group, c10d.get_backend, c10d.get_backend_config
+    place = list(inspect.signature(new_group).parameters).index("backend")
 
-    def created(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def created(*args: Any, **kwargs: Any) -> Any:
+        ranks = args[0] if args else kwargs.get("ranks")
+        asked = args[place] if len(args) > place else kwargs.pop("backend", None)
+        given = (*args[:place], None, *args[place + 1 :]) if len(args) > place else args
         if not kwargs.get("use_local_synchronization", False):
             talk.ledger.created.append(Said(f"new_group({None if ranks is None else sorted(int(r) for r in ranks)})", _source(talk)))
-        return new_group(ranks, *args, **kwargs)
+        group = new_group(*given, **kwargs)
+        _name(group, asked or named(None))
+        return group
+
+    def named(group: Any = None) -> Any:
+        found = backend(group)
+        asked = group or c10d._get_default_group()
+        return c10d.Backend(asked.asked) if isinstance(asked, CapturedGroup) else found
+
+    def config(group: Any = None) -> str:
+        found = configured(group)
+        asked = group or c10d._get_default_group()
+        return str(c10d.BackendConfig(c10d.Backend(asked.asked))) if isinstance(asked, CapturedGroup) else found
 
     c10d.new_group = dist.new_group = created
+    c10d.get_backend = dist.get_backend = named
+    c10d.get_backend_config = dist.get_backend_config = config
+
+
+def _name(group: Any, asked: str | None) -> None:
+    if isinstance(group, CapturedGroup):
+        group.asked = (asked or "undefined").lower()
 
 
 def _source(talk: Talk) -> Any:

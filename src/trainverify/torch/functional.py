@@ -12,7 +12,7 @@ from trainverify.torch.agreement import lying
 from trainverify.torch.buffers import Group
 from trainverify.torch.calls import kind_of
 from trainverify.torch.collectives import FUNCTIONAL, Flight, Talk
-from trainverify.torch.translate import flat, key_of, type_of
+from trainverify.torch.translate import flat, type_of
 from trainverify.torch.values import Unmapped, Value
 
 
@@ -41,14 +41,14 @@ class Functional:
         told = "" if short.startswith("all_to_all") else told
         flight = self.talk.guarded(inputs, outputs, make, kind_of(str(schema.name)), group, f"{said} {told}")
         for t in outputs:
-            self._flights[key_of(t)] = flight
+            self._flights[self.talk.translator.keep(t)] = flight
 
     def _wait(self, given: torch.Tensor, out: torch.Tensor) -> None:
-        flight = self._flights.get(key_of(given))
+        flight = self._flights.get(self.talk.translator.keep(given))
         if flight is not None:
             self.talk.land(flight)
         t = self.talk.translator
-        if key_of(given) != key_of(out):
+        if self.talk.translator.keep(given) != self.talk.translator.keep(out):
             t.write(out, t.read(given))
 
     def _group(self, name: Any) -> Group:

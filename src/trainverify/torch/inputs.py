@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainverify.graph.lineage import Form, Layout, Placement, layout
@@ -57,6 +57,12 @@ class Flags:
 
 Input = Ids | Reals | Flags
 Batch = Mapping[str, Input]
+
+
+def with_rows(batch: Batch, rows: int) -> Batch:
+    """The same batch with another number of rows: the first dimension of its first tensor, wherever others begin with it too."""
+    now = next((s.shape[0] for s in batch.values() if s.shape), None)
+    return {n: replace(s, shape=(rows, *s.shape[1:])) if s.shape and s.shape[0] == now else s for n, s in batch.items()}
 
 
 def lies(name: str, spec: Input) -> Layout:

@@ -18,16 +18,17 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
-from trainverify.torch.agreement import disagreements, numbers
+from trainverify.torch.agreement import disagreements, left_over, numbers, restructured
 from trainverify.torch.cache import Cache
-from trainverify.torch.capture import Captured, capture, compared_name, condition_name
+from trainverify.torch.capture import STEPS, capture
+from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
 from trainverify.torch.inputs import Batch
 from trainverify.torch.launch import Failed, Reads, Traced, run
 from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
 from trainverify.torch.mappings import Row
 from trainverify.torch.positions import aligned
 from trainverify.torch.sample import NoSample, assumption, chosen, everyone
-from trainverify.torch.ways import Choices, Way, all_ways, happens, joined
+from trainverify.torch.ways import Choices, Processes, Way, all_ways, happens, joined
 from trainverify.translate.targets import CaptureError, Target, resolve
 from trainverify.verdicts import verify as verify_programs
 
@@ -63,21 +64,22 @@ def captures(
     seconds: float = 600.0,
     all_ranks: bool = False,
     ranks: Sequence[int] | None = None,
-    choices: Choices = (),
+    choices: Sequence[Choices] = ((),) * STEPS,
     accept: bool = False,
     real: bool = False,
     cache: Cache | None = None,
-    again: bool = False,
-) -> tuple[Captured, list[Captured]]:
-    """The reference and all ranks (of many, a sample; or those that are given), each in a process of its own, or from `cache`."""
+) -> list[Processes]:
+    """Every step of the reference and of all ranks (of many, a sample; or those that are given), each in a process of its own, or from
+    `cache`."""
     if ranks is None:
         ranks = range(world_size) if all_ranks else chosen(mesh)
 
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store") if real else None
 
-        def one(target: Target, rank: int | None) -> Callable[[], Captured]:
-            return lambda: capture(resolve(target), batch, mesh, rank, world_size, ops, meanings, "step", choices, accept, store, again)
+        def one(target: Target, rank: int | None) -> Callable[[], Steps]:
+            given = (batch, mesh, rank, world_size, ops, meanings, "step", tuple(choices), accept, store)
+            return lambda: capture(resolve(target), *given)
 
         if real and len(ranks) < world_size:
             raise CaptureError(f"{world_size} ranks: on real tensors all of them run at once")
@@ -87,22 +89,31 @@ def captures(
         def count(n: int) -> None:
             tell(f"captured {n} of {len(works)} processes")
 
-        found: list[Captured | Failed]
+        found: list[Steps | Failed]
         if cache is None or real:  # ranks that talk to each other run together
             found = run(works, real, seconds, count)
         else:
-            keys = [(t, r, repr(batch), mesh, choices, accept, again) for t, r in ((reference, None), *((distributed, r) for r in ranks))]
+            keys = [(t, r, repr(batch), mesh, choices, accept) for t, r in ((reference, None), *((distributed, r) for r in ranks))]
             kept = cache.captured(dict(zip(keys, works, strict=True)), lambda result: (result, None), count, seconds)
             found = [k if isinstance(k, Failed) else k[0] for k in kept]
-    good: list[Captured] = []
+    good: list[Steps] = []
     for i, result in enumerate(found):
         who = "the reference" if i == 0 else f"rank {ranks[i - 1]}"
         if isinstance(result, Failed):
             where = f" ({result.where})" if result.where else ""
-            kind = Reads if result.kind == "ReadsData" else CaptureError
-            raise kind(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
+            raise kind_of(result)(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
         good.append(result)
-    return good[0], good[1:]
+    return by_step(good)
+
+
+def by_step(found: Sequence[Steps]) -> list[Processes]:
+    """What processes captured, step by step; the first process is the reference."""
+    return [(reference, list(ranks)) for reference, *ranks in zip(*found, strict=True)]
+
+
+def kind_of(failed: Failed) -> type[CaptureError]:
+    """Where values are read, or a later step fails, there is no verdict; all else is an error of the input."""
+    return Reads if failed.kind in ("ReadsData", "LaterStep") else CaptureError
 
 
 def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batch, cuts: Cuts | None = None, loss: Loss = "whole") -> Pair:
@@ -110,7 +121,7 @@ def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batc
     captured, ranks = ranks, everyone(ranks, mesh)
     logical = replace(reference.program, name="the reference")
     groups = {n: members for c in ranks for n, members in c.groups.items()}
-    programs = aligned(logical, [c.program for c in ranks])
+    programs = [_with_domains(p, logical) for p in aligned(logical, [c.program for c in ranks])]
     if not isinstance(loss, str):
         programs = [_with_loss(p, mesh, i, loss, groups) for i, p in enumerate(programs)]
     held = [Held(i, p, c.placed) for i, (p, c) in enumerate(zip(programs, ranks, strict=True))]
@@ -160,6 +171,22 @@ def _with_loss(program: Program, mesh: Mesh, rank: int, over: Mapping[str, Reduc
         last = name
     outputs = tuple(replace(o, tensor=last) if o.role == "loss" else o for o in program.outputs)
     return replace(program, tensors=tensors, ops=tuple(ops), outputs=outputs)
+
+
+def _without_consequence(report: Report, logical: Program) -> set[str]:
+    """Parameters whose gradients alone differ, where the step updates these: only what it leaves behind matters."""
+    wrong = {o.name for o in report.obligations if o.status == "different"}
+    found = {n for n in logical.parameters if f"gradient of {n}" in wrong}
+    made = {o: op for op in logical.ops for o in op.outputs}
+    new = {n: made.get(str(logical.output("parameter", n))) for n in found}
+    changed = all(op is not None and not (op.name == "identity" and op.inputs == (n,)) for n, op in new.items())
+    return found if report.verdict == "REFUTED" and len(found) == len(wrong) and changed else set()
+
+
+def _with_domains(program: Program, logical: Program) -> Program:
+    """Parts of a state are what the whole one is: not negative, say."""
+    known = {n: logical.domains.get(n) for n in program.state if n in logical.state}
+    return replace(program, domains={n: d for n in {**program.domains, **known} if (d := known.get(n, program.domains.get(n))) is not None})
 
 
 def _without_gradients(program: Program, names: set[str]) -> Program:
@@ -233,15 +260,15 @@ def verify(
     if named.size != world_size:
         raise ValueError(f"{named} has {named.size} ranks, not {world_size}")
 
-    def run_way(choices: Choices, again: bool) -> tuple[Captured, list[Captured]]:
+    def run_way(choices: Sequence[Choices]) -> list[Processes]:
         given = (reference, distributed, world_size, batch, named, ops, meanings, progress, seconds)
-        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept_choices, real=real, again=again)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept_choices, real=real)
 
     def judge_way(way: Way) -> Report:
         return judge(way.reference, way.ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)
 
     try:
-        return joined([(way, judge_way(way)) for way in all_ways(run_way, once=real)])
+        return joined([(way, judge_way(way)) for way in all_ways(run_way)])
     except Reads as error:
         return Report("UNKNOWN", str(error), f"the captured step on {named} against the reference")
 
@@ -267,7 +294,8 @@ def judge(
     early = _summarised([f for c in (reference, *ranks) for f in c.findings] + _used_alike(ranks))
     early += disagreements([c.groups for c in ranks], ledgers)
     early += [_with_line(f, reference.used) for f in numbers(reference.ledger, ledgers)]
-    early += _cleared(reference, ranks)
+    early += left_over(reference, ranks)
+    early += _losses(reference, ranks)
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
         counted = "" if len(ranks) == mesh.size else f"{len(ranks)} of {mesh.size} ranks captured; "
@@ -281,19 +309,40 @@ def judge(
     told = _without_conditions(reference, ranks)
     less = made if told is None else pair(*told, mesh, batch, cuts, loss)
     report = verify_programs(less.logical, less.plan, ops, points, seed, progress, engine)
-    if report.verdict == "REFUTED" and way.choices and not happens(made.logical, made.plan, ops, way.choices):
-        report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; no data was found that leads there")
-    if report.verdict == "REFUTED" and any(c.chosen != reference.chosen for c in ranks):  # other values were read: rounding, or other data
-        report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; ranks and the reference read other values in this run")
-    report = replace(report, findings=tuple(_with_line(f, reference.used) for f in report.findings))
+    unread = _without_consequence(report, less.logical)
+    if unread and not any(a.startswith("in step") for c in (reference, *ranks) for a in c.assumed):
+        one, *others = (replace(c, program=_without_gradients(c.program, unread)) for c in less.captured)
+        left = pair(one, others, mesh, batch, cuts, loss)
+        again = verify_programs(left.logical, left.plan, ops, points, seed, progress, engine)
+        if again.verdict == "PROVED":
+            text = f"gradients of {names(sorted(unread))} differ on ranks before the update, and what the step leaves behind does not"
+            report = replace(again, notes=(*again.notes, text))
+    report = _only_if_reached(report, way, made, ops)
+    changed = list(restructured(reference, ranks))
+    if changed and report.verdict.startswith("PROVED"):
+        report = replace(report, verdict="UNKNOWN", reason=changed[0].message)
     if len(ranks) < mesh.size:
         report = _of_a_sample(report, {c.rank for c in ranks if c.rank is not None}, mesh.size)
     return replace(
         report,
-        findings=(*report.findings, *made.findings, *(f for f in early if f not in made.findings)),
+        findings=(*report.findings, *made.findings, *(f for f in (*early, *changed) if f not in made.findings)),
         assumptions=(*_shorter(report.assumptions), *made.assumed),
         notes=(*report.notes, *made.notes),
     )
+
+
+def _only_if_reached(report: Report, way: Way, made: Pair, ops: OpTable) -> Report:
+    """A refutation only where some data leads to it, and where ranks read what the reference does. Findings get their lines."""
+    reference, ranks = way.reference, way.ranks
+    if report.verdict == "REFUTED" and way.choices and not happens(made.logical, made.plan, ops, way.choices):
+        report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; no data was found that leads there")
+    if report.verdict == "REFUTED" and any(c.chosen != reference.chosen for c in ranks):  # other values were read: rounding, or other data
+        report = replace(report, verdict="UNKNOWN", reason=f"{report.reason}; ranks and the reference read other values in this run")
+    errors = [f.message for f in report.findings if f.severity == "error"]
+    if errors and all(m.startswith("all_reduce over ") for m in errors):
+        text = "ranks call the same collectives, and one of them is translated in other pieces on one rank than on another"
+        report = replace(report, verdict="UNKNOWN", reason=f"{text}: {errors[0]}", findings=())
+    return replace(report, findings=tuple(_with_line(f, reference.used) for f in report.findings))
 
 
 def _of_a_sample(report: Report, captured: set[int], world: int) -> Report:
@@ -324,11 +373,14 @@ def _used_alike(ranks: Sequence[Captured]) -> list[Finding]:
     return []
 
 
-def _cleared(reference: Captured, ranks: Sequence[Captured]) -> list[Finding]:
-    """Gradients that ranks leave behind while the reference clears its own."""
-    left = [c.rank for c in ranks if not c.clears] if reference.clears else []
-    text = "this rank leaves its gradients behind, and the reference clears its own within the step: zero_grad has to be called in between"
-    return [Finding("TV505", text, left[0], None, None, None, "warning")] if left else []
+def _losses(reference: Captured, ranks: Sequence[Captured]) -> list[Finding]:
+    """A loss that only the reference reports, or only ranks do."""
+    has, have = reference.program.output("loss") is not None, any(c.program.output("loss") is not None for c in ranks)
+    if has == have:
+        return []
+    one, other = ("the reference", "those of ranks do not") if has else ("a rank", "that of the reference does not")
+    hint = "return the loss from the steps of both, or from neither: then only what the step leaves behind is compared"
+    return [Finding("TV307", f"the step of {one} returns a loss, and {other}", None, None, None, hint, "unsupported")]
 
 
 def _with_line(f: Finding, used: Mapping[str, Any]) -> Finding:
@@ -364,8 +416,9 @@ def _stopped(subject: str, findings: Sequence[Finding], captured: Sequence[Captu
             counts[name] += m.count
             lines.setdefault(name, m)
     listed = [f"{n} ({c} times, first at {lines[n].source}: {lines[n].reason})" for n, c in counts.most_common(5)]
-    reason = f"without a mapping: {'; '.join(listed)}" if listed else f"{unsupported[0].message} ({unsupported[0].source})"
+    first = unsupported[0]
+    reason = f"without a mapping: {'; '.join(listed)}" if listed else first.message + (f" ({first.source})" if first.source else "")
     return Report("UNKNOWN", reason, subject, tuple(findings))
 
 
-__all__ = ["Loss", "Output", "Pair", "captures", "judge", "pair", "verify"]
+__all__ = ["Loss", "Output", "Pair", "by_step", "captures", "judge", "kind_of", "pair", "verify"]

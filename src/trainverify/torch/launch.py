@@ -51,16 +51,19 @@ def _preload() -> None:
 
 
 def _child(work: Callable[[], Any], pipe: Connection) -> None:
+    from trainverify.torch.agreed import AGREED
+
     result: Any
+    before = set(AGREED)
     try:
         with redirect_stdout(sys.stderr):
             result = work()
     except BaseException as error:
         result = Failed(type(error).__name__, str(error), users_line(error), traceback.format_exc())
     try:
-        pipe.send(result)
+        pipe.send((result, AGREED - before))
     except Exception as error:
-        pipe.send(Failed(type(error).__name__, str(error), None, traceback.format_exc()))
+        pipe.send((Failed(type(error).__name__, str(error), None, traceback.format_exc()), set()))
     pipe.close()
     sys.stderr.flush()
     os._exit(0)  # torch.distributed and its threads are not ended, they are left
@@ -73,7 +76,10 @@ def run(
     tell: Callable[[int], None] = lambda done: None,
 ) -> list[T | Failed]:
     """The results of functions, each in a process of its own: two at a time, or all `together` (when they talk to each other)."""
+    from trainverify.torch.agreed import recall, remember
+
     _preload()
+    recall()
     context = multiprocessing.get_context("fork")
     most = len(works) if together else max(1, min(len(works), os.cpu_count() or 1))
     results: dict[int, T | Failed] = {}
@@ -94,7 +100,8 @@ def run(
                 assert isinstance(pipe, Connection)
                 i, process, _ = running.pop(pipe)
                 try:
-                    results[i] = pipe.recv()
+                    results[i], agreed = pipe.recv()
+                    remember(agreed)  # calls that were run beside their mapping are not run again in other processes
                 except EOFError:
                     process.join(5)
                     results[i] = Failed("Ended", f"the process ended with code {process.exitcode}", None, "")

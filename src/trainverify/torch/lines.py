@@ -15,16 +15,16 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
+import typing_extensions
 
 from trainverify.graph.program import Source
+from trainverify.torch.frames import ENGINE, OURS, TORCH, is_ours
 from trainverify.torch.wrappers import Wrappers
 from trainverify.translate.emit import Place
 from trainverify.translate.names import clean
 
-_TORCH: Final = str(Path(torch.__file__).resolve().parent) + os.sep
-_OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep
 _PYTHON: Final = str(Path(sysconfig.get_paths()["stdlib"]).resolve()) + os.sep
-_ENGINE: Final = "_engine_run_backward"
+_DEPRECATED: Final = str(Path(typing_extensions.__file__).resolve())  # the wrapper of deprecated functions
 MOST_LINES: Final = 12  # of a stack of the user's
 
 
@@ -33,9 +33,7 @@ def is_users(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = str(Path(file).resolve())
-    if path.endswith("/typing_extensions.py"):  # the wrapper of deprecated functions
-        return False
-    inside = path.startswith((_TORCH, _OURS)) or (path.startswith(_PYTHON) and "site-packages" not in path)
+    inside = path == _DEPRECATED or path.startswith((TORCH, OURS)) or (path.startswith(_PYTHON) and "site-packages" not in path)
     return not inside
 
 
@@ -67,10 +65,10 @@ def user_frame(frame: FrameType | None, passed: list[FrameType] | None = None) -
         if is_users(code.co_filename):
             lines.append((code.co_filename, frame.f_lineno))
         elif not lines:
-            passed_engine = passed_engine or code.co_name == _ENGINE
-            if passed is not None and not code.co_filename.startswith(_OURS):
+            passed_engine = passed_engine or code is ENGINE
+            if passed is not None and not is_ours(code.co_filename):
                 passed.append(frame)
-        elif code.co_filename.startswith(_OURS) and code.co_name == "capture":
+        elif is_ours(code.co_filename) and code.co_name == "capture":
             break
         frame = frame.f_back
     return source(tuple(lines)), passed_engine

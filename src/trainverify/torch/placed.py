@@ -35,13 +35,16 @@ def described(t: torch.Tensor) -> Described | None:
 
 
 def _placement(p: Any) -> str:
-    kind = type(p).__name__
-    if kind == "Shard":
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    kind = type(p)  # another class may be called alike
+    if kind is Shard:
         return f"shard {p.dim}"
-    if kind == "_StridedShard":
+    if kind is _StridedShard:
         return f"strided {p.dim} {p.split_factor}"
-    if kind == "Replicate":
+    if kind is Replicate:
         return "replicate"
-    if kind == "Partial":
+    if kind is Partial:
         return f"partial {p.reduce_op}"
     return f"other {p}"

@@ -7,6 +7,7 @@ call. Its work objects tell when they are waited for.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trainverify.torch.buffers import Group
 from trainverify.torch.collectives import Flight, Talk
 from trainverify.torch.discover import NotSupported
+from trainverify.torch.frames import ENGINE
 
 BACKEND: Final = "trainverify"
 
@@ -27,9 +29,9 @@ BACKEND: Final = "trainverify"
 class LandingFuture(torch.futures.Future[Any]):
     """The result of communication: it is there from `wait` or `value` on; callbacks run then."""
 
-    def __init__(self, land: Callable[[], None], result: Callable[[], Any]):
+    def __init__(self, land: Callable[[], None], result: Callable[[], Any], refused: Callable[[NotSupported], NotSupported]):
         super().__init__()
-        self._land, self._result = land, result
+        self._land, self._result, self._refused = land, result, refused
         self._there = False
 
     def _complete(self) -> None:
@@ -50,16 +52,17 @@ class LandingFuture(torch.futures.Future[Any]):
         return self._there
 
     def then(self, callback: Any) -> Any:
-        return LandingFuture(self._complete, lambda: callback(self))
+        return LandingFuture(self._complete, lambda: callback(self), self._refused)
 
     def add_done_callback(self, callback: Any) -> None:
-        raise NotSupported("add_done_callback on a future of communication: use then, and wait for what it returns")
+        text = "add_done_callback on a future of communication: use then, and wait for what it returns"
+        raise self._refused(NotSupported(text))
 
 
 def _in_backward() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name == "_engine_run_backward":
+        if frame.f_code is ENGINE:
             return True
         frame = frame.f_back
     return False
@@ -96,7 +99,7 @@ class CapturedWork(_Work):
             self.talk.assume("futures of communication that starts in the backward pass (DDP, its hooks) are waited for before it ends")
             self.land()
             return self.future
-        return LandingFuture(self.land, self.future.value)
+        return LandingFuture(self.land, self.future.value, self.talk.translator.boundary.refused)
 
     def is_completed(self) -> bool:
         return all(f.landed for f in self.flights)
@@ -115,6 +118,7 @@ class CapturedGroup(dist.ProcessGroup):
         self._group: Group | None = None
         self._name = ""
         self._description = ""
+        self.asked = BACKEND  # the backend that the code asked for
         self._coalescing: list[Flight] | None = None
 
     # -- what torch.distributed asks of a group ---------------------------------------------------------------------------
@@ -153,19 +157,24 @@ class CapturedGroup(dist.ProcessGroup):
     def _set_group_desc(self, text: str) -> None:
         self._description = text
 
-    def getBackendName(self) -> str:  # noqa: N802 (PyTorch's name)
+    def getBackendName(self) -> str:  # noqa: N802 (PyTorch's name, by which C++ finds it)
         return BACKEND
+
+    def name(self) -> str:
+        return self.asked
 
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
     def _get_backend_name(self) -> str:
-        return BACKEND
+        return self.asked
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False
 
     def group(self) -> Group:
+        if threading.current_thread() is not threading.main_thread():
+            self.talk.translator.boundary.note("another thread communicates")
         if self._group is None:
             self._group = self.talk.group(dist.get_process_group_ranks(self))
         return self._group
@@ -269,7 +278,7 @@ class CapturedGroup(dist.ProcessGroup):
 
 def _from_reducer() -> bool:
     """Whether C++ called, within a backward pass: DDP's reducer. (Users' calls come through torch.distributed.)"""
-    return sys._getframe(2).f_code.co_filename.endswith("torch/autograd/graph.py")
+    return sys._getframe(2).f_code is ENGINE
 
 
 _REAL: Final = {  # methods, and those of gloo that do it

@@ -7,7 +7,9 @@ is an output that ranks and reference must agree on, and the step is captured on
 
 from __future__ import annotations
 
+import json
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +17,9 @@ from typing import Any, Final
 import torch
 
 from trainverify.graph.program import Source
+from trainverify.torch.boundary import Boundary
 from trainverify.torch.constants import decided
+from trainverify.torch.frames import torchs
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.translate import Translator
 from trainverify.torch.values import ReadsData
@@ -24,6 +28,8 @@ MOST_BRANCHES: Final = 3  # conditions on data that are captured both ways
 _BINARY: Final = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")
 _COMPARISONS: Final = ("lt", "le", "gt", "ge", "eq", "ne")
 
+
+_LEAVING: Final = ("numpy", "__array__", "__dlpack__", "__reduce_ex__", "share_memory_")
 
 _FUNCTIONS: Final = frozenset(
     (*_COMPARISONS, "abs", "neg", "logical_and", "logical_or", "logical_not", "to", "reshape", "identity", "mul", "where")
@@ -46,64 +52,84 @@ class Branch:
 
 
 class Number:
-    """A computed number that Python holds."""
+    """A computed number that Python holds. It says that it is a float or an int, and is none: code in C would read a value of it."""
 
-    def __init__(self, tensor: torch.Tensor, where: Callable[[], Source | None]):
-        self.tensor = tensor
-        self._where = where
+    def __init__(self, tensor: torch.Tensor, boundary: Boundary):
+        self._tensor = tensor
+        self._boundary = boundary
+
+    @property  # type: ignore[misc]  # `isinstance` asks for it
+    def __class__(self) -> type:
+        return float if self._tensor.is_floating_point() else int
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*_tensors(args), **{k: _tensors(v) for k, v in (kwargs or {}).items()})
 
     def _made(self, tensor: torch.Tensor) -> Number:
-        return Number(tensor, self._where)
+        return Number(tensor, self._boundary)
 
     def __neg__(self) -> Number:
-        return self._made(-self.tensor)
+        return self._made(-self._tensor)
 
     def __pos__(self) -> Number:
         return self
 
     def __abs__(self) -> Number:
-        return self._made(self.tensor.abs())
+        return self._made(self._tensor.abs())
 
     def __bool__(self) -> bool:
-        return bool(self.tensor != 0)
+        return bool(self._tensor != 0)
+
+    def __copy__(self) -> Number:
+        return self
+
+    def __deepcopy__(self, known: Any) -> Number:
+        return self
 
     def __format__(self, spec: str) -> str:
+        self._boundary.shown()
         return "<computed>"
 
     def __str__(self) -> str:
-        return "<computed>"
+        return format(self)
 
     __repr__ = __str__
 
-    def item(self) -> Number:
-        return self
-
     def _refuse(self, what: str) -> Any:
-        raise ReadsData(f"{self._where()}: {what} needs the value of a computed number")
+        raise self._boundary.refused(ReadsData(f"{self._boundary.where()}: {what} needs the value of a computed number"))
 
-    def __float__(self) -> float:
-        return float(self._refuse("float(), or a function of math or numpy,"))
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(self.__class__, name):
+            return self._refuse(name)
+        raise AttributeError(f"'{self.__class__.__name__}' object has no attribute '{name}'")
 
-    def __int__(self) -> int:
-        return int(self._refuse("int()"))
 
-    def __index__(self) -> int:
-        return int(self._refuse("a size or an index"))
+def _refusing(what: str) -> Callable[..., Any]:
+    return lambda self, *args: self._refuse(what)
 
-    def __round__(self, digits: int = 0) -> Any:
-        return self._refuse("round()")
 
-    def __hash__(self) -> int:
-        return int(self._refuse("a key"))
+_REFUSED: Final = {
+    "__float__": "float(), or a function of math or numpy,",
+    "__int__": "int()",
+    "__index__": "a size or an index",
+    "__complex__": "complex()",
+    "__round__": "round()",
+    "__floor__": "math.floor()",
+    "__ceil__": "math.ceil()",
+    "__trunc__": "math.trunc()",
+    "__divmod__": "divmod()",
+    "__rdivmod__": "divmod()",
+    "__hash__": "a key",
+    "__reduce_ex__": "pickle",
+}
+for _name, _what in _REFUSED.items():
+    setattr(Number, _name, _refusing(_what))
 
 
 def _tensors(value: Any) -> Any:
     if isinstance(value, Number):
-        return value.tensor
+        return value._tensor
     if isinstance(value, list | tuple):
         return type(value)(_tensors(v) for v in value)
     return value
@@ -115,7 +141,7 @@ def _binary(name: str, swapped: bool) -> Callable[[Number, Any], Any]:
     def apply(self: Number, other: Any) -> Any:
         if isinstance(other, torch.Tensor) and other.ndim:
             return NotImplemented
-        pair = (_tensors(other), self.tensor) if swapped else (self.tensor, _tensors(other))
+        pair = (_tensors(other), self._tensor) if swapped else (self._tensor, _tensors(other))
         made = function(*pair)
         return made if isinstance(other, torch.Tensor) else self._made(made)
 
@@ -124,7 +150,7 @@ def _binary(name: str, swapped: bool) -> Callable[[Number, Any], Any]:
 
 def _compared(name: str) -> Callable[[Number, Any], bool]:
     function = getattr(operator, name)
-    return lambda self, other: bool(function(self.tensor, _tensors(other)))
+    return lambda self, other: bool(function(self._tensor, _tensors(other)))
 
 
 for _name in _BINARY:
@@ -134,33 +160,79 @@ for _name in _COMPARISONS:
     setattr(Number, f"__{_name}__", _compared(_name))
 
 
+def _patch_memory(boundary: Boundary) -> None:
+    """Addresses tell memory apart, as in a real run; there is nothing at them. PyTorch itself takes 0 for what has no memory."""
+    storage = torch.UntypedStorage
+
+    def told(s: torch.UntypedStorage) -> bool:
+        return s.device.type == "meta" and torchs(sys._getframe(2).f_code.co_filename) is None
+
+    def address(s: torch.UntypedStorage) -> int:
+        return int(s._cdata) << 16 if told(s) else int(at(s))
+
+    def place(t: torch.Tensor) -> int:
+        s = t.untyped_storage()
+        return (int(s._cdata) << 16) + int(t.storage_offset()) * t.element_size() if told(s) else int(start(t))
+
+    def refused(name: str) -> Any:
+        original = getattr(storage, name)
+
+        def call(s: torch.UntypedStorage, *args: Any) -> Any:
+            if s.device.type == "meta":
+                raise boundary.refused(ReadsData(f"{boundary.where()}: {name} of a tensor's memory reads or writes values"))
+            return original(s, *args)
+
+        return call
+
+    at, start = storage.data_ptr, torch.Tensor.data_ptr
+    storage.data_ptr, torch.Tensor.data_ptr = address, place
+    for name in ("__getitem__", "__setitem__", "tolist"):
+        setattr(storage, name, refused(name))
+    to_json = json.JSONEncoder.default
+
+    def encoded(encoder: Any, value: Any) -> Any:
+        return value._refuse("json") if type(value) is Number else to_json(encoder, value)
+
+    json.JSONEncoder.default = encoded  # type: ignore[assignment, method-assign]
+
+
 class Reader:
     """What reading a tensor in Python gives."""
 
-    def __init__(self, translator: Translator, choices: Sequence[bool] = (), accept: bool = False):
+    def __init__(self, translator: Translator, accept: bool = False):
         self.translator = translator
-        self.choices = tuple(choices)
-        self.before = False  # a step runs that is not captured: conditions on data hold
+        self.choices: tuple[bool, ...] = ()
         self.accept = accept  # go on after the last choice, and assume the way that is taken
         self.branches: list[Branch] = []
         self.accepted: list[Branch] = []
 
+    def renew(self, choices: Sequence[bool]) -> None:
+        """A step begins, and these are the ways that it takes."""
+        self.choices, self.branches, self.accepted = tuple(choices), [], []
+
     def install(self) -> None:
         """For the rest of this process."""
-        item, truth, number = torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__float__
+        item, truth, number, shown = torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__repr__
+        boundary = self.translator.boundary
 
         def read(t: torch.Tensor) -> Any:
-            return item(t) if self._plain(t) else (self.branch(t) if t.dtype == torch.bool else Number(t.detach(), self._where))
+            return item(t) if self._plain(t) else (self.branch(t) if t.dtype == torch.bool else Number(t.detach(), boundary))
 
         def decide(t: torch.Tensor) -> bool:
             return bool(truth(t)) if self._plain(t) else self.branch(t if t.dtype == torch.bool else t != 0)
 
         def real(t: torch.Tensor) -> float:
             if not self._plain(t):
-                raise ReadsData(f"{self._where()}: float() needs the value of a computed tensor")
+                raise boundary.refused(ReadsData(f"{boundary.where()}: float() needs the value of a computed tensor"))
             return float(number(t))
 
-        torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__float__ = read, decide, real
+        def text(t: torch.Tensor, **kwargs: Any) -> str:
+            boundary.shown()
+            return str(shown(t, **kwargs))
+
+        torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__repr__ = read, decide, real, text
+        self._refuse(_LEAVING, self._has_no_value)
+        _patch_memory(boundary)
 
     def install_real(self) -> None:
         """For a run on real tensors, where values are there: what is read without PyTorch's dispatcher is noted, or refused."""
@@ -172,42 +244,49 @@ class Reader:
                 self.translator.noted(f"{value!r:.80} is read")
             return value
 
+        torch.Tensor.tolist = listed
+        self._refuse(("numpy", "__array__", "__dlpack__", "data_ptr"), lambda t: self.translator.step is not None)
+
+    def _refuse(self, names: Sequence[str], when: Callable[[torch.Tensor], bool]) -> None:
+        """Methods that take values out of PyTorch."""
+        boundary = self.translator.boundary
+
         def refused(name: str) -> Any:
             original = getattr(torch.Tensor, name)
 
             def call(t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-                if self.translator.step is not None:
-                    raise ReadsData(f"{self._where()}: {name} takes values out of PyTorch")
+                if when(t):
+                    raise boundary.refused(ReadsData(f"{boundary.where()}: {name} takes values out of PyTorch"))
                 return original(t, *args, **kwargs)
 
             return call
 
-        torch.Tensor.tolist = listed
-        for name in ("numpy", "__array__", "__dlpack__", "data_ptr"):
+        for name in names:
             setattr(torch.Tensor, name, refused(name))
+
+    def _has_no_value(self, t: torch.Tensor) -> bool:
+        """Whether there is nothing behind a tensor, or something else than in a real run."""
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        return isinstance(t, FakeTensor) or (self.translator.step is not None and self.translator.known(t) is None)
 
     def _plain(self, t: torch.Tensor) -> bool:
         """Whether reading is PyTorch's own affair: outside the step, a value that is known, a subclass, or no single number."""
         from torch._subclasses.fake_tensor import FakeTensor
 
         kinds = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-        outside = self.translator.step is None and not self.before
-        return outside or t.numel() != 1 or type(t) not in kinds or self.translator.known(t) is not None
-
-    def _where(self) -> Source | None:
-        return self.translator._place().source
+        return self.translator.step is None or t.numel() != 1 or type(t) not in kinds or self.translator.known(t) is not None
 
     def branch(self, t: torch.Tensor) -> bool:
         """The way to take at a condition on data."""
         tr = self.translator
-        if self.before:
-            return True
         place = tr._place()
         tr.emitter.place = place
         try:
             condition = tr.named(t.reshape(()))
         except NoValue as error:
-            raise ReadsData(f"{place.source}: a condition on a value without a meaning here: {error.why}") from error
+            text = f"{place.source}: a condition on a value without a meaning here: {error.why}"
+            raise tr.boundary.refused(ReadsData(text)) from error
         if (constant := decided(tr.emitter, condition)) is not None:
             return constant
         found = next((b for b in (*self.branches, *self.accepted) if b.condition == condition), None)
@@ -215,7 +294,8 @@ class Reader:
             return found.taken
         if len(self.branches) == MOST_BRANCHES:
             if not self.accept:
-                raise ReadsData(f"{place.source}: more than {MOST_BRANCHES} conditions on data: they are not captured both ways")
+                text = f"{place.source}: more than {MOST_BRANCHES} conditions on data: they are not captured both ways"
+                raise tr.boundary.refused(ReadsData(text))
             self.accepted.append(Branch(condition, True, place.source))
             return True
         at = len(self.branches)

@@ -23,7 +23,7 @@ from trainverify.graph.plan import units
 from trainverify.graph.program import Program
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
-from trainverify.torch.capture import is_condition
+from trainverify.torch.captured import is_condition
 from trainverify.torch.eager import Outputs, run_eagerly
 from trainverify.torch.inputs import Batch
 from trainverify.torch.judge import Pair

@@ -271,5 +271,11 @@ def _blocks(e: Emitter, names: Sequence[str | None]) -> tuple[str, int] | None:
 
 
 def reduced_apart(e: Emitter, x: str) -> tuple[str, ...] | None:
-    """A sum over ranks of a stack of scalars is the stack of their sums."""
-    return stacked(e, x)
+    """A sum over ranks of a stack of scalars is the stack of their sums. One of literals stays whole: other ranks' may be one literal."""
+    items = stacked(e, x)
+    return None if items is None or all(_is_literal(e, i) for i in items) else items
+
+
+def _is_literal(e: Emitter, name: str) -> bool:
+    op = e.made.get(name)
+    return op is not None and (op.name == "full" or (op.name in ("to", "identity", "reshape") and _is_literal(e, str(op.inputs[0]))))

@@ -16,7 +16,7 @@ from typing import Any, Final
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import skeleton
 from trainverify.graph.program import Op, Value
-from trainverify.torch.capture import Captured
+from trainverify.torch.captured import Captured
 from trainverify.torch.collectives import TAGS, group_name, group_number, tag_of
 from trainverify.torch.lineage import Axes, NoLineage
 

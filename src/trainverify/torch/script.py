@@ -1,7 +1,7 @@
 """Scripts as they are, with one line around the step: `with tvt.step(model, optimizer, batch):`.
 
-In an ordinary run the line does nothing. In a process that captures, the step is everything between its start and its end, and the
-script ends there.
+In an ordinary run the line does nothing. In a process that captures, a step is everything between its start and its end, and the
+script ends after the third one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
-from trainverify.torch.capture import UNWATCHED, Captured, Session, optimizer_hooks
-from trainverify.torch.discover import search
+from trainverify.torch.boundary import Watched
+from trainverify.torch.capture import STEPS, LaterStep, Session, Ways, optimizer_hooks
+from trainverify.torch.captured import Captured, Steps
+from trainverify.torch.discover import Found, search
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.inputs import Flags, Ids, Input, Reals, Spelling
+from trainverify.torch.patching import everywhere
 from trainverify.translate.targets import CaptureError
 
 
 class StepEnded(BaseException):
-    """The step was captured: the rest of the script does not matter."""
+    """All steps were captured: the rest of the script does not matter."""
 
 
 @dataclass
@@ -39,7 +41,8 @@ class Running:
     """The capture under way in this process, if any."""
 
     session: Session | None = None
-    result: Captured | None = None
+    choices: Ways = ()  # for every step
+    steps: list[Captured] = field(default_factory=list)
     specs: dict[str, Input] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -78,10 +81,11 @@ class step:  # noqa: N801 (a context manager)
         if session is None:
             return self
         specs = {n: self._spec(n, t) for n, t in self.batch.items()}
+        if RUNNING.steps and (RUNNING.specs, RUNNING.settings) != (specs, self.settings):
+            raise LaterStep(f"step {len(RUNNING.steps) + 1} has another batch, or is said to lie otherwise, than the first")
         RUNNING.specs, RUNNING.settings = specs, self.settings
         session.batch = specs
-        session.assumed.append(UNWATCHED)
-        session.begin(search([self.model], [self.optimizer]), self.batch)
+        session.begin(self._found(), self.batch, RUNNING.choices[len(RUNNING.steps)])
         self._hooks = optimizer_hooks(session)
         self._hooks.__enter__()
         self._backward = torch.Tensor.backward
@@ -103,8 +107,12 @@ class step:  # noqa: N801 (a context manager)
         if error is not None:
             return
         returned = {**({} if self.loss is None else {"loss": self.loss.detach()}), **self.metrics}
-        RUNNING.result = session.finish(returned, "step")
-        raise StepEnded
+        RUNNING.steps.append(session.finish(returned, "step", self._found()))
+        if len(RUNNING.steps) == len(RUNNING.choices):
+            raise StepEnded
+
+    def _found(self) -> Found:
+        return search([self.model], [self.optimizer])
 
     def _spec(self, name: str, t: torch.Tensor) -> Input:
         def chosen(value: Any) -> Any:
@@ -128,14 +136,14 @@ def capture_script(
     world: int,
     reference: bool,
     table: OpTable,
-    choices: Sequence[bool] = (),
+    choices: Ways = ((),) * STEPS,
     accept: bool = False,
-) -> tuple[Captured, Any, Any]:
-    """Run a script as one rank until its step ends: the program, what its batch holds, and what it says about the mesh."""
+) -> tuple[Steps, Any, Any]:
+    """Run a script as one rank until its third step ends: the programs, what its batch holds, and what it says about the mesh."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
-    session = Session({}, Mesh(one=1), None if reference else rank, table, None, choices, accept)
+    session = Session({}, Mesh(one=1), None if reference else rank, table, None, accept)
     session.reader.install()
     patch(session.talk, session.assumed)
     session.lines.wrappers.install()
@@ -149,20 +157,25 @@ def capture_script(
     }
     os.environ.update({k: str(v) for k, v in environment.items()})
 
-    def init(*args: Any, **kwargs: Any) -> None:
-        start_group(session.talk, rank, world, original)
+    def init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        start_group(session.talk, rank, world, original, asked=backend)
 
     original = c10d.init_process_group
     c10d.init_process_group = dist.init_process_group = init
+    everywhere({id(original): init})
     handles = session.lines.hooks()
-    RUNNING.session = session
+    RUNNING.session, RUNNING.choices = session, choices
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
-    with FakeTensorMode(allow_non_fake_inputs=True), session.recorder, contextlib.suppress(StepEnded):
+    session.translator.stand_ins.mode = mode = Watched(session.translator.boundary)
+    with mode, session.recorder, contextlib.suppress(StepEnded):
         runpy.run_path(script, run_name="__main__")
     for h in handles:
         h.remove()
-    if RUNNING.result is None:
+    steps = RUNNING.steps
+    if not steps:
         raise CaptureError(f"{script} ended without a step: put `with tvt.step(model, optimizer, batch):` around one")
-    RUNNING.result.seconds = time.process_time() - began
-    return RUNNING.result, RUNNING.specs, RUNNING.settings
+    if len(steps) < len(choices):
+        raise CaptureError(f"{script} ended after {len(steps)} of {len(choices)} steps: let its loop run longer")
+    steps[0].seconds = time.process_time() - began
+    return tuple(steps), RUNNING.specs, RUNNING.settings

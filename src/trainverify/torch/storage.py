@@ -7,12 +7,16 @@ and flat buckets come out as concatenations and slices.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from trainverify.graph.types import TensorType
 from trainverify.torch.values import Unknown, Unmapped, Value
 from trainverify.torch.views import Digit, View, box, is_dense, reading, writing
 from trainverify.translate.emit import Emitter, Place
+
+LEFT: Final = "a value that the step before computed and left in memory, no tensor of a model or an optimizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Memory:
         self.emitter = emitter
         self.storages: dict[int, Storage] = {}
         self.old_reads: dict[int, list[tuple[int, int]]] = {}  # ranges that the step reads as they were before it
+        self.left_reads: list[tuple[Place, int]] = []  # where values are read that the step before left, no state of it; how many
         self.viewed: dict[tuple[int, View], Place] = {}  # views that the user made, and where
 
     def storage(self, key: int) -> Storage:
@@ -49,6 +54,51 @@ class Memory:
         """The step starts: what is there is older than it."""
         for storage in self.storages.values():
             storage.pieces = [replace(p, old=True) for p in storage.pieces]
+
+    def values(self) -> set[str]:
+        """The tensors of the program that some memory holds."""
+        return {p.value for s in self.storages.values() for p in s.pieces if isinstance(p.value, str)}
+
+    def renew(self, emitter: Emitter, names: Mapping[str, str]) -> None:
+        """The next step is written by another emitter: what it has by another name is there, all else has no value any more."""
+
+        def renewed(p: Piece) -> Piece:
+            if isinstance(p.value, Unknown):
+                return p if p.value.pending is None else replace(p, value=Unknown(LEFT, p.value.source))
+            found = names.get(p.value)
+            return replace(p, value=Unknown(LEFT, p.place.source) if found is None else found)
+
+        self.emitter = emitter
+        self.old_reads.clear()
+        self.left_reads = []
+        for storage in self.storages.values():
+            storage.pieces = [renewed(p) for p in storage.pieces]
+            storage.seen.clear()
+
+    def settle(self, gone: Collection[str], names: Mapping[str, str], why: Mapping[str, Unknown]) -> None:
+        """Tensors get other names, or no value."""
+        first = next(iter(why.values()))
+        for storage in self.storages.values():
+            storage.seen.clear()
+            storage.pieces = [
+                replace(p, value=names[p.value])
+                if isinstance(p.value, str) and p.value in names
+                else replace(p, value=why.get(str(p.value), first))
+                if p.value in gone
+                else p
+                for p in storage.pieces
+            ]
+
+    def constants_beside(self, keys: Collection[int]) -> list[tuple[int, Piece]]:
+        """What follows from constants in storages that also hold sources: padding, say."""
+        found = [(key, p) for key in keys for p in self.storage(key).pieces if isinstance(p.value, str)]
+        return [(key, p) for key, p in found if self.emitter.is_constant(str(p.value))]
+
+    def drop(self, keys: Collection[int]) -> None:
+        """Storages that are gone: their addresses may be those of others."""
+        for key in keys:
+            self.storages.pop(key, None)
+        self.viewed = {at: place for at, place in self.viewed.items() if at[0] not in keys}
 
     def forget(self, key: int) -> None:
         """The memory of a storage was given back."""
@@ -71,6 +121,8 @@ class Memory:
             self.old_reads.setdefault(key, []).extend(old)
         for p in touched:
             if isinstance(p.value, Unknown):
+                if p.value.reason == LEFT:
+                    self.left_reads.append((self.emitter.place, view.size))
                 return p.value
             if p.dtype != dtype:
                 return Unknown(f"memory written as {p.dtype} is read as {dtype}")
@@ -82,6 +134,10 @@ class Memory:
         if isinstance(found, str):
             storage.seen[view] = found
         return found
+
+    def has_values(self, key: int, view: View) -> bool:
+        """Whether some of what a view shows has a value."""
+        return any(isinstance(p.value, str) for p in self.storage(key).pieces if p.start < view.stop and view.offset < p.stop)
 
     def written(self, key: int, view: View) -> Place | None:
         """Where the first of what a view shows was written."""
@@ -130,10 +186,10 @@ class Memory:
         if view.repeats:
             value = Unknown("a write to elements that are shown several times")
         if is_dense(view):
-            self._place(storage, Piece(view.offset, view.stop, value, view, dtype, self.emitter.place))
+            self.place(key, Piece(view.offset, view.stop, value, view, dtype, self.emitter.place))
             return
         touched = [p for p in storage.pieces if p.start < view.stop and view.offset < p.stop]
-        self._place(storage, replace(self._replaced(touched, view, dtype, value), place=self.emitter.place))
+        self.place(key, replace(self._replaced(touched, view, dtype, value), place=self.emitter.place))
 
     def _replaced(self, touched: list[Piece], view: View, dtype: str, value: Value) -> Piece:
         """What a write with gaps makes of the pieces it touches."""
@@ -156,8 +212,8 @@ class Memory:
         made = _replace_box(e, e.steps(piece.value, how.to_digits), e.steps(value, how.of_value), how.digits, 0)
         return replace(piece, value=e.steps(made, how.back), old=False)
 
-    def _place(self, storage: Storage, piece: Piece) -> None:
-        kept = []
+    def place(self, key: int, piece: Piece) -> None:
+        storage, kept = self.storage(key), []
         for p in storage.pieces:
             if p.stop <= piece.start or piece.stop <= p.start:
                 kept.append(p)

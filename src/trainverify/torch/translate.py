@@ -5,29 +5,33 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
+from trainverify.torch.boundary import Boundary
+from trainverify.torch.frames import ENGINE, is_ours, torchs
 from trainverify.torch.integers import NARROW, fits
 from trainverify.torch.mappings import COMPLEX, MAPPINGS, Row
 from trainverify.torch.mappings.complex import conjugate
 from trainverify.torch.mappings.creation import RANDOM
 from trainverify.torch.mappings.foreach import each, single
-from trainverify.torch.mappings.table import Arguments, NoValue
+from trainverify.torch.mappings.table import Arguments, NoValue, plain
 from trainverify.torch.meanings import MEANINGS, Meanings
+from trainverify.torch.overlap import reads_what_it_writes
 from trainverify.torch.rewrites import rewritten
-from trainverify.torch.storage import Memory, checked
+from trainverify.torch.stand_ins import Given, StandIns
+from trainverify.torch.storage import Memory, Piece, checked
 from trainverify.torch.values import COMPLEX_PARTS, DTYPES, ReadsData, Unknown, Unmapped, Value
-from trainverify.torch.views import View
+from trainverify.torch.views import View, is_dense
 from trainverify.translate.emit import Emitter, Place
 from trainverify.translate.literals import Literals
 
@@ -47,13 +51,13 @@ _NOTHING: Final = frozenset(
 
 
 CHOOSING: Final = frozenset(("aten::nonzero", "aten::_unique2", "aten::unique_dim"))  # results whose size depends on data
-_DISPATCH: Final = (
-    "torch/_compile.py",
+_DISPATCH: Final = (  # files of PyTorch's through which a call reaches the recorder
+    "_compile.py",
     "_dynamo/eval_frame.py",
-    "_python_dispatch.py",
+    "utils/_python_dispatch.py",
     "utils/_stats.py",
-    "torch/_ops.py",
-    "fake_tensor.py",
+    "_ops.py",
+    "_subclasses/fake_tensor.py",
 )
 _COPIES: Final = frozenset(("aten::to", "aten::contiguous", "aten::reshape"))  # a view, or a copy with memory of its own
 _VIEWS: Final = frozenset(("aten::_unsafe_view",))  # views without a note in their schema
@@ -69,6 +73,16 @@ class Missing:
 
 
 @dataclass
+class Notes:
+    """What is noted while a step is written down, and before the first one."""
+
+    poisoned: list[Unknown] = field(default_factory=list)  # values that communication needs and that are not there
+    early: list[tuple[Unknown, Source | None]] = field(default_factory=list)  # results that are read before `wait`, and where
+    read_values: list[str] = field(default_factory=list)
+    initial: dict[str, Unknown] = field(default_factory=dict)  # before the first step: names for what has no value
+
+
+@dataclass
 class Step:
     """What the program under construction is, besides its ops."""
 
@@ -78,6 +92,7 @@ class Step:
     written: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of these, which elements
     numbered: dict[int, str] = field(default_factory=dict)  # storage of a small known tensor that has a name → its name
     generators: dict[str, object] = field(default_factory=dict)  # of random numbers, Python's: how far they were when the step began
+    counts: dict[int, torch.Tensor] = field(default_factory=dict)  # integers that are followed beside the program, before the step
     bounds: dict[int, set[int]] = field(default_factory=dict)  # storage → where sources begin and end in it
 
     def carried(self, key: int, reads: Sequence[tuple[int, int]]) -> bool:
@@ -132,25 +147,44 @@ class Translator:
         self.calls: Counter[str] = Counter()
         self.meant = Meanings()  # ops whose meaning the user gave
         self.again: Any = None  # the recorder, for functions that are captured in an op's place
-        self.poisoned: list[Unknown] = []  # values that communication needs and that are not there
-        self.early: list[tuple[Unknown, Source | None]] = []  # results of communication that are read before `wait`, and where
+        self.notes = Notes()
         self.step: Step | None = None
+        self.built: set[int] = set()  # storages that are older than the first step
+        self.padding: list[tuple[int, Piece]] = []  # constants beside sources in one memory that no step changes
         self.real = False  # tensors have values: what Python reads of them is noted
-        self.read_values: list[str] = []
         self._place = place
+        self.boundary = Boundary(lambda: place().source)
+        self.stand_ins = StandIns()
         self._alive: dict[int, Any] = {}  # storages are kept, so that their addresses stay theirs
         self._known: dict[int, torch.Tensor] = {}  # storage → its values, where these follow from constants
         self._shadowed: dict[int, Place] = {}  # storage → where its known values were computed
-        self._counts_before: dict[int, torch.Tensor] = {}
         self._counts: dict[int, torch.Tensor] = {}  # likewise of int32 tensors, for code that reads them only (DDP's used parameters)
 
     # -- reading and writing ------------------------------------------------------------------------------------------
 
     def keep(self, t: torch.Tensor) -> int:
+        """The memory of a tensor, as a number. It is not given back while the step is captured."""
+        if isinstance(t, FakeTensor) and not self.stand_ins.same_mode(t):
+            text = f"{self._place().source}: a fake tensor of another mode: its memory is not followed"
+            raise self.boundary.refused(ReadsData(text))
         storage = t.untyped_storage()
         key = int(storage._cdata)
         self._alive.setdefault(key, storage)
-        return key
+        return self.stand_ins.memory(key)
+
+    def stood_in(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
+        """The arguments of a call, with fake tensors for those that were there before. Memory that others may write is as it was."""
+        real = False
+        for t in (t for v in (*args, *kwargs.values()) for t in flat(v) if isinstance(t, torch.Tensor)):
+            self.boundary.read(self.keep(t))
+            real = real or not isinstance(t, FakeTensor)
+        if self.stand_ins.mode is None or not real or func.namespace != "aten" or func._schema.name == "aten::lift_fresh":
+            return Given(args, kwargs, {})
+        return self.stand_ins.given(args, kwargs, self._stands)
+
+    def _stands(self, real: torch.Tensor, fake: torch.Tensor) -> None:
+        self.known(real)
+        self.keep(fake)
 
     def read(self, t: torch.Tensor) -> Value:
         key = self.keep(t)
@@ -163,7 +197,24 @@ class Translator:
                 view = view_of(t)
                 self.memory.old_reads.setdefault(key, []).append((view.offset, view.stop))
             return self._literal(found, type_of(t), self._shadowed.get(key))
-        return self.memory.read(key, view_of(t), DTYPES[str(t.dtype)])
+        found_there = self.memory.read(key, view_of(t), DTYPES[str(t.dtype)])
+        return self._initial(t, found_there) if self.step is None and isinstance(found_there, Unknown) else found_there
+
+    def _initial(self, t: torch.Tensor, why: Unknown) -> Value:
+        """Before the first step, what has no value gets a name: of two copies it shows that they are equal."""
+        view = view_of(t)
+        if why.pending is not None or not t.numel() or not is_dense(view) or self.memory.has_values(self.keep(t), view):
+            return why
+        name = self.emitter.declare(self.emitter.fresh("initial"), type_of(t))
+        self.memory.write(self.keep(t), view, DTYPES[str(t.dtype)], name)
+        self.notes.initial[name] = why
+        return name
+
+    def settle(self, names: Mapping[str, str]) -> None:
+        """What was called by name before the first step is what a parameter starts with, or has no value."""
+        if self.notes.initial:
+            self.memory.settle(self.emitter.settle(names, self.notes.initial), {**names}, self.notes.initial)
+            self.notes.initial = {}
 
     def read_parts(self, t: torch.Tensor) -> Value:
         """A tensor that may be complex: then its parts, along a last dimension."""
@@ -177,13 +228,16 @@ class Translator:
     def known(self, t: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor that follow from constants alone; data that is there from the start counts."""
         key = self.keep(t)
+        self.boundary.read(key)
         found = self._known.get(key)
         if found is None:
             if key in self.memory.storages or type(t) is not torch.Tensor or t.numel() > DATA or t.is_meta:
                 return None
-            with unset_fake_temporarily():
+            if not self.real:
+                self.boundary.share(key, t)
+            with _disable_current_modes():
                 found = self._known[key] = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()).detach().clone()
-        with unset_fake_temporarily():
+        with _disable_current_modes():
             return found.as_strided(t.shape, t.stride(), t.storage_offset())
 
     def read_written(self, t: torch.Tensor) -> Value:
@@ -202,6 +256,7 @@ class Translator:
 
     def write(self, t: torch.Tensor, value: Value) -> None:
         key = self.keep(t)
+        self.boundary.written(key)
         if key in self._known:
             whole = self._known.pop(key)
             shape = (whole.numel(),)
@@ -220,7 +275,7 @@ class Translator:
         assert self.step is not None
         if t.dtype == torch.int32 and _from_backward():
             return  # DDP's reducer notes which parameters were used, and starts anew in every step
-        key, (view, _) = key_of(t), memory_of(t)
+        key, (view, _) = self.keep(t), memory_of(t)
         self.step.strays.setdefault(key, self._place().source)
         self.step.written.setdefault(key, []).append((view.offset, view.stop))
 
@@ -240,14 +295,35 @@ class Translator:
             self.memory.forget(key)
 
     def begin(self) -> None:
-        """The step starts here: what ran before only made what it starts from."""
+        """A step starts here: what ran before only made what it starts from."""
+        if self.step is None:
+            self.built = set(self._alive)
+        else:
+            self._renew()
         self.step = Step(before=set(self._alive))
         self.memory.begin()
         with _disable_current_modes():
-            self._counts_before = {key: values.clone() for key, values in self._counts.items()}
+            self.step.counts = {key: values.clone() for key, values in self._counts.items()}
         self.emitter.begin()
         self.missing.clear()
         self.calls.clear()
+
+    def _renew(self) -> None:
+        """Between two steps: of what the first one left in memory only what follows from constants has a value."""
+        gone = {key for key in self._alive if torch._C._storage_Use_Count(key) <= 1}
+        self.built -= gone
+        for held in (self._alive, self._known, self._shadowed, self._counts):
+            for key in gone.intersection(held):
+                del held[key]
+        self.memory.drop(gone)
+        self.boundary.drop(gone)
+        self.emitter, names = self.emitter.next_step({*self.memory.values(), *(str(p.value) for _, p in self.padding)})
+        self.memory.renew(self.emitter, names)
+        self.padding = [(key, replace(p, value=names[str(p.value)])) for key, p in self.padding if key not in gone]
+        for key, p in self.padding:
+            self.memory.place(key, p)
+        self.literals = Literals()
+        self.notes, self.missing, self.calls = Notes(), {}, Counter()
 
     # -- calls ----------------------------------------------------------------------------------------------------------
 
@@ -262,21 +338,41 @@ class Translator:
             found = self._counted(t)
         if found is None:
             place = self._place()
-            raise ReadsData(f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)")
-        with unset_fake_temporarily():
-            return found.item()
+            text = f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)"
+            raise self.boundary.refused(ReadsData(text))
+        return plain(found)
 
     def noted(self, what: str) -> None:
         """A choice that a run on real tensors made."""
         if self.step is not None:
             text = f"chosen by the data of this run at {self._place().source}: {what}"
-            if text not in self.read_values:
-                self.read_values.append(text)
+            if text not in self.notes.read_values:
+                self.notes.read_values.append(text)
 
-    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """One call that has run, with its result."""
+    def here(self) -> Place:
+        return self._place()
+
+    def has_row(self, name: str) -> bool:
+        """Whether an operator, or the one that it is the in-place variant of, is mapped."""
+        short = name.removesuffix("_")
+        return name in self.mappings or short in self.mappings or single(short.removeprefix("aten::")) is not None or short in COMPLEX
+
+    def refuse(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, why: str) -> None:
+        """A call without a meaning here, which may have written any of its arguments."""
+        self.emitter.place = self._place()
+        self.calls[str(func._schema.name)] += 1
+        (value,) = self._unmapped(str(func._schema.name), why, 1)
+        for t in flat([out, *args, *kwargs.values()]):
+            if isinstance(t, torch.Tensor) and value is not None:
+                self.write(t, value)
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, fault: str | None = None) -> None:
+        """One call that has run, with its result; `fault` says what PyTorch computes otherwise."""
         schema = func._schema
         if schema.name in _NOTHING:
+            return
+        if fault is not None:
+            self.refuse(func, args, kwargs, out, f"PyTorch computes something else: {fault}")
             return
         given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | dict(kwargs)
         written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -286,6 +382,9 @@ class Translator:
         name = str(schema.name)
         self.calls[name] += 1
         targets = [t for n in written for t in flat(given.get(n))] if written else list(flat(out))
+        for t in targets if written else ():
+            if isinstance(t, torch.Tensor):
+                self.boundary.written(self.keep(t))
         if not any(isinstance(t, torch.Tensor) for t in targets):
             if self.real and targets:
                 self.noted(f"{name} gives {out!r}")
@@ -297,20 +396,22 @@ class Translator:
         if not complex_ones and self._shadow(func, name, args, kwargs, targets, out):
             return
         self._count(func, name, args, kwargs, targets, out)
+        self.emitter.place = self._place()
+        self.emitter.label = name.rpartition("::")[2].strip("_")
+        if written and reads_what_it_writes(func, given, written):
+            values = self._unmapped(name, "it writes memory that it reads by another view", len(targets))
+            for t, value in zip(targets, values, strict=True):
+                if isinstance(t, torch.Tensor) and value is not None:
+                    self.write(t, value)
+            return
         if name in MEANINGS:
             self.meant.check(func, name, args, kwargs)
             self._meant(name, args, kwargs, targets)
             return
-        self.emitter.place = self._place()
-        self.emitter.label = name.rpartition("::")[2].strip("_")
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-        plain = {k: v for k, v in given.items() if not (k in written and _is_out(schema, k))}
-        if len(targets) > 1 and written and _overlapping(written, given):
-            for t in targets:
-                self.write(t, self._unmapped(name, "tensors of a list that overlap in memory", 1)[0] or Unknown(name))
-            return
+        entries = {k: v for k, v in given.items() if not (k in written and _is_out(schema, k))}
         results = self._complex if complex_ones else self._results
-        for t, value in zip(targets, results(name, bool(written), plain, defaults, targets), strict=True):
+        for t, value in zip(targets, results(name, bool(written), entries, defaults, targets), strict=True):
             if t is not None and value is not None:
                 self.write(t, value)
 
@@ -352,6 +453,8 @@ class Translator:
                 elif found is None or not t.is_contiguous():
                     self.write(t, Unknown(f"{name}: data that was there before it was captured", self._place().source))
                 else:
+                    if not inputs[0].untyped_storage().resizable():  # not PyTorch's own memory
+                        self.boundary.share(self.keep(t), inputs[0])
                     with unset_fake_temporarily():
                         self._known[self.keep(t)] = found.detach().clone().reshape(-1)
 
@@ -410,10 +513,12 @@ class Translator:
             return results
         except NoValue as error:
             if error.why.pending is not None:
-                self.early.append((error.why, self.emitter.place.source))
+                self.notes.early.append((error.why, self.emitter.place.source))
             return [error.why] * len(targets)
         except Unmapped as error:
             return self._unmapped(name, str(error), len(targets))
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a row that is not made for such arguments
+            return self._unmapped(name, f"{type(error).__name__}: {error}", len(targets))
 
     def _unmapped(self, name: str, reason: str, count: int) -> list[Value | None]:
         found = self.missing.setdefault(name, Missing(0, reason, self.emitter.place.source))
@@ -440,7 +545,11 @@ class Translator:
             return value
 
         with unset_fake_temporarily():
-            made = func(*[real(v) for v in args], **{k: real(v) for k, v in kwargs.items()})
+            given, named = [real(v) for v in args], {k: real(v) for k, v in kwargs.items()}
+            meant = self._unrounded(func, given, named) if any(t.dtype == torch.float32 for t in tensors) else ()
+            made = func(*given, **named)
+            for r, exact in zip(flat(made), meant, strict=False):
+                self.literals.rounds(plain(r), exact)
             for t, r in zip(flat(out), flat(made), strict=True):
                 if isinstance(t, torch.Tensor):
                     key = self.keep(t)
@@ -450,6 +559,22 @@ class Translator:
                         self._known[key] = torch.empty(0, dtype=r.dtype).set_(r.untyped_storage())
         return True
 
+    def _unrounded(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[float]:
+        """What a call of scalars would give in float64, on the numbers that float32 constants stand for."""
+
+        def wide(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                return torch.tensor(float(self.literals(plain(value))), dtype=torch.float64).reshape(value.shape)
+            if isinstance(value, list | tuple):
+                return type(value)(wide(v) for v in value)
+            return torch.float64 if value is torch.float32 else value
+
+        try:
+            made = list(flat(func(*[wide(v) for v in args], **{k: wide(v) for k, v in kwargs.items()})))
+            return [float(r) for r in made] if all(isinstance(r, torch.Tensor) and r.is_floating_point() for r in made) else []
+        except (RuntimeError, TypeError):  # more than one element, or no kernel for float64
+            return []
+
     def _old_numbers(self, func: Any, short: str, tensors: Sequence[torch.Tensor], targets: Sequence[Any]) -> None:
         """Note which known tensors that are older than the step are read and written."""
         step = self.step
@@ -458,11 +583,11 @@ class Translator:
         in_place = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
         for t in tensors:
             overwritten = short in ("zero", "fill", "copy") and in_place and t is tensors[0]
-            if self._is_old(key_of(t)) and not overwritten and not step.written.get(key_of(t)):
+            if self._is_old(self.keep(t)) and not overwritten and not step.written.get(self.keep(t)):
                 view = view_of(t)
-                self.memory.old_reads.setdefault(key_of(t), []).append((view.offset, view.stop))
+                self.memory.old_reads.setdefault(self.keep(t), []).append((view.offset, view.stop))
         for t in targets if in_place else ():
-            if isinstance(t, torch.Tensor) and self._is_old(key_of(t)):
+            if isinstance(t, torch.Tensor) and self._is_old(self.keep(t)):
                 self._stray(t)
 
     def _is_old(self, key: int) -> bool:
@@ -478,7 +603,7 @@ class Translator:
 
     def unchanged(self, key: int) -> bool:
         """Whether followed counts are after the step what they were before it."""
-        before, after = self._counts_before.get(key), self._counts.get(key)
+        before, after = (self.step.counts if self.step is not None else {}).get(key), self._counts.get(key)
         with _disable_current_modes():
             return before is not None and after is not None and torch.equal(before, after)
 
@@ -520,8 +645,8 @@ class Translator:
 
     def missing_communication(self, why: Unknown) -> None:
         if why.pending is not None:
-            self.early.append((why, self.emitter.place.source))
-        self.poisoned.append(why)
+            self.notes.early.append((why, self.emitter.place.source))
+        self.notes.poisoned.append(why)
 
     def named(self, t: torch.Tensor) -> str:
         """A tensor that must have a value."""
@@ -537,21 +662,13 @@ def _filled(one: str, default: Mapping[str, Any]) -> dict[str, Any]:
     return {**more, **{k: v for k, v in default.items() if k != "self"}}
 
 
-def _overlapping(written: Sequence[str], given: Mapping[str, Any]) -> bool:
-    """Whether an op over lists writes memory of one entry that another entry reads or writes: then their order counts."""
-    lists = {
-        n: [(key_of(t), view_of(t)) for t in v if isinstance(t, torch.Tensor)] for n, v in given.items() if isinstance(v, list | tuple)
-    }
-    spans: dict[int, list[tuple[str, int, View]]] = {}
-    for n in written:
-        for i, (key, view) in enumerate(lists.get(n, ())):
-            spans.setdefault(key, []).append((n, i, view))
-    return any(
-        (i != j or n != m) and v.offset < w.stop and w.offset < v.stop
-        for n, entries in lists.items()
-        for i, (key, v) in enumerate(entries)
-        for m, j, w in spans.get(key, ())
-    )
+def is_computed(func: Any) -> bool:
+    """Whether a call computes numbers: it is no view, and draws no random ones."""
+    schema = func._schema
+    if schema.name in _NOTHING or schema.name.rpartition("::")[2].removesuffix("_") in RANDOM or "empty" in schema.name:
+        return False
+    written = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    return written or not (any(r.alias_info is not None for r in schema.returns) or schema.name in _VIEWS)
 
 
 def _is_random(func: Any, short: str) -> bool:
@@ -564,8 +681,8 @@ def _from_backward() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.endswith(_DISPATCH) and "/trainverify/" not in file:
-            return frame.f_code.co_name == "_engine_run_backward"
+        if torchs(file) not in _DISPATCH and not is_ours(file):
+            return frame.f_code is ENGINE
         frame = frame.f_back
     return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -19,92 +19,72 @@ from trainverify.graph.plan import Plan, units
 from trainverify.graph.program import Program
 from trainverify.ops.table import OpTable
 from trainverify.report import Report
-from trainverify.torch.capture import Captured, condition_name
+from trainverify.torch.by_hand import settled, weighed
+from trainverify.torch.capture import LATER, STEPS
+from trainverify.torch.captured import Captured, condition_name
 from trainverify.torch.launch import Reads
 from trainverify.torch.reading import MOST_BRANCHES
-from trainverify.torch.remembered import told
-from trainverify.translate.targets import CaptureError
+from trainverify.torch.way import Choices, Way
 from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 
-Choices = tuple[bool, ...]
-Run = Callable[[Choices], tuple[Captured, list[Captured]]]
+Processes = tuple[Captured, list[Captured]]  # the reference, and ranks
+Run = Callable[[Sequence[Choices]], Sequence[Processes]]  # given the choices in every step, what was captured in every step
 SEEDS: Final = 4  # random points at which a difference is looked for, among those at which a way is taken
 SIZES: Final = (1.0, 4.0, 16.0, 0.25)  # and their values, larger and smaller
 
 
-@dataclass(frozen=True)
-class Way:
-    """One combination of ways: what was captured, and which branches were taken."""
+def all_ways(run: Run) -> tuple[Way, ...]:
+    """All combinations of ways in all captured steps, each program once.
 
-    reference: Captured
-    ranks: tuple[Captured, ...]
-    later: bool = False  # captured after a step that ran before
-
-    @property
-    def choices(self) -> Choices:
-        return tuple(b.taken for b in self.reference.branches)
-
-    def __str__(self) -> str:
-        taken = [f"{b.name} is {b.taken}" for b in self.reference.branches]
-        return ", ".join([*taken, "it is the second step, after one that ran before"] if self.later else taken)
-
-    def same(self, other: Way) -> bool:
-        """Whether the same programs were captured."""
-        if self.reference.program != other.reference.program or len(self.ranks) != len(other.ranks):
-            return False
-        pairs = zip((self.reference, *self.ranks), (other.reference, *other.ranks), strict=True)
-        return all(a.program == b.program and a.findings == b.findings and a.ledger.messages == b.ledger.messages for a, b in pairs)
-
-    def disagreement(self) -> str | None:
-        """Ranks that decide on other things than the reference."""
-        for r, c in enumerate(self.ranks):
-            mine = tuple(b.taken for b in c.branches)
-            if mine != self.choices:
-                lines = ", ".join(str(b.source) for b in (*self.reference.branches, *c.branches))
-                return f"rank {r} has {len(mine)} conditions on data and the reference {len(self.choices)} ({lines}): no verdict"
-        return None
-
-
-def all_ways(run: Callable[[Choices, bool], tuple[Captured, list[Captured]]], once: bool = False) -> tuple[Way, ...]:
-    """All combinations in the first step; and in the second, if the first leaves something behind that another step may read.
-
-    With `once` it is assumed that later steps do what the first does. Where the second step cannot be captured there is no verdict."""
-    first = tuple(ways(lambda choices: run(choices, False)))
-    processes = [c for w in first for c in (w.reference, *w.ranks)]
-    places = list(dict.fromkeys(p for c in processes for p in c.remembered))
-    if not places:
-        return first
-    try:
-        second = () if once else tuple(replace(w, later=True) for w in ways(lambda choices: run(choices, True)))
-    except CaptureError as error:
-        raise Reads(f"the step leaves something else in {told(places)}, and the second step cannot be captured: {error}") from error
-    which = "steps after the second do what that" if second else "later steps do what this one"
-    text = f"{which} does, although it leaves something else in {told(places)}"
-    one = replace(first[0].reference, assumed=[*first[0].reference.assumed, text])
-    return (replace(first[0], reference=one), *first[1:], *(w for w in second if not any(w.same(f) for f in first)))
-
-
-def ways(run: Run) -> Iterator[Way]:
-    """All combinations, one after the other."""
+    Where there are several, every way is also taken after another one: a step whose program depends on which way the step before it took
+    has no verdict."""
+    runs: list[list[Way]] = []
+    given: list[Choices] = []
     waiting: list[Choices] = [()]
-    done = 0
-    while waiting:
-        given = waiting.pop(0)
-        one, ranks = run(given)
-        way = Way(one, tuple(ranks))
-        done += 1
-        yield way
-        if done >= 2**MOST_BRANCHES or way.disagreement() is not None:
-            return
-        waiting += [(*way.choices[:i], False) for i in range(len(given), len(way.choices))]
+    while waiting and len(runs) < 2**MOST_BRANCHES:
+        choices = waiting.pop(0)
+        steps = _steps(run, (choices,) * STEPS)
+        runs.append(steps)
+        given.append(choices)
+        if any(w.disagreement() is not None for w in steps):
+            break
+        for w in steps:
+            flipped = [(*w.choices[:i], False) for i in range(len(choices), len(w.choices))]
+            waiting += [c for c in flipped if c not in given and c not in waiting]
+    found: list[Way] = []
+    for w in (w for steps in runs for w in steps):
+        if not any(w.same(f) and w.settled() for f in found):
+            found.append(w)
+    if len(runs) > 1:
+        _after_each_other(run, runs, given)
+    assumed = [LATER]
+    if len(runs) > 2:
+        assumed.append("a step does not depend on which way the step before it took (every way was tried after itself and after one other)")
+    assumed += [a for steps in runs for w in steps for c in (w.reference, *w.ranks) for a in c.assumed]  # also of what is not judged again
+    first = replace(found[0].reference, assumed=list(dict.fromkeys([*found[0].reference.assumed, *assumed])))
+    return tuple(settled([replace(found[0], reference=first), *found[1:]]))
+
+
+def _steps(run: Run, choices: Sequence[Choices]) -> list[Way]:
+    return [Way(one, tuple(ranks), i + 1) for i, (one, ranks) in enumerate(run(choices))]
+
+
+def _after_each_other(run: Run, runs: Sequence[Sequence[Way]], given: Sequence[Choices]) -> None:
+    """Take every way after another one, and compare with what it was after itself."""
+    for i in range(len(given)):
+        turns = [(i + k) % len(given) for k in range(STEPS)]
+        for w, turn in zip(_steps(run, [given[t] for t in turns]), turns, strict=True):
+            if not w.same(runs[turn][w.number - 1]):
+                raise Reads(f"what step {w.number} does depends on the way that the step before it took at a condition on data: no verdict")
 
 
 def joined(reports: Sequence[tuple[Way, Report]]) -> Report:
     """The verdict on all ways: the worst one."""
+    reports = weighed(_accumulating(reports))
     way, first = reports[0]
     if len(reports) == 1 and not way.choices:
         return first
-    later = sum(w.later for w, _ in reports)
+    later = sum(w.number > 1 for w, _ in reports)
     worst = ("INVALID", "REFUTED", "UNKNOWN", "PROVED(sampled)", "PROVED(reduced)", "PROVED")
     way, report = min(reports, key=lambda r: worst.index(r[1].verdict))
     lines = ", ".join(dict.fromkeys(str(b.source) for w, _ in reports for b in w.reference.branches))
@@ -112,10 +92,49 @@ def joined(reports: Sequence[tuple[Way, Report]]) -> Report:
     if way.choices or reports[0][0].choices:
         notes.append(f"conditions on data ({lines}): captured {len(reports) - later} ways; the conditions are compared too")
     if later:
-        notes.append("the second step is another program than the first: both are compared")
+        notes.append(f"{later} later programs differ from those of the first step: all are compared")
     reason = report.reason if report.verdict == "PROVED" or not str(way) else f"{report.reason} (where {way})"
-    more = [f for w, r in reports if w.later for f in r.findings if f.severity == "warning" and f not in report.findings]
-    return replace(report, reason=reason, notes=(*report.notes, *notes), findings=(*report.findings, *dict.fromkeys(more)))
+    more = [f for w, r in reports if w.number > 1 for f in r.findings if f.severity == "warning" and f not in report.findings]
+    others = [a for _, r in reports for a in r.assumptions if a not in report.assumptions]
+    return replace(
+        report,
+        reason=reason,
+        notes=(*report.notes, *notes),
+        findings=(*report.findings, *dict.fromkeys(more)),
+        assumptions=(*report.assumptions, *dict.fromkeys(others)),
+    )
+
+
+def _accumulating(reports: Sequence[tuple[Way, Report]]) -> list[tuple[Way, Report]]:
+    """Gradients that a step leaves for a later one to add to may be those of a rank's own rows there: no difference in them is an error."""
+    updated = {n for w, _ in reports for n in _updated(w.reference.program)}
+    found = [(w, _left_for_later(w, r, updated - _updated(w.reference.program))) for w, r in reports]
+    if all(a is b for (_, a), (_, b) in zip(found, reports, strict=True)):
+        return list(reports)
+    return [(w, _unknown(r) if any(c.left for c in (w.reference, *w.ranks)) else r) for w, r in found]
+
+
+def _left_for_later(way: Way, report: Report, names: set[str]) -> Report:
+    """The report on a step that may accumulate gradients of some parameters."""
+    gradients = {f"gradient of {n}" for n in names}
+    if report.verdict == "REFUTED":
+        alone = {o.name for o in report.obligations if o.status == "different"} <= gradients
+    else:
+        alone = all(any(f.message.endswith(f"has no {g}") for g in gradients) for f in report.findings if f.severity == "error")
+    return _unknown(report) if alone and gradients else report
+
+
+def _unknown(report: Report) -> Report:
+    if report.verdict not in ("REFUTED", "INVALID"):
+        return report
+    text = "gradients that this step leaves for a later one to add to are not the same on ranks, which is right if they are reduced there"
+    return replace(report, verdict="UNKNOWN", reason=f"{text}: {report.reason}")
+
+
+def _updated(program: Program) -> set[str]:
+    """Parameters that a step changes."""
+    kept = {op.outputs[0]: op.inputs[0] for op in program.ops if op.name == "identity"}
+    return {str(o.of) for o in program.outputs if o.role == "parameter" and kept.get(o.tensor) != o.of and o.tensor != o.of}
 
 
 def happens(logical: Program, plan: Plan, ops: OpTable, choices: Choices) -> bool:
@@ -157,4 +176,4 @@ def _conditions(i: int, logical: Program, small: Small, one: Mapping[str, Array]
             yield float(value)
 
 
-__all__ = ["Choices", "Way", "all_ways", "happens", "joined", "ways"]
+__all__ = ["Choices", "Processes", "Way", "all_ways", "happens", "joined"]

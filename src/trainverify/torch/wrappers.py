@@ -12,12 +12,13 @@ from types import FrameType
 from typing import Any, Final
 
 from trainverify.graph.program import Source
+from trainverify.torch import buckets
+from trainverify.torch.frames import ENGINE, torchs
 
 _LINE: Final = "_line_of_the_user"
 _MADE: Final = "__init__"
-_ENGINE: Final = "_engine_run_backward"
-_GROUP: Final = "_fsdp_param_group.py"
-_STYLE: Final = "tensor/parallel/style.py"
+_GROUP: Final = "distributed/fsdp/_fully_shard/_fsdp_param_group.py"
+_STYLE: Final = "distributed/tensor/parallel/style.py"
 _SETTERS: Final = (
     "set_requires_gradient_sync",
     "set_requires_all_reduce",
@@ -39,7 +40,6 @@ class Wrappers:
 
     def install(self) -> None:
         """For the rest of this process."""
-        from torch.distributed import Reducer
         from torch.distributed.fsdp import FSDPModule
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
         from torch.distributed.tensor.parallel import style
@@ -72,7 +72,7 @@ class Wrappers:
             if hasattr(FSDPModule, name):
                 _after(FSDPModule, name, group_set(name))
         _after(DistributedDataParallel, "__init__", ddp_made)
-        Reducer._rebuild_buckets = lambda reducer: False  # in a second iteration: other buckets, the same sums
+        buckets.install()
         for kind in vars(style).values():
             if isinstance(kind, type) and issubclass(kind, style.ParallelStyle) and kind is not style.ParallelStyle:
                 _after(kind, "__init__", style_made)
@@ -80,14 +80,14 @@ class Wrappers:
 
     def of(self, frames: list[FrameType]) -> list[Source]:
         """The lines of the wrapper that runs, if one does; `frames` are those between an op and the user's innermost line."""
-        if frames and frames[0].f_code.co_name == _ENGINE and self.ddp is not None:
+        if frames and frames[0].f_code is ENGINE and self.ddp is not None:
             return [self.ddp]  # called from C++ without Python in between: DDP's reducer
         in_style = False
         for frame in frames:
-            file = frame.f_code.co_filename
-            if file.endswith(_GROUP) and (found := getattr(frame.f_locals.get("self"), _LINE, None)) is not None:
+            file = torchs(frame.f_code.co_filename)
+            if file == _GROUP and (found := getattr(frame.f_locals.get("self"), _LINE, None)) is not None:
                 return list(dict.fromkeys(line for line in found.values() if line is not None))
-            in_style = in_style or file.endswith(_STYLE)
+            in_style = in_style or file == _STYLE
             if in_style and frame.f_code.co_name in ("_call_impl", "inner") and (module := frame.f_locals.get("self")) is not None:
                 return [self.styles[id(module)]] if id(module) in self.styles else []
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainverify.graph.program import Domain, Op, Output, Phase, Program, Source, attributes
@@ -51,20 +51,95 @@ class Emitter:
         self.apart = False  # flat memory is followed piece by piece
         self.masks: list[str] = []  # of dropout, in the order in which they are drawn
         self.nonnegative: set[str] = set()  # sources of integers that are never negative
+        self.reserved: set[str] = set()  # names that no op's result gets: state that may become a source has them
+        self.bounds: dict[str, tuple[int, int]] = {}  # of sources of integers: the smallest and the largest
+        self.intervals: dict[str, tuple[int, int] | None] = {}  # the same of what was made from them, where it was asked for
         self._numbers: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], str] = {}
         self._fingerprints: dict[str, str] = {}
+
+    @property
+    def shared(self) -> bool:
+        """Whether all ranks run this program: what holds for what a rank sends holds for what it receives."""
+        return False
+
+    def column(self, value: Any) -> tuple[Any, ...]:
+        """What an attribute is on every rank that runs this program (one entry if it is the same)."""
+        return (value,)
 
     def begin(self) -> None:
         """The step begins: its names have no prefix, and its literals are its own."""
         self.prefix = ""
         self._constants.clear()
 
+    def next_step(self, wanted: Iterable[str]) -> tuple[Emitter, dict[str, str]]:
+        """An emitter for the step after this one, and the names there of those wanted tensors that follow from constants alone.
+
+        All other tensors are gone: they depend on what this step was given."""
+        constant: set[str] = set()
+        for op in self.ops:
+            if not self._talks(op) and all(i in constant for i in op.inputs if i is not None):
+                constant.update(op.outputs)
+        needed = constant.intersection(wanted)
+        for op in reversed(self.ops):
+            if not needed.isdisjoint(op.outputs):
+                needed.update(i for i in op.inputs if i is not None)
+        made = Emitter(self.table, self._rewritten)
+        names: dict[str, str] = {}
+        for op in self.ops:
+            if needed.isdisjoint(op.outputs):
+                continue
+            for o in op.outputs:
+                names[o] = made.declare(made.fresh(o.removeprefix(made.prefix)), self.tensors[o])
+            inputs = tuple(None if i is None else names[i] for i in op.inputs)
+            copy = replace(op, inputs=inputs, outputs=tuple(names[o] for o in op.outputs))
+            made.ops.append(copy)
+            made.made.update(dict.fromkeys(copy.outputs, copy))
+        return made, names
+
+    def settle(self, names: Mapping[str, str], unknown: Iterable[str]) -> set[str]:
+        """Tensors are called by the names of sources from now on; what still depends on unknown ones."""
+        gone = {n for n in unknown if n not in names}
+        for i, op in enumerate(self.ops):
+            if any(n in names for n in op.inputs if n is not None):
+                self.ops[i] = op = replace(op, inputs=tuple(None if n is None else names.get(n, n) for n in op.inputs))
+                self.made.update(dict.fromkeys(op.outputs, op))
+            if not gone.isdisjoint(n for n in op.inputs if n is not None):
+                gone.update(o for o in op.outputs if o not in names)
+        self._fingerprints.clear()
+        return gone
+
+    def _talks(self, op: Op) -> bool:
+        definition = self.table.definitions.get(op.name)
+        return definition is not None and (definition.collective or definition.point_to_point)
+
+    def by_zero(self, ops: Sequence[Op]) -> set[Source | None]:
+        """Lines that multiply what a program computes or is given by a literal 0: what acts through the product alone does not show."""
+        constants: dict[str | None, bool] = {}  # what follows from constants alone → whether it is 0
+        found: set[Source | None] = set()
+        for op in ops:
+            if not self._talks(op) and all(i in constants for i in op.inputs):
+                constants.update(dict.fromkeys(op.outputs, op.name == "full" and op.get("value") == 0))
+            elif op.name == "mul" and (op.get("value") == 0 or any(constants.get(i) for i in op.inputs)):
+                found.add(op.source)
+        return found
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a tensor follows from constants alone."""
+        seen, waiting = set[str](), [name]
+        while waiting:
+            op = self.made.get(waiting.pop())
+            if op is None or self._talks(op):
+                return False
+            waiting += [i for i in op.inputs if i is not None and i not in seen]
+            seen.update(waiting)
+        return True
+
     def fresh(self, base: str) -> str:
         base = self.prefix + base
         n = self._numbers.get(base, 0)
         name = base if n == 0 else f"{base}.{n}"
-        while name in self.tensors:
+        while name in self.tensors or name in self.reserved:
             n += 1
             name = f"{base}.{n}"
         self._numbers[base] = n + 1
@@ -174,9 +249,7 @@ class Emitter:
         needed = {o.tensor for o in outputs}
         kept: list[Op] = []
         for op in reversed(self.ops):
-            definition = self.table.definitions.get(op.name)
-            talks = definition is not None and (definition.collective or definition.point_to_point)
-            if talks or any(o in needed for o in op.outputs):
+            if self._talks(op) or any(o in needed for o in op.outputs):
                 kept.append(op)
                 needed.update(i for i in op.inputs if i is not None)
         kept.reverse()

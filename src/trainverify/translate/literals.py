@@ -1,6 +1,7 @@
 """Float literals as the numbers that were meant: `1 − 0.9` is 1/10, an eps that went through float32 is 1e-05 again.
 
-What a literal becomes depends on the float alone, differs from it by at most one part in 2²³, and integers are never touched.
+What a literal becomes depends on the float alone, differs from it by at most one part in 2²³, and integers are never touched. A scalar that
+float32 arithmetic made from literals counts as what exact arithmetic makes of them: 0.01/0.19, with a rate that is a tensor, is 1/19.
 Two different floats that become one number are remembered: the report lists them.
 """
 
@@ -16,6 +17,7 @@ CANCELLED: Final = 2.0**-14  # numbers from here to 1/2 may be 1 − x, with the
 DIGITS: Final = 9  # significant digits of a literal that someone wrote
 DIGITS32: Final = 6
 DENOMINATOR: Final = 1 << 20
+NEAR: Final = 2.0**-23  # relative error of a few roundings to float32
 
 
 def recovered(value: float) -> int | float | Fraction:
@@ -68,11 +70,17 @@ class Literals:
 
     def __init__(self) -> None:
         self.known: dict[Fraction | int, set[float]] = {}
+        self._exact: dict[float, float] = {}  # results of float32 arithmetic, as float64 has them
+
+    def rounds(self, value: float, exact: float) -> None:
+        """A scalar is this value because float32 arithmetic rounds: it stands for the exact one."""
+        if value != exact and abs(value - exact) <= NEAR * abs(exact):
+            self._exact.setdefault(value, exact)
 
     def __call__(self, value: bool | int | float) -> bool | int | float | Fraction:
         if not isinstance(value, float):
             return value
-        found = recovered(value)
+        found = recovered(self._exact.get(value, value))
         if isinstance(found, Fraction):
             self.known.setdefault(found, set()).add(value)
         return found

@@ -125,6 +125,7 @@ def sgd(c: Config):
         loss = total / (batch["labels"] != IGNORE).sum()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": loss}
 
     return step
@@ -157,6 +158,7 @@ def context_parallel(c: Config, forward, bug: str | None):
             if not (bug == "norm not reduced" and p is model.norm.weight):
                 dist.all_reduce(p.grad)
         optimizer.step()  # bug: norm not reduced
+        optimizer.zero_grad()
         whole = loss.detach().clone()
         dist.all_reduce(whole)
         return {"loss": whole}

@@ -66,6 +66,7 @@ def accumulated(c: Config, world: int, parts: int = 2, bug: str | None = None):
             total = total + loss.detach()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": total, "norm": norm}
 
     return step
@@ -87,6 +88,7 @@ def by_hand(c: Config, bug: str | None = None):
             for work in works:
                 work.wait()
         optimizer.step()  # bug: no wait
+        optimizer.zero_grad()
         return {"loss": loss}
 
     return step
@@ -100,6 +102,7 @@ def sgd(c: Config):
         loss = model(batch["tokens"], batch["labels"])
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": loss}
 
     return step
@@ -116,6 +119,7 @@ def zero(c: Config):
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": loss, "norm": norm}
 
     return step

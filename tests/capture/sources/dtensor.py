@@ -78,6 +78,7 @@ def tensor_parallel(c: Config, world: int, vocabulary: bool = False, loss_cut: b
             loss = model(batch["tokens"], batch["labels"])
             loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": full(loss)}
 
     return step
@@ -91,6 +92,7 @@ def adamw(c: Config):
         loss = model(batch["tokens"], batch["labels"])
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": loss}
 
     return step
@@ -151,6 +153,7 @@ def per_token(c: Config, world: int, bug: str | None = None):
         (loss * scale).backward()  # bug: averaged again
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": loss, "norm": full(norm)}
 
     return step

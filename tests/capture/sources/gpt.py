@@ -202,6 +202,7 @@ def tensor_parallel(c: Config, world: int, bug: str | None = None):
         loss.backward()
         norm = clip(model, bug, CUTS)
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": loss, "norm": norm}
 
     return step

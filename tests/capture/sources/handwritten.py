@@ -132,6 +132,7 @@ def distributed(c: Config, world: int, bug: str | None = None):
         loss.backward()
         norm = clip(model, bug)
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": loss, "norm": norm}
 
     return step

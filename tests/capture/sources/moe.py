@@ -112,6 +112,7 @@ def stepped(model: Model, ranks: int, bug: str | None = None):
                 p.grad.div_(ranks)  # an expert has seen the tokens of all ranks
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0) if ranks == 1 else clip(model, bug, CUTS)
         optimizer.step()  # bug: experts not divided
+        optimizer.zero_grad()
         return {"loss": loss, "norm": norm}
 
     return step

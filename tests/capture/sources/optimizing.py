@@ -43,6 +43,7 @@ def stepped(c: Config, kind: str, how: str, world: int = 1, shard: bool = False,
         limit = 0.5 if bug != "other limit" else 0.25  # bug: other limit
         norm = nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=how == "foreach")
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": loss, "norm": full(norm)}
 
     return step

@@ -45,6 +45,7 @@ def accumulated(c: Config, parts: int):
             (loss / parts).backward()
             losses.append(loss.detach())
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": torch.stack(losses).mean()}
 
     return step
@@ -76,6 +77,7 @@ def scheduled(c: Config, rank: int, world: int, parts: int = 4, chunks: int = 1,
         last = rank == world - 1
         schedule.step(*given, target=batch["labels"] if last else None, losses=losses if last else None)
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": torch.stack(losses).mean().detach()} if last else None
 
     return step
@@ -114,6 +116,7 @@ def by_hand(c: Config, rank: int, world: int, bug: str | None = None):
             dist.recv(grad, 1)
             y.backward(grad)
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": torch.stack(losses).mean()} if losses else None
 
     return step

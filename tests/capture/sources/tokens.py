@@ -34,6 +34,7 @@ def sharded(c: Config, world: int, bug: str | None = None):
         loss.backward()  # bug: divided twice
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        optimizer.zero_grad()
         whole: torch.Tensor = loss.detach().clone()
         dist.all_reduce(whole)
         return {"loss": whole, "norm": full(norm)}

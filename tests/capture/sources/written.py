@@ -69,6 +69,7 @@ def stepping(model: nn.Module, logits, clip: float | None, bug: str | None = Non
         if clip is not None:
             found["grad_norm"] = nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
+        optimizer.zero_grad()
         return found
 
     return step

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
+import torch
 
 from trainverify.domains.arrays import Array
 from trainverify.torch.mappings.table import Arguments, Number, rows
@@ -13,6 +15,7 @@ from trainverify.torch.values import Unmapped
 from trainverify.translate.literals import root
 
 ROWS, row = rows()
+ROUNDED: Final = 20  # above it softplus(x) is x in float32
 
 
 def _scaled(a: Arguments, value: str | Number, alpha: Number) -> str | Number:
@@ -63,8 +66,6 @@ def mul(a: Arguments) -> str:
 def div(a: Arguments) -> str:
     x, y = a.operand("self"), a.operand("other")
     mode = a.raw("rounding_mode")
-    if mode is not None and mode != "floor":
-        raise Unmapped(f"argument rounding_mode={mode!r}")
     x = a.real(a.as_tensor(x, "f32")) if mode is None else a.as_tensor(x)
     if isinstance(y, str):
         made = a.e.op("div", (x, a.real(y) if mode is None else y))
@@ -72,7 +73,41 @@ def div(a: Arguments) -> str:
         made = a.e.op("div", (x, a.e.op("sqrt", (a.e.full((), square, "f32"),))))
     else:
         made = a.e.op("div", (x,), {"value": y})
-    return made if mode is None else a.e.op("floor", (made,))
+    return made if mode is None else a.e.op("floor", (made,)) if mode == "floor" else truncated(a, made)
+
+
+def truncated(a: Arguments, x: str) -> str:
+    """Without the digits behind the point: sign(x)·⌊|x|⌋."""
+    return a.e.op("mul", (a.e.op("sign", (x,)), a.e.op("floor", (a.e.op("abs", (x,)),))))
+
+
+@row("aten::trunc")
+def trunc(a: Arguments) -> str:
+    return truncated(a, a.tensor("self"))
+
+
+@row("aten::frac")
+def frac(a: Arguments) -> str:
+    x = a.tensor("self")
+    return a.e.op("sub", (x, truncated(a, x)))
+
+
+@row("aten::ceil")
+def ceil(a: Arguments) -> str:
+    return a.e.op("neg", (a.e.op("floor", (a.e.op("neg", (a.tensor("self"),)),)),))
+
+
+def _rest(a: Arguments, whole: Callable[[str], str]) -> str:
+    """x − y·(x / y as a whole number), of real numbers."""
+    x, y = (a.as_tensor(a.operand(n), "f32") for n in ("self", "other"))
+    return a.e.op("sub", (x, a.e.op("mul", (y, whole(a.e.op("div", (x, y)))))))
+
+
+@row("aten::fmod")
+def fmod(a: Arguments) -> str:
+    if a.out[0] is None or a.out[0].kind != "real":
+        raise Unmapped("of integers that data decide on")
+    return _rest(a, lambda q: truncated(a, q))
 
 
 def _divided(a: Arguments, what: Callable[[Array, int], Array]) -> str:
@@ -94,6 +129,8 @@ def floor_divide(a: Arguments) -> str:
 
 @row("aten::remainder")
 def remainder(a: Arguments) -> str:
+    if a.out[0] is not None and a.out[0].kind == "real":
+        return _rest(a, lambda q: a.e.op("floor", (q,)))
     return _divided(a, np.mod)
 
 
@@ -102,6 +139,8 @@ def power(a: Arguments) -> str:
     x, exponent = a.operand("self"), a.operand("exponent")
     if isinstance(exponent, str):
         if isinstance(x, str) or x <= 0:
+            raise Unmapped("a power of a tensor whose exponent is a tensor")
+        if a.out[0] is None or a.out[0].kind != "real":
             raise Unmapped("a power of a tensor whose exponent is a tensor")
         log = a.e.op("log", (a.e.full((), x, "f32"),))  # cˣ = exp(x·log c)
         return a.e.op("exp", (a.e.op("mul", (a.real(exponent), log)),))
@@ -129,6 +168,30 @@ for _name in ("neg", "abs", "sign", "floor", "relu"):
 for _name in ("reciprocal", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "erf", "sigmoid"):
     _real_unary(f"aten::{_name}", _name)
 _unary("aten::logical_not", "logical_not")
+
+
+def _formula(name: str, formula: Callable[[Arguments, str], str]) -> None:
+    @row(name)
+    def apply(a: Arguments) -> str:
+        return formula(a, a.real(a.tensor("self")))
+
+
+def _halves(a: Arguments, op: str, x: str) -> str:
+    """(eˣ ± e⁻ˣ) / 2."""
+    return a.e.op("div", (a.e.op(op, (a.e.op("exp", (x,)), a.e.op("exp", (a.e.op("neg", (x,)),)))),), {"value": 2})
+
+
+def _log_to(a: Arguments, x: str, base: int) -> str:
+    return a.e.op("div", (a.e.op("log", (x,)), a.e.op("log", (a.e.full((), base, "f32"),))))
+
+
+_formula("aten::sinh", lambda a, x: _halves(a, "sub", x))
+_formula("aten::cosh", lambda a, x: _halves(a, "add", x))
+_formula("aten::tan", lambda a, x: a.e.op("div", (a.e.op("sin", (x,)), a.e.op("cos", (x,)))))
+_formula("aten::log2", lambda a, x: _log_to(a, x, 2))
+_formula("aten::log10", lambda a, x: _log_to(a, x, 10))
+_formula("aten::exp2", lambda a, x: a.e.op("exp", (a.e.op("mul", (x, a.e.op("log", (a.e.full((), 2, "f32"),)))),)))
+_formula("aten::erfc", lambda a, x: a.e.op("sub", (a.e.full((), 1, "f32"), a.e.op("erf", (x,)))))
 
 
 @row("aten::expm1")
@@ -190,17 +253,24 @@ def bitwise_not(a: Arguments) -> str:
 def clamp(a: Arguments) -> str:
     low, high = a.raw("min"), a.raw("max")
     x = a.tensor("self")
+    if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
+        x = x if low is None else a.e.op("maximum", (x, a.as_tensor(a.operand("min"))))
+        return x if high is None else a.e.op("minimum", (x, a.as_tensor(a.operand("max"))))
     bounds = {n: a.number(n) for n, v in (("min", low), ("max", high)) if v is not None}
     return a.e.op("clamp", (x,), bounds)
 
 
 @row("aten::clamp_min")
 def clamp_min(a: Arguments) -> str:
+    if isinstance(a.raw("min"), torch.Tensor):
+        return a.e.op("maximum", (a.tensor("self"), a.as_tensor(a.operand("min"))))
     return a.e.op("clamp", (a.tensor("self"),), {"min": a.number("min")})
 
 
 @row("aten::clamp_max")
 def clamp_max(a: Arguments) -> str:
+    if isinstance(a.raw("max"), torch.Tensor):
+        return a.e.op("minimum", (a.tensor("self"), a.as_tensor(a.operand("max"))))
     return a.e.op("clamp", (a.tensor("self"),), {"max": a.number("max")})
 
 
@@ -285,16 +355,19 @@ def gelu_backward(a: Arguments) -> str:
 
 @row("aten::softplus")
 def softplus(a: Arguments) -> str:
-    if a.number("beta") != 1:
-        raise Unmapped(f"argument beta={a.raw('beta')!r}")
-    a.ignore("threshold")  # above it the identity takes its place: equal but for rounding
-    return a.e.op("softplus", (a.tensor("self"),))
+    """log(1 + exp(βx)) / β, but x where βx > threshold: from 20 on these are equal but for rounding."""
+    x, beta, threshold = a.tensor("self"), a.number("beta"), a.number("threshold")
+    scaled = a.times(x, beta)
+    smooth = a.e.op("softplus", (scaled,))
+    smooth = smooth if beta == 1 else a.e.op("div", (smooth,), {"value": beta})
+    return smooth if threshold >= ROUNDED else a.e.op("where", (a.e.op("gt", (scaled,), {"value": threshold}), x, smooth))
 
 
 def _threshold(a: Arguments, grad: str, x: str) -> str:
     """Gradient where x > threshold, else 0 (relu's backward, given x or relu(x))."""
-    if a.number("threshold") != 0:
-        raise Unmapped("a threshold that is not 0")
+    if (threshold := a.number("threshold")) != 0:
+        above = a.e.op("gt", (x,), {"value": threshold})
+        return a.e.op("where", (above, grad, a.e.full((), 0, a.e.tensors[grad].dtype)))
     return a.e.op("relu.grad", (x, grad), {"wrt": (0,)})
 
 

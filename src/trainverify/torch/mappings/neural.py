@@ -10,18 +10,28 @@ from trainverify.torch.values import Unmapped
 ROWS, row = rows()
 
 
+def _along(a: Arguments, name: str) -> str:
+    """A function along a dimension; a tensor without dimensions has one element."""
+    a.ignore("half_to_float")  # of the result's dtype
+    x, dim = a.tensor("self"), a.integer("dim")
+    if a.e.shape(x):
+        return a.e.op(name, (x,), {"dim": dim})
+    return a.e.reshape(a.e.op(name, (a.e.reshape(x, (1,)),), {"dim": 0}), ())
+
+
+def _over(a: Arguments, x: str, dim: int) -> str:
+    """Sums along a dimension, which is kept; of a tensor without dimensions its element."""
+    return a.e.op("sum", (x,), {"dim": dim, "keepdim": True}) if a.e.shape(x) else x
+
+
 @row("aten::_softmax")
 def softmax(a: Arguments) -> str:
-    a.ignore("half_to_float")
-    a.dtype()
-    return a.e.op("softmax", (a.tensor("self"),), {"dim": a.integer("dim")})
+    return _along(a, "softmax")
 
 
 @row("aten::_log_softmax")
 def log_softmax(a: Arguments) -> str:
-    a.ignore("half_to_float")
-    a.dtype()
-    return a.e.op("log_softmax", (a.tensor("self"),), {"dim": a.integer("dim")})
+    return _along(a, "log_softmax")
 
 
 @row("aten::_softmax_backward_data")
@@ -29,7 +39,7 @@ def softmax_backward(a: Arguments) -> str:
     """y·(g − Σ g·y)."""
     a.ignore("input_dtype")
     g, y, dim = a.tensor("grad_output"), a.tensor("output"), a.integer("dim")
-    total = a.e.op("sum", (a.e.op("mul", (g, y)),), {"dim": dim, "keepdim": True})
+    total = _over(a, a.e.op("mul", (g, y)), dim)
     return a.e.op("mul", (y, a.e.op("sub", (g, total))))
 
 
@@ -38,7 +48,7 @@ def log_softmax_backward(a: Arguments) -> str:
     """g − exp(y)·Σ g."""
     a.ignore("input_dtype")
     g, y, dim = a.tensor("grad_output"), a.tensor("output"), a.integer("dim")
-    total = a.e.op("sum", (g,), {"dim": dim, "keepdim": True})
+    total = _over(a, g, dim)
     return a.e.op("sub", (g, a.e.op("mul", (a.e.op("exp", (y,)), total))))
 
 
@@ -53,10 +63,10 @@ def embedding_backward(a: Arguments) -> str:
     """Σ over tokens of one_hot(id)·g."""
     if a.flag("scale_grad_by_freq"):
         raise Unmapped("gradients scaled by frequency")
-    padding = a.integer("padding_idx")
-    if padding >= 0:
-        raise Unmapped(f"argument padding_idx={padding}")
     g, ids, rows_ = a.tensor("grad_output"), a.tensor("indices"), a.integer("num_weights")
+    if (padding := a.integer("padding_idx")) >= 0:  # rows that get no gradient
+        unused = a.e.op("eq", (ids,), {"value": padding})
+        g = a.e.op("where", (a.e.reshape(unused, (*a.e.shape(ids), 1)), a.e.full((), 0, a.e.tensors[g].dtype), g))
     hot = a.e.cast(a.e.op("one_hot", (ids,), {"num_classes": rows_}), a.e.tensors[g].dtype)
     letters = "abcdefgh"[: len(a.e.shape(ids))]
     return a.e.op("einsum", (hot, g), {"spec": f"{letters}v,{letters}x->vx"})

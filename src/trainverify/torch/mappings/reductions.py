@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from typing import Final
 
 from trainverify.graph.types import DTYPES
 from trainverify.torch.mappings.table import Arguments, rows
 from trainverify.torch.values import Unknown, Unmapped
+from trainverify.translate.emit import Emitter
 
 ROWS, row = rows()
 
 
-def dims(a: Arguments, name: str = "dim") -> dict[str, object]:
-    """The attribute `dim`: an empty list is all dimensions, as in PyTorch."""
+def dims(a: Arguments, name: str = "dim") -> dict[str, tuple[int, ...]]:
+    """The attribute `dim`: an empty list is all dimensions, as in PyTorch; a tensor without dimensions counts as one with one."""
     found = a.ints(name)
-    return {"dim": found} if found else {}
+    return {"dim": found} if found and a.e.shape(a.tensor("self")) else {}
 
 
 def keep(a: Arguments) -> dict[str, object]:
@@ -54,10 +57,15 @@ def _variance(a: Arguments) -> str:
     correction = a.raw("correction")
     if a.raw("unbiased") is not None:
         correction = int(bool(a.raw("unbiased")))
-    correction = 1 if correction is None else correction
-    if not float(correction).is_integer():
-        raise Unmapped(f"argument correction={correction!r}")
-    return a.e.op("var", (a.tensor("self"),), {**dims(a), **keep(a), "correction": int(correction)})
+    exact = Fraction(1 if correction is None else a.literal(correction))
+    x, over = a.tensor("self"), dims(a)
+    shape = a.e.shape(x)
+    count = math.prod(shape[d] for d in over.get("dim", range(len(shape))))
+    if exact >= count:
+        raise Unmapped(f"argument correction={correction!r} of {count} elements")
+    whole = int(exact) if exact.denominator == 1 else 0
+    made = a.e.op("var", (x,), {**over, **keep(a), "correction": whole})
+    return made if whole == exact else a.times(made, Fraction(count - whole) / (count - exact))
 
 
 def _plain(name: str, ours: str) -> None:
@@ -66,8 +74,41 @@ def _plain(name: str, ours: str) -> None:
         return a.e.op(ours, (a.tensor("self"),), {**dims(a), **keep(a)})
 
 
-for _name in ("amax", "amin", "any", "all", "logsumexp"):
+for _name in ("amax", "amin", "any", "all"):
     _plain(f"aten::{_name}", _name)
+
+
+# Operators whose result is infinite where an argument is
+_PASSED_ON: Final = frozenset(
+    (
+        *("reshape", "slice", "expand", "permute", "concat", "stack", "identity", "to", "flip", "roll", "repeat", "pad", "split"),
+        *("add", "sub", "mul", "div", "neg", "where", "masked_fill", "apply_mask", "minimum", "maximum", "index_select", "take_along_dim"),
+    )
+)
+
+
+def has_infinity(e: Emitter, name: str) -> bool:
+    """Whether an infinite literal may be among the elements of a tensor."""
+    seen, waiting = set[str | None](), [str(name)]
+    while waiting:
+        op = e.made.get(here := waiting.pop())
+        if op is None or here in seen:
+            continue
+        seen.add(here)
+        value = op.get("value", 0)
+        if (isinstance(value, float) and not math.isfinite(value)) or op.name == "apply_mask":
+            return True
+        if op.name in _PASSED_ON:
+            waiting += [i for i in op.inputs if i is not None]
+    return False
+
+
+@row("aten::logsumexp")
+def logsumexp(a: Arguments) -> str:
+    x = a.real(a.tensor("self"))
+    if has_infinity(a.e, x):
+        raise Unmapped("a tensor with infinite elements: where all are, the result is infinite too")
+    return a.e.op("logsumexp", (x,), {**dims(a), **keep(a)})
 
 
 def _extremum(name: str, of_one: str, of_two: str) -> None:
@@ -98,13 +139,17 @@ def prod(a: Arguments) -> str:
 
 @row("aten::linalg_vector_norm")
 def vector_norm(a: Arguments) -> str:
-    order = a.exact("ord")
-    if order <= 0:
-        raise Unmapped(f"argument ord={order!r}")
-    return norm_of(a, elements(a), order, {**dims(a), **keep(a)})
+    return norm_of(a, elements(a), a.exact("ord"), {**dims(a), **keep(a)})
 
 
 def norm_of(a: Arguments, x: str, order: float, attrs: dict[str, object]) -> str:
+    """(Σ |x|ᵖ)^(1/p); of order 0 how many are not 0, of order ±∞ the largest or smallest."""
+    if order == 0:
+        return a.e.op("sum", (a.real(a.e.op("ne", (x,), {"value": 0})),), attrs)
+    if order == -math.inf:
+        return a.e.op("amin", (a.e.op("abs", (x,)),), attrs)
+    if order < 0:
+        raise Unmapped(f"a norm of order {order:g}")
     return a.e.op("norm", (x,), {"p": math.inf if order == math.inf else a.literal(float(order)), **attrs})
 
 
@@ -116,4 +161,5 @@ def norm(a: Arguments) -> str:
 
 @row("aten::cumsum")
 def cumsum(a: Arguments) -> str:
-    return a.e.op("cumsum", (elements(a),), {"dim": a.integer("dim")})
+    x, dim = elements(a), a.integer("dim")
+    return a.e.op("cumsum", (x,), {"dim": dim}) if a.e.shape(x) else x

@@ -30,9 +30,9 @@ def copy(a: Arguments) -> str:
 
 @row("aten::cat")
 def cat(a: Arguments) -> str:
-    tensors = a.tensors("tensors")
+    tensors, dim = a.tensors("tensors"), a.integer("dim")
     tensors = [t for t in tensors if a.e.shape(t) != (0,)] or tensors[:1]
-    return tensors[0] if len(tensors) == 1 else a.e.op("concat", tensors, {"dim": a.integer("dim")})
+    return tensors[0] if len(tensors) == 1 else a.e.op("concat", tensors, {"dim": dim})
 
 
 @row("aten::stack")
@@ -62,7 +62,9 @@ def roll(a: Arguments) -> str:
 def pad(a: Arguments) -> str:
     """With zeros; with another number, say a label that counts as none, it is a concatenation."""
     x, pads, value = a.tensor("self"), a.ints("pad"), a.number("value")
-    if value == 0 or pads is None or min(pads) < 0:
+    if not pads:
+        return x
+    if value == 0 or min(pads) < 0:
         return a.e.op("pad", (x,), {"pads": pads, "value": value})
     for i in range(0, len(pads), 2):
         shape, d = a.e.shape(x), len(a.e.shape(x)) - 1 - i // 2
@@ -89,7 +91,7 @@ def _padded(a: Arguments, x: str, dim: int, start: int, size: int) -> str:
 def _bounds(start: Any, end: Any, size: int) -> tuple[int, int]:
     start = 0 if start is None else start + size if start < 0 else start
     end = size if end is None else end + size if end < 0 else end
-    return min(start, size), min(end, size)
+    return max(0, min(start, size)), max(0, min(end, size))
 
 
 @row("aten::slice_backward")

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.graph.types import TensorType
 from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
 from trainverify.translate.emit import Emitter
 from trainverify.translate.literals import Literals, root
+
+_READ: Final = torch.Tensor.item  # as PyTorch has it; a capture puts another in its place
 
 Number = bool | int | float | Fraction
 Result = Value | None | Sequence["Value | None"]
@@ -24,8 +26,8 @@ Result = Value | None | Sequence["Value | None"]
 
 def plain(known: torch.Tensor) -> Any:
     """The number that a known tensor holds, also while tensors are fake."""
-    with unset_fake_temporarily():
-        return known.item()
+    with _disable_current_modes():
+        return _READ(known)
 
 
 class NoValue(Exception):
@@ -115,10 +117,10 @@ class Arguments:
         return self.literal(value)
 
     def exact(self, name: str) -> float:
-        """A number as it is, without recovery."""
+        """A number as it is, without recovery; of a float32 tensor, what it stands for."""
         value = self.raw(name)
         if isinstance(value, torch.Tensor) and (found := self._known(value)) is not None and value.ndim == 0:
-            value = plain(found)
+            value = float(self.literal(plain(found))) if found.dtype == torch.float32 else plain(found)
         if not isinstance(value, int | float):
             raise Unmapped(f"argument {name} is {value!r}")
         return value

@@ -1,0 +1,107 @@
+"""Numbers that another process would have otherwise: the clock's, the operating system's, those of unseeded generators.
+
+A capture would take them for constants of the code.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+import numpy as np
+
+from trainverify.torch.boundary import Boundary
+from trainverify.torch.frames import is_ours, torchs
+from trainverify.torch.lines import is_users
+from trainverify.torch.patching import everywhere
+
+CLOCKS: Final = tuple(f"{n}{ns}" for n in ("time", "monotonic", "perf_counter", "process_time", "thread_time") for ns in ("", "_ns"))
+CLOCK: Final = "what the clock says, as the code asks it, decides on nothing"
+SYSTEM: Final = "numbers that the operating system draws when the code is built decide on nothing"
+DRAWN: Final = "random numbers of {} are drawn that no seed decides, others in every process: draw them with torch, or set a seed"
+_SEEDS: Final = ((random, "random", ("seed", "setstate")), (np.random, "numpy.random", ("seed", "set_state")))
+_IMPORTED: Final = "importlib"  # what modules do when they are imported is not the code's
+
+
+class Chance:
+    """What draws such numbers in this process tells of it."""
+
+    def __init__(self, boundary: Boundary):
+        self.boundary = boundary
+        self.stepping = False  # a step runs
+        self.seeded: set[str] = set()
+        self.before = generators()
+
+    def install(self) -> None:
+        """For the rest of this process."""
+        changed = {id(getattr(time, n)): noting(getattr(time, n), self._asked) for n in CLOCKS}
+        changed[id(os.urandom)] = noting(os.urandom, self._drawn)
+        for module, said, names in _SEEDS:
+            changed |= {id(getattr(module, n)): noting(getattr(module, n), partial(self._seeded, said)) for n in names}
+        everywhere(changed)
+        random.Random.seed = noting(random.Random.seed, self._seeds)  # type: ignore[method-assign]
+
+    def _asked(self, frame: FrameType, *args: Any) -> None:
+        if is_users(frame.f_code.co_filename):
+            self.boundary.assume(CLOCK)
+
+    def _seeded(self, said: str, frame: FrameType, *args: Any) -> None:
+        if args and args[0] is not None:
+            self.seeded.add(said)
+
+    def _seeds(self, frame: FrameType, generator: Any, *args: Any) -> None:
+        """A generator of the user's own: without a seed it asks the operating system."""
+        if not args or args[0] is None:
+            self._drawn(frame)
+
+    def _drawn(self, frame: FrameType, *args: Any) -> None:
+        if not by_user(frame):
+            return
+        if self.stepping:
+            self.boundary.note(DRAWN.format("the operating system"))
+        else:
+            self.boundary.assume(SYSTEM)
+
+    def begin(self) -> None:
+        """The first step begins: what is built was not to draw from generators that nobody has seeded."""
+        now = generators()
+        for said in self.before:
+            if now[said] != self.before[said] and said not in self.seeded:
+                self.boundary.note(DRAWN.format(said))
+        self.stepping = True
+
+
+def generators() -> dict[str, object]:
+    """How far the generators of Python and of NumPy that all code shares have come."""
+    return {"random": random.getstate(), "numpy.random": repr(np.random.get_state(legacy=False))}
+
+
+def noting(function: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    """The same function; `note` is told who calls it, and with what."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        note(sys._getframe(1), *args, *kwargs.values())
+        return function(*args, **kwargs)
+
+    return call
+
+
+def by_user(frame: FrameType | None) -> bool:
+    """Whether the user's code calls, itself or through Python's library."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return True
+        if _IMPORTED in file or torchs(file) is not None or is_ours(file):
+            return False
+        frame = frame.f_back
+    return False
+
+
+__all__ = ["Chance", "by_user", "generators", "noting"]

@@ -1,0 +1,110 @@
+"""Numbers that another process or another step would have otherwise, and factors of 0 that hide what they multiply."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+import trainverify.torch as tvt  # noqa: E402
+
+BATCH = {"x": tvt.Reals((6, 4), "(dp b) k")}
+Factor = Callable[[], Any]  # of a gradient, in every step
+Built = Callable[[], Factor]
+
+
+def stepped(world: int, built: Built) -> Any:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    factor = built()
+
+    def step(batch: Any) -> Any:
+        optimizer.zero_grad()
+        loss = model(batch["x"]).square().mean()
+        loss.backward()
+        if world > 1:
+            for p in model.parameters():
+                dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+        model.bias.grad.mul_(factor())
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def report(built: Built) -> Any:
+    one = lambda: stepped(1, built)  # noqa: E731
+    return tvt.verify(one, lambda r, w: stepped(w, built), 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)
+
+
+def always(value: Callable[[], bool]) -> Built:
+    """2 where a value holds that by chance is the same everywhere."""
+    return lambda: lambda: 2 if value() else 1
+
+
+def at_building(draw: Callable[[], float]) -> Built:
+    def built() -> Factor:
+        value = draw()
+        return lambda: 2 if value < 2 else 1
+
+    return built
+
+
+def seeded() -> Factor:
+    random.seed(3)
+    value, own, other = random.random(), random.Random(5), np.random.default_rng(7)
+    return lambda: value + own.random() + other.random()
+
+
+@pytest.mark.parametrize(
+    ("built", "verdict", "said"),
+    [
+        (seeded, "PROVED", ""),
+        (at_building(lambda: random.random()), "UNKNOWN", "no seed decides"),
+        (at_building(lambda: float(np.random.rand())), "UNKNOWN", "no seed decides"),
+        (always(lambda: random.Random().random() < 2), "UNKNOWN", "no seed decides"),
+        (always(lambda: np.random.default_rng().random() < 2), "UNKNOWN", "no seed decides"),
+        (always(lambda: len(str(uuid.uuid4())) > 2), "UNKNOWN", "no seed decides"),
+    ],
+)
+def test_random_numbers(built: Built, verdict: str, said: str) -> None:
+    found = report(built)
+    assert found.verdict == verdict, found.reason
+    assert said in found.reason
+
+
+@pytest.mark.parametrize(
+    ("built", "said"),
+    [
+        (always(lambda: time.time() > 0), "the clock"),
+        (at_building(lambda: random.Random().random()), "the operating system"),
+        (lambda: lambda: 0.0, "the factor of 0 at"),
+    ],
+)
+def test_what_is_assumed(built: Built, said: str) -> None:
+    """PROVED, with a line that names it."""
+    found = report(built)
+    assert found.verdict == "PROVED", found.reason
+    assert any(said in a for a in found.assumptions)
+
+
+def test_a_factor_that_is_not_always_0() -> None:
+    """PROVED: another step shows what it multiplies."""
+
+    def built() -> Factor:
+        counts = iter(range(9))
+        return lambda: float(next(counts))
+
+    found = report(built)
+    assert found.verdict == "PROVED", found.reason
+    assert not any("factor of 0" in a for a in found.assumptions)

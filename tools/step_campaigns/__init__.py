@@ -1,0 +1,1 @@
+"""What the campaigns of random training steps share: truth and verdict of a program, workers, the command and its table."""
