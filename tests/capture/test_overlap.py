@@ -72,6 +72,7 @@ def test_overlapping(name: str) -> None:
     translator = Translator(Place)
     with FakeTensorMode(allow_non_fake_inputs=True), Recorder(translator):  # on real tensors PyTorch refuses some of these itself
         z = torch.empty(6, dtype=torch.float64)
+        translator.begin()  # before a step, what has no value has a name
         translator.emitter.declare("z", type_of(z))
         translator.define(z, "z")
         WRONG[name](z)

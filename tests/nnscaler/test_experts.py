@@ -23,12 +23,13 @@ def test_experts() -> None:
 
 
 def test_every_rank_takes_the_first_experts() -> None:
-    """Ranks hold different experts, and all of them think that theirs are those from 0 on."""
+    """Ranks hold different experts, and all of them think that theirs are those from 0 on. Not PROVED; a dump has only its own sizes, at
+    which 25 billion elements are too many to evaluate."""
     plan = files.read_plan(DATA / "ours" / "ae_moe2l_v03_dp2pp2tp2nm2.json.gz")
     templates = []
     for t in plan.templates:
         ops = tuple(op.with_attrs(start=0) if op.name.startswith("moe_experts") else op for op in t.program.ops)
         templates.append(replace(t, program=replace(t.program, ops=ops)))
     report = judged(replace(plan, templates=tuple(templates)))
-    assert report.verdict == "REFUTED"
-    assert {o.name for o in report.obligations if o.status == "different"} >= {"loss", "gradient of layers.1.feed_forward.gate.weight"}
+    assert report.verdict == "UNKNOWN"
+    assert report.reason.startswith("loss differs at reduced sizes")

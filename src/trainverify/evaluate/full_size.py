@@ -28,6 +28,8 @@ LARGE: Final = (4.0, 32.0)  # tried too where nothing differs: a condition may f
 NOISE: Final = 1e-10  # relative, between float64 and more digits
 BITS: Final = (128, 256, 512)
 EVERYWHERE: Final = 5_000_000  # up to which other magnitudes are tried
+COUNTED: Final = 1_500_000_000  # elements that ops make on their way to one obligation, where positions are told apart
+LARGEST: Final = 40_000_000  # of any of these
 ENCLOSED: Final = 300_000  # elements on cells up to which enclosures decide
 TRIED: Final = 8  # of what differs, decided one after the other
 
@@ -59,16 +61,23 @@ class ByClasses:
     """Both programs on classes, at one random point. Raises NoCells where there are none."""
 
     def __init__(self, system: System, lineage: Sequence[Layout], wanted: Sequence[Obligation], seed: int):
-        self.classes = Classes(system)
+        self.classes = self._classes(system)
         self.lineage = lineage
         self.wanted = wanted
         self.seed = seed
+        self.size = self._checked()
+        self._known: dict[tuple[tuple[Obligation, ...], bool, PointName], Seen] = {}
+
+    def _classes(self, system: System) -> Classes:
+        return Classes(system)
+
+    def _checked(self) -> int:
+        """The elements of everything, if these are not too many."""
         size = self.classes.elements()
         steps = len(self.classes.logical_tasks) + len(self.classes.plan_tasks)
         if size > ELEMENTS or steps > STEPS:
             raise NoCells(f"{size:,} elements on classes, in {steps:,} ops")
-        self.size = size
-        self._known: dict[tuple[tuple[Obligation, ...], bool, PointName], Seen] = {}
+        return size
 
     @cached_property
     def point(self) -> Point:
@@ -135,12 +144,16 @@ class ByClasses:
         self, logical: ClassedDomain, plan: ClassedDomain, wanted: Sequence[Obligation], point: Point, place: int | None = None
     ) -> Iterator[Compared]:
         inputs = inputs_of(self.classes, point.seed, point.magnitude, point.digits, point.moved)
-        names = [o.output.tensor for o in wanted]
+        names, local = self._outputs(wanted)
+        made = Run(self.classes, inputs, logical).logical(names)
+        held = Run(self.classes, inputs, plan).plan(self.lineage, local)
+        yield from compared(self.classes, made, held, wanted, place)
+
+    def _outputs(self, wanted: Sequence[Obligation]) -> tuple[list[str], list[tuple[int, str]]]:
+        """What is compared: names in the logical program, and classes of ranks with names in the plan."""
         where = {r: c for c, mine in enumerate(self.classes.wires._classes) for r in mine}
         local = dict.fromkeys((where[r], h.layout.local) for o in wanted for h in o.holdings for r in h.ranks if r in where)
-        made = Run(self.classes, inputs, logical).logical(names)
-        held = Run(self.classes, inputs, plan).plan(self.lineage, list(local))
-        yield from compared(self.classes, made, held, wanted, place)
+        return [o.output.tensor for o in wanted], list(local)
 
     def decide(self, seen: Seen) -> tuple[Decision, Difference | None]:
         """The first of what differs that certainly does."""
@@ -195,6 +208,28 @@ class ByClasses:
             if not moved.known or not _apart(moved) or not abs(_gap(moved) - gap) <= abs(gap) / MOVED:
                 return False
         return True
+
+
+class ByPositions(ByClasses):
+    """One obligation where every position that the programs count is a cell of its own, and as many others as fit are one."""
+
+    def __init__(self, system: System, lineage: Sequence[Layout], wanted: Sequence[Obligation], seed: int, single: int):
+        """`single` positions of each other axis are cells of their own too: ids need some."""
+        self.single = single
+        super().__init__(system, lineage, wanted, seed)
+
+    def _classes(self, system: System) -> Classes:
+        return Classes(system, self.single, positions=True)
+
+    def _checked(self) -> int:
+        made = self.classes.elements_for(*self._outputs(self.wanted))
+        if sum(made) > COUNTED or max(made, default=0) > LARGEST:
+            raise NoCells(f"{sum(made):,} elements where positions are told apart")
+        return sum(made)
+
+    @cached_property
+    def point(self) -> Point:
+        return Point(self.seed, MAGNITUDES[0], 0)
 
 
 def _difference(suspect: Compared, exact: Compared, point: Point) -> Difference:

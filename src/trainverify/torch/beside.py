@@ -384,7 +384,8 @@ def _known(t: torch.Tensor, translator: Translator) -> Known:
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool or name not in DTYPES:
         return Known()
     e = translator.emitter
-    value = translator.read(t)
+    with translator.memory.unnoted():
+        value = translator.read(t)
     if isinstance(value, Unknown):
         return Known()
     if ancestors(e, value) is not None:

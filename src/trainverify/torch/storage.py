@@ -7,7 +7,8 @@ and flat buckets come out as concatenations and slices.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -134,6 +135,15 @@ class Memory:
         if isinstance(found, str):
             storage.seen[view] = found
         return found
+
+    @contextlib.contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Reads that are not the step's: they leave no note of what the step before left."""
+        old, left = {key: list(ranges) for key, ranges in self.old_reads.items()}, list(self.left_reads)
+        try:
+            yield
+        finally:
+            self.old_reads, self.left_reads = old, left
 
     def has_values(self, key: int, view: View) -> bool:
         """Whether some of what a view shows has a value."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from trainverify.axes.cells import NoCells
 from trainverify.axes.reduction import NotABoundary
 from trainverify.domains.arrays import Array
+from trainverify.evaluate.classed import NoValue
 from trainverify.evaluate.compare import DIFFERENT, Difference, Suspect, calm, compare, decide, gaps, unsettled
 from trainverify.evaluate.counting import counting
+from trainverify.evaluate.full_size import ByPositions
 from trainverify.evaluate.moved import Change, Moved, PointName, described, following, seed_of
 from trainverify.evaluate.one_number import differing
 from trainverify.evaluate.run import NotComputed, elements, random_inputs
@@ -22,6 +26,7 @@ from trainverify.verdicts.case import Case
 from trainverify.verdicts.first_wrong import located
 
 CLASSES = "at full size, on classes of positions and ranks"
+POSITIONS = "at full size, position by position where the programs count them, on classes of all else"
 
 
 class AtFullSize(Exception):
@@ -141,8 +146,22 @@ def beside_full_size(case: Case, small: Small, wrong: list[Suspect], point: Poin
         several = [o for o in several if o not in by_size]
     found, agreeing = sliced(case, several, point)
     several = [o for o in several if o not in agreeing]
+    if found is None and several and (seen_there := by_positions(case, case.soonest(several))) is not None:
+        return refuted(case, small, wrong, seen_there, scope=POSITIONS), []
     stands = explained(case, [o for o in several if o in case.proof.proved], point) if found is None else set()
     return found, [s for s in wrong if s.obligation in several and s.obligation not in stands]
+
+
+def by_positions(case: Case, o: Obligation) -> Difference | None:
+    """A difference of one obligation at full size, where all positions that the programs count are told apart."""
+    case.progress(f"evaluating {o} at full size, position by position")
+    for single in (2, 0):
+        with suppress(NoCells, NoValue, MemoryError):
+            by = ByPositions(case.system, case.plan.lineage, [o], case.seed, single)
+            seen = by.seen([o])
+            if seen.known:
+                return by.decide(seen)[1]
+    return None
 
 
 def sliced(case: Case, several: Sequence[Obligation], point: PointName) -> tuple[Report | None, list[Obligation]]:

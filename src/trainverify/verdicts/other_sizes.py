@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+
+import numpy as np
 
 from trainverify.axes.reduction import NotABoundary
 from trainverify.domains.arrays import Array
@@ -87,12 +89,17 @@ def confirmed(case: Case) -> Report | None:
 
 
 def replayed(case: Case) -> Report | None:
-    """Inputs for which the solver says that an obligation fails, tried: they count if nothing had to shrink for the solver."""
+    """Inputs for which the solver says that an obligation fails, tried at full size: where something shrank for the solver, repeated."""
     for o, model in case.proof.models.items():
         small = reduced(case.system) if model else None
-        if small is None or case.less(small):
+        if small is None:
             continue
         inputs = _inputs(small, model)
+        if case.less(small):
+            small = case.full_size(budgets.LOCATED)
+            if small is None:
+                continue
+            inputs = {n: _repeated(v, small.shapes[n]) for n, v in inputs.items()}
         try:
             logical, local = run_logical(small, inputs, NUMERIC), run_plan(small, case.plan.lineage, inputs, NUMERIC)
             wrong, _ = suspects(small, [o], logical, local)
@@ -103,6 +110,10 @@ def replayed(case: Case) -> Report | None:
             if decision == "different" and difference is not None:
                 return refuted(case, small, wrong, difference, inputs)
     return None
+
+
+def _repeated(values: Array, shape: Sequence[int]) -> Array:
+    return values[np.ix_(*(np.arange(n) % m for n, m in zip(shape, values.shape, strict=True)))]
 
 
 def _inputs(small: Small, values: Mapping[str, Mapping[int, Fraction]]) -> dict[str, Array]:

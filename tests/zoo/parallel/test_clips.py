@@ -21,6 +21,7 @@ from trainverify.verdicts import verify
 from trainverify.zoo import gpt, llama
 from trainverify.zoo.parallel import Degrees, gpt_plan, gpt_step, llama_plan, llama_step
 from trainverify.zoo.recipes import NAMES, Wish
+from trainverify.zoo.tiny import rebuilt
 
 CLIPPED = ".clipped"
 HOW = {
@@ -32,9 +33,13 @@ MODELS = [name for name, family in NAMES.items() if family.title in HOW]
 LAYERS = {"deepseek-671b": 4}  # three are dense
 
 
+def wish(model: str) -> Wish:
+    return Wish(model, HOW[NAMES[model].title], layers=LAYERS.get(model, 2))
+
+
 @cache
 def base(model: str) -> tuple[Program, Plan]:
-    return Wish(model, HOW[NAMES[model].title], layers=LAYERS.get(model, 2)).build()
+    return wish(model).build()
 
 
 def without(program: Program, of: Callable[[str], bool]) -> Program:
@@ -86,7 +91,7 @@ def some(cases: Sequence[Any], first: Callable[[Any], str], most: int) -> list[A
 def test_no_gradient_is_clipped(model: str) -> None:
     """Expected: REFUTED, naming the first product that is missing, and how many others are."""
     logical, plan = base(model)
-    report = verify(logical, unclipped(plan, lambda name: True))
+    report = verify(logical, unclipped(plan, lambda name: True), also=rebuilt(wish(model), lambda p: unclipped(p, lambda name: True)))
     assert report.verdict == "REFUTED", (report.reason, report.notes)
     assert report.place is not None
     assert report.place.tensor.endswith(CLIPPED), report.place
@@ -97,7 +102,11 @@ def test_no_gradient_is_clipped(model: str) -> None:
 def test_one_gradient_is_not_clipped(model: str, parameter: str) -> None:
     """Expected: REFUTED, naming the product that is missing."""
     logical, plan = base(model)
-    report = verify(logical, unclipped(plan, lambda name: name == parameter))
+
+    def change(right: Plan) -> Plan:
+        return unclipped(right, lambda name: name == parameter)
+
+    report = verify(logical, change(plan), also=rebuilt(wish(model), change))
     assert report.verdict == "REFUTED", (report.reason, report.notes)
     assert report.place is not None
     assert report.place.tensor == parameter + CLIPPED, report.place

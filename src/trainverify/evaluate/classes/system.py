@@ -19,9 +19,10 @@ from trainverify.axes.system import LoweredOp, MeetingAxes, System
 from trainverify.domains.arrays import Array
 from trainverify.evaluate.classes.ops import ClassOp
 from trainverify.evaluate.classes.ranks import RankClasses
-from trainverify.evaluate.flow import Task
+from trainverify.evaluate.flow import Task, needed
 from trainverify.evaluate.small import Meeting, Step, Wires, mesh_axes
 from trainverify.graph.lineage import Layout, Part
+from trainverify.primitives.node import Node, ordered
 
 SINGLE: Final = 2  # positions of an axis that are cells of their own
 ALL_RANKS: Final = 16  # up to which every rank is one
@@ -40,7 +41,8 @@ class ClassStep(Step):
 class Classes:
     """Cells for all axes and ranks of a system."""
 
-    def __init__(self, system: System, single: int = SINGLE, all_ranks: int = ALL_RANKS):
+    def __init__(self, system: System, single: int = SINGLE, all_ranks: int = ALL_RANKS, positions: bool = False):
+        """With `positions`, every position of an axis along which an op counts is a cell of its own: masks tell them apart."""
         if system.flat or system.lists or isinstance(system.inference.axes, LooseAxes):
             raise NoCells("axes that are not aligned position by position")
         self.system = system
@@ -48,6 +50,7 @@ class Classes:
         self._rows: set[int] = set()
         for some in system.inference.choices:
             self._rows.update(id(a) for a in system.inference.axes.leaves([axis for axis in some if axis is not None]))
+        self._counted = counted(system) if positions else set[int]()
         self.ranks = RankClasses(system, self._rows, single, all_ranks)
         self.cells = Partition(system.inference.axes, self._choose)
         self.wires = Wires(system, self.ranks.there, joined=False)
@@ -63,7 +66,7 @@ class Classes:
             return cells_of(self.ranks.mesh_cells[id(a)], a.size)
         if a.fixed and a.size in self.ranks.sizes and id(a) not in self._rows:
             return cells_of(self.ranks.sizes[a.size], a.size)
-        if a.fixed or a.frozen or a.size <= self.single + 1:
+        if a.fixed or a.frozen or a.size <= self.single + 1 or id(a) in self._counted:
             return whole(a.size)
         return cells_of(np.minimum(np.arange(a.size), self.single), a.size)
 
@@ -82,6 +85,15 @@ class Classes:
                     known[id(dims)] = math.prod(len(c) for c in self.dims(dims))
                 total += rows * known[id(dims)]
         return total
+
+    def elements_for(self, logical: Sequence[str], local: Sequence[tuple[int, str]]) -> list[int]:
+        """Elements that ops make on their way to some tensors of both programs, on cells."""
+        found = []
+        for tasks, names in ((self.logical_tasks, [(0, n) for n in logical]), (self.plan_tasks, local)):
+            for step in (tasks[n].what for n in needed(tasks, names)):
+                if isinstance(step, ClassStep):
+                    found += [len(step.rows) * math.prod(map(len, cells)) for cells in self.op(step.variants).cells]
+        return found
 
     # -- what is computed -------------------------------------------------------------------------------------------------
 
@@ -224,6 +236,31 @@ class Classes:
             stride *= len(outside[d])
         target = np.broadcast_to(known, flat.shape)
         flat[target] = -1 if part.padding else np.broadcast_to(index, flat.shape)[target]
+
+
+def counted(system: System) -> set[int]:
+    """Axes along which an op counts positions, and those that are cut out of them or joined from them."""
+    found: set[int] = set()
+    together: dict[int, set[int]] = {}
+
+    def leaves(x: LoweredOp, node: Node) -> set[int]:
+        return {id(a.root()) for a in system.inference.axes.leaves(x.axes.dims[id(node)])}
+
+    for x in (x for ops in (system.logical_ops, *system.unit_ops) for variants in ops.values() for x in variants):
+        for node in ordered(tuple(x.lowered.outputs)):
+            if node.prim == "iota":
+                found |= leaves(x, node)
+            elif node.prim in ("slice", "concat", "pad"):
+                parts = [leaves(x, n) for n in (node, *node.args)]
+                changed = parts[0].union(*parts) - parts[0].intersection(*parts)
+                for a in changed:
+                    together.setdefault(a, set()).update(changed)
+    ahead = list(found)
+    while ahead:
+        new = together.get(ahead.pop(), set()) - found
+        found |= new
+        ahead += new
+    return found
 
 
 def _matched(mine: Array, theirs: Array, cells: Cells) -> Array:
