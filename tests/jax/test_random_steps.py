@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("jax", reason="JAX is absent: pip install 'trainverify[jax]'")
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = 8
 

@@ -13,6 +13,7 @@ from trainverify.verdicts import verify
 from verdicts.exchange import Mistake, logical, plan
 
 SIZES = (64, 66, 1024, 4096)  # 66 positions as [2, 33] and as [33, 2] do not align
+MANY = 16384  # squared, too many to tell all of them apart
 
 
 @pytest.mark.parametrize("positions", SIZES)
@@ -34,12 +35,12 @@ def test_refuted(positions: int, mistake: Mistake) -> None:
 def test_too_many_positions_are_left_open(mistake: Mistake) -> None:
     """Expected: UNKNOWN, and at once. Sizes that fit are named beside a difference there."""
     began = time.process_time()
-    report = verify(logical(4096), plan(4096, mistake))
+    report = verify(logical(MANY), plan(MANY, mistake))
     assert report.verdict == "UNKNOWN"
     assert "differs at reduced sizes" in report.reason
     assert time.process_time() - began < 4.0  # about 0.4; out of memory while all positions were evaluated
     also = [Rebuilt("positions=64", lambda: (logical(64), plan(64, mistake)))]
-    report = verify(logical(4096), plan(4096, mistake), also=also)
+    report = verify(logical(MANY), plan(MANY, mistake), also=also)
     assert report.verdict == "REFUTED"
     assert report.reason.startswith("at positions=64: loss differs")
 
@@ -47,7 +48,7 @@ def test_too_many_positions_are_left_open(mistake: Mistake) -> None:
 def test_a_right_plan_at_other_sizes_refutes_nothing() -> None:
     """Expected: UNKNOWN still: at sizes at which the plan is right nothing is learnt of the others."""
     also = [Rebuilt("positions=64", lambda: (logical(64), plan(64)))]
-    assert verify(logical(4096), plan(4096, "back"), also=also).verdict == "UNKNOWN"
+    assert verify(logical(MANY), plan(MANY, "back"), also=also).verdict == "UNKNOWN"
 
 
 def mixed(positions: int, times: int) -> tuple[tv.Program, tv.Plan]:

@@ -46,9 +46,11 @@ def cut_dim(name: str, p: torch.Tensor) -> int | None:
 
 
 def pieces(name: str, p: torch.Tensor, gated: bool) -> int:
-    """Into how many blocks the dimension falls of each of which a rank has its part."""
+    """Into how many blocks the dimension falls of each of which a rank has its part.
+
+    A gated layer's are two; Megatron-core 0.16 says so itself, older ones do not."""
     stride = int(getattr(p, "partition_stride", 1))
-    return 2 * stride if gated and _GATED in name else stride
+    return max(2, stride) if gated and _GATED in name else stride
 
 
 def placed(model: nn.Module, ranks: int, gated: bool) -> dict[str, Described]:
