@@ -127,15 +127,16 @@ def test_a_kernel_is_what_it_is_declared_to_be(given: Any, verdict: str) -> None
 
 
 def test_arrays_are_equal_only_by_content() -> None:
+    """Expected: PROVED with an equal array, REFUTED with another one, UNKNOWN where another one makes the same function."""
     table, other = RNG.standard_normal((2, 6)).astype(np.float32)
 
     def one(w: Any, x: Any) -> Any:
         return w, jnp.sum(w * x * table)
 
-    def many(used: Any) -> Any:
+    def many(used: Any, times: float = 1.0) -> Any:
         def made(mesh: Any) -> Any:
             def step(w: Any, x: Any) -> Any:
-                return w, lax.psum(jnp.sum(w * x * used), "dp")
+                return w, lax.psum(jnp.sum(w * x * used) * times, "dp")
 
             return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()))
 
@@ -143,9 +144,10 @@ def test_arrays_are_equal_only_by_content() -> None:
 
     args = (tvj.Reals((6,)), tvj.Reals((4, 6)))
     assert tvj.verify(one, many(table.copy()), args, {"dp": 2}).verdict == "PROVED"
-    report = tvj.verify(one, many(other), args, {"dp": 2})
+    assert tvj.verify(one, many(other), args, {"dp": 2}).verdict == "REFUTED"
+    report = tvj.verify(one, many(table / 2, 2.0), args, {"dp": 2})
     assert report.verdict == "UNKNOWN"
-    assert "content of constant." in report.reason
+    assert "for some content of constant." in report.reason
 
 
 def test_what_check_vma_rejects_is_jaxs_word() -> None:
