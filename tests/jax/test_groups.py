@@ -65,7 +65,7 @@ def test_a_name_bound_twice_is_an_internal_error() -> None:
 @pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize(("sender", "verdict"), [(1, "PROVED"), (2, "REFUTED")])
 def test_a_permutation_over_axes_in_another_order(axes: tuple[str, str], sender: int, verdict: str) -> None:
-    """JAX numbers the ranks of a permutation by the mesh, whichever order is given; those of other collectives by the order that is given."""
+    """JAX numbers the ranks of a permutation by the mesh, whichever order is given; other collectives number by that order."""
 
     def distributed(mesh: Any) -> Any:
         def step(params: Any, x: Any) -> Any:

@@ -145,5 +145,5 @@ def judged(
 ) -> Report:
     """The report on what was captured."""
     report = verdict_on(subject, table, how.points, how.seed, how.engine, False, how.folder, tell)
-    found = check(job) if check is not None and report.verdict.startswith("PROVED") else None
+    found = check(job) if check is not None and report.verdict.startswith(("PROVED", "REFUTED")) else None
     return listed(report, job.shims, job.framework, job.remarks, check is None, found)

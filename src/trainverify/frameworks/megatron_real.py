@@ -1,7 +1,8 @@
 """Megatron-core's training step for real at a tiny size: its files as they are installed, ranks that talk by gloo.
 
 What stands in for an accelerator is here: the processor is the device, and Megatron's states of random numbers are those of the
-processor's generator. Norms, parameter groups that ranks tell each other, and layer norms without apex are Megatron's own.
+processor's generator. The norm of gradients, parameter groups that ranks tell each other, and norms of layers without sequence
+parallelism are Megatron's own.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trainverify.frameworks.job import Job, Trial, in_process
 from trainverify.frameworks.megatron_options import alone, parsed
-from trainverify.frameworks.megatron_shims import BEFORE, SHIMS, _module
+from trainverify.frameworks.megatron_shims import BEFORE, RMS_NORM, SHIMS, _module, apex, transformer_engine
 from trainverify.frameworks.megatron_step import SEED, Alone, Facts, Ranks, Step, built, config_type, facts
 from trainverify.frameworks.shims import Shim
 from trainverify.graph.mesh import Mesh
@@ -24,12 +25,10 @@ from trainverify.translate.targets import CaptureError
 SIZES: Final = {"hidden-size": 12, "num-attention-heads": 2, "vocab-size": 14, "seq-length": 6, "micro-batch-size": 3}
 GIVEN: Final = {"ffn_hidden_size": 20, "kv_channels": 6, "num_query_groups": 2, "global_batch_size": None}
 UNEVEN: Final = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout")
-NO_APEX: Final = "without apex, Megatron-core refuses sequence parallelism"
 
 
 def shims_of(f: Facts) -> tuple[Shim, ...]:
-    """The shims of a job; under sequence parallelism a real run needs a layer norm too."""
-    return tuple(replace(s, stays=NO_APEX) if s.name == "layer norm" and f.sequence_parallel else s for s in SHIMS)
+    return tuple(s for s in SHIMS if s is not RMS_NORM or f.rms_norm)
 
 
 def tiny(options: tuple[str, ...], f: Facts) -> tuple[str, ...]:
@@ -79,11 +78,24 @@ def _states() -> None:
 
 
 def _imported(sequence_parallel: bool) -> Any:
-    needed = {"device", *(["layer norm"] if sequence_parallel else [])}
     for shim in BEFORE:
-        if shim.name in needed:
+        if shim.name == "device":
             shim.apply(None)
-    return config_type()
+    if sequence_parallel:  # for which Megatron-core wants kernels of others: here by their definitions
+        apex(_layer_norm)
+    found = config_type()
+    if sequence_parallel:
+        transformer_engine(_rms_norm)
+    return found
+
+
+def _layer_norm(x: Any, weight: Any, bias: Any, shape: Any, eps: float) -> Any:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / ((centred * centred).mean(-1, keepdim=True) + eps).sqrt() * weight + bias
+
+
+def _rms_norm(x: Any, weight: Any, eps: float) -> Any:
+    return x / ((x * x).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 def _begun(folder: Path, rank: int, world: int) -> None:

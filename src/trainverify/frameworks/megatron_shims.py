@@ -6,10 +6,11 @@ import contextlib
 import importlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from trainverify.frameworks.shims import Shim
+from trainverify.frameworks.shims import PLACED, Shim
+from trainverify.translate.targets import CaptureError
 
 
 def _module(name: str) -> Any:
@@ -46,13 +47,18 @@ def _compiler(config: Any) -> None:
 
 
 def _layer_norm(config: Any) -> None:
-    """The module that Megatron-core imports its kernel from; Megatron's own FusedLayerNorm stays as it is."""
     import torch.nn.functional as F
+
+    apex(lambda x, weight, bias, shape, eps: F.layer_norm(x, shape, weight, bias, eps))
+
+
+def apex(layer_norm: Callable[..., Any]) -> None:
+    """The module that Megatron-core imports its kernel from; Megatron's own FusedLayerNorm stays as it is."""
 
     class FusedLayerNormAffineFunction:
         @staticmethod
         def forward(x: Any, weight: Any, bias: Any, shape: Any, eps: float) -> Any:
-            return F.layer_norm(x, shape, weight, bias, eps)
+            return layer_norm(x, weight, bias, shape, eps)
 
         apply = forward
 
@@ -60,6 +66,37 @@ def _layer_norm(config: Any) -> None:
     for name in names:
         sys.modules[name] = types.ModuleType(name)
     sys.modules[names[-1]].FusedLayerNormAffineFunction = FusedLayerNormAffineFunction  # type: ignore[attr-defined]
+
+
+def _rms_norm(config: Any) -> None:
+    import torch.nn.functional as F
+
+    transformer_engine(lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps))
+
+
+def transformer_engine(rms_norm: Callable[..., Any]) -> None:
+    """Where Megatron-core would take its RMSNorm from Transformer Engine: the weight says whether its gradient is one part of a sum."""
+    import torch
+
+    class RMSNorm(torch.nn.Module):
+        def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any):
+            super().__init__()
+            if config.layernorm_zero_centered_gamma:
+                raise CaptureError("an RMSNorm with --layernorm-zero-centered-gamma needs Transformer Engine")
+            self.eps = eps
+            self.weight = torch.nn.Parameter(torch.ones(hidden_size))
+            self.weight.sequence_parallel = config.sequence_parallel
+
+        def forward(self, x: Any) -> Any:
+            return rms_norm(x, self.weight, self.eps)
+
+    class Norm:
+        def __new__(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
+            return (RMSNorm if config.normalization == "RMSNorm" else other)(config, *args, **kwargs)
+
+    block = _module("transformer.transformer_block")
+    other, block.LayerNormImpl = block.LayerNormImpl, Norm
+    _module("models.backends").WrappedTorchNorm = RMSNorm
 
 
 def _norm(config: Any) -> None:
@@ -105,6 +142,7 @@ BEFORE: Final = (  # Megatron-core is imported
         "what compiled functions run is not seen",
         _compiler,
         stays="PyTorch does not compile while communication is noted",
+        harmless="compiled code is taken to compute what its source says",
     ),
     Shim(
         "device",
@@ -112,6 +150,7 @@ BEFORE: Final = (  # Megatron-core is imported
         "there is none",
         _device,
         stays="there is no accelerator",
+        harmless=PLACED,
     ),
     Shim(
         "layer norm",
@@ -120,7 +159,14 @@ BEFORE: Final = (  # Megatron-core is imported
         _layer_norm,
     ),
 )
+RMS_NORM: Final = Shim(
+    "RMS norm",
+    "RMSNorm is torch.nn.functional.rms_norm, its weight marked as Transformer Engine marks it under sequence parallelism",
+    "Megatron-core has none of its own for sequence parallelism",
+    _rms_norm,
+)
 AFTER: Final = (
+    RMS_NORM,
     Shim("random numbers", "CudaRNGStatesTracker.fork does nothing", "states of the accelerator's generator", _random),
     Shim(
         "parameter groups",

@@ -55,6 +55,7 @@ class Facts:
     vocabulary: int
     version: str
     sequence_parallel: bool = False
+    rms_norm: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -96,7 +97,8 @@ def facts(options: tuple[str, ...], world: int | None) -> Facts:
         raise CaptureError(f"{rows} rows do not divide by micro-batches of {given['micro_batch_size']} on {dp} data-parallel ranks")
     mesh = {a: n for a, n in (("pp", pp), ("dp", dp), ("tp", tp)) if n > 1}
     version = importlib.metadata.version("megatron-core")
-    return Facts(mesh, rows, given["micro_batch_size"], given["seq_length"], given["vocab_size"], version, bool(given["sequence_parallel"]))
+    sizes = given["micro_batch_size"], given["seq_length"], given["vocab_size"]
+    return Facts(mesh, rows, *sizes, version, bool(given["sequence_parallel"]), given["normalization"] == "RMSNorm")
 
 
 # -- model, optimizer, step -------------------------------------------------------------------------------------------------
@@ -208,7 +210,7 @@ class Step:
             forward_only=False,
         )
         _, norm, _ = self.optimizer.step()
-        told = {} if norm is None else {"grad_norm": torch.as_tensor(getattr(norm, "tensor", norm)).reshape(())}
+        told = {} if norm is None else {"grad_norm": torch.as_tensor(norm).reshape(())}
         if reported:
             total = torch.stack([r["lm loss"] for r in reported]).sum(0)
             torch.distributed.all_reduce(total, group=_module("parallel_state").get_data_parallel_group(with_context_parallel=True))

@@ -8,17 +8,22 @@ from typing import Any, Final
 
 from trainverify.report import Report
 
+PLACED: Final = "it changes where tensors are, no value"
+PLACE: Final = "the step is that of the processor: branches on the device are taken as there, and the order of streams is not covered"
+
 
 @dataclass(frozen=True)
 class Shim:
     """One replacement: where it is, what takes its place, and why. `apply` puts it there, for the rest of the process, given the
-    configuration of the job. `stays` says why a real run cannot do without it either: such a run shows nothing about it."""
+    configuration of the job. `stays` says why a real run cannot do without it either: such a run shows nothing about it. `harmless` says
+    why it changes no value, only where tensors are or when work is done: then nothing need be shown."""
 
     name: str
     replaces: str
     why: str
     apply: Callable[[Any], None] = field(compare=False, repr=False)
     stays: str = ""
+    harmless: str = ""
 
     def __str__(self) -> str:
         return f"shim {self.name}: {self.replaces}: {self.why}"
@@ -26,10 +31,12 @@ class Shim:
 
 @dataclass(frozen=True)
 class Checked:
-    """A real run without shims, next to a capture with them: whether both agree, and on what, or where they differ."""
+    """A real run without shims, next to a capture with them: whether both agree, and on what, or where they differ. Without `ran` there
+    was no such run."""
 
     agrees: bool
     text: str
+    ran: bool = True
 
 
 def listed(
@@ -44,8 +51,9 @@ def listed(
 
     A proof that rests on shims that are neither accepted nor checked is none."""
     seen = checked is not None and checked.agrees
-    open_ones = [s for s in shims if s.stays or not seen]
-    counted = f"{len(shims)} shims" + ("" if checked is None else f", {len(shims) - len(open_ones)} of them checked by a real run")
+    open_ones = [s for s in shims if not s.harmless and (s.stays or not seen)]
+    shown = sum(not s.stays for s in shims) if seen else 0
+    counted = f"{len(shims)} shims" + ("" if checked is None else f", {shown} of them checked by a real run")
     told = "".join(f"; {m}" for m in more)
     reason = f"{report.reason}; {framework}, {counted}{told}"
     verdict = report.verdict
@@ -54,11 +62,18 @@ def listed(
         why = "" if checked is None or seen else f" ({checked.text})"
         reason = f"{report.verdict} if shims change nothing, and not all are checked{why}: {names} (--accept-shims accepts them); {reason}"
         verdict = "UNKNOWN"
+    if report.verdict == "REFUTED" and checked is not None and checked.ran and not checked.agrees:
+        reason = f"a real run contradicts what was captured ({checked.text}): {reason}"
+        verdict = "UNKNOWN"
     return replace(
         report,
         verdict=verdict,
         reason=reason,
-        assumptions=(*report.assumptions, *(f"{s} ({_status(s, checked, accepted)})" for s in shims)),
+        assumptions=(
+            *report.assumptions,
+            *([PLACE] if any(s.harmless for s in shims) else []),
+            *(f"{s} ({_status(s, checked, accepted)})" for s in shims),
+        ),
         notes=report.notes if checked is None else (*report.notes, f"shims: {checked.text}"),
     )
 
@@ -66,6 +81,8 @@ def listed(
 def _status(shim: Shim, checked: Checked | None, accepted: bool) -> str:
     if checked is not None and checked.agrees and not shim.stays:
         return "checked: a real run without it agrees"
+    if shim.harmless:
+        return shim.harmless
     why = f": {shim.stays}" if shim.stays else ""
     return f"{'accepted, ' if accepted else ''}not checked{why}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
-from trainverify.frameworks.shims import Shim
+from trainverify.frameworks.shims import PLACED, Shim
 from trainverify.frameworks.versions import KNOWN, TORCH
 from trainverify.translate.targets import CaptureError
 
@@ -216,7 +216,7 @@ _FLEX: Final = "Flex compiles for an accelerator. Every row of the batch is one 
 SHIMS: Final = (
     Shim("data", "tokenizer and data loader: micro-batches are rows of the batch, one after the other", "the batch is symbolic", _data),
     Shim("options", "no validation, seed 0, nothing logged", "they need values", _options),
-    Shim("device", "tools.utils names the processor as the device", "there is no accelerator", _device, "there is no accelerator"),
+    Shim("device", "tools.utils names the processor as the device", "there is no accelerator", _device, "there is no accelerator", PLACED),
     Shim("memory", "components.metrics.build_device_memory_monitor measures nothing", "it asks the accelerator", _memory),
     Shim("logged", "trainer: int() of token counts that are only logged is left out", "fake tensors have no values", _logged),
     Shim("initial values", "nn.init.trunc_normal_ does nothing", "parameters stand for any values", _initial_values),
@@ -225,7 +225,12 @@ SHIMS: Final = (
 ATTENTION: Final = Shim("attention", "FlexAttention and its mask are scaled_dot_product_attention(is_causal=True)", _FLEX, _attention)
 CONTEXT: Final = Shim("masks", "FlexAttention is its formula, with mask_mod for every query and key", _FLEX, _masked)
 GRAPHS: Final = Shim(
-    "graphs", "no CUDA graphs", "they need CUDA", _graphs, "they need CUDA (--training.disable_cuda_graphs leaves them out)"
+    "graphs",
+    "no CUDA graphs",
+    "they need CUDA",
+    _graphs,
+    "they need CUDA (--training.disable_cuda_graphs leaves them out)",
+    "a graph repeats the calls that were recorded",
 )
 PIPELINE: Final = (
     Shim(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
-from trainverify.frameworks.shims import PLACEMENT, Shim
+from trainverify.frameworks.shims import PLACED, PLACEMENT, Shim
 from trainverify.frameworks.transformers_options import package
 
 
@@ -61,6 +61,7 @@ DEVICE: Final = Shim(
     "there is no accelerator, and accelerate refuses other parallelism than DDP without one",
     device,
     stays="there is no accelerator",
+    harmless=PLACED,
 )
 TRACING: Final = Shim(
     "tracing", "is_fake_tensor says no", "Transformers makes other masks for fake tensors than for those of a training run", _tracing

@@ -47,12 +47,14 @@ class Ran:
 def checked(job: Job, table: OpTable, tell: Callable[[str], None]) -> Checked:
     """Whether a real run agrees with what is captured with shims, at a tiny size and with the same parallelism."""
     if job.trial is None:
-        return Checked(False, "there is no real run to compare with")
+        return Checked(False, "there is no real run to compare with", ran=False)
     with tempfile.TemporaryDirectory() as folder:
         try:
             trial = job.trial(Path(folder))
             return Checked(True, _compared(trial, table, tell))
-        except (CaptureError, Differs) as error:
+        except CaptureError as error:
+            return Checked(False, str(error), ran=False)
+        except Differs as error:
             return Checked(False, str(error))
 
 
@@ -128,7 +130,7 @@ def _together(works: Sequence[Callable[[], Ran]]) -> list[Ran]:
     good = []
     for i, result in enumerate(found):
         if isinstance(result, Failed):
-            raise Differs(f"the real run fails ({i + 1} of {len(works)} processes): {result.kind}: {result.message}")
+            raise CaptureError(f"the real run fails ({i + 1} of {len(works)} processes): {result.kind}: {result.message}")
         good.append(result)
     return good
 

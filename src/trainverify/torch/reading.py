@@ -135,6 +135,39 @@ def _tensors(value: Any) -> Any:
     return value
 
 
+def _holds_number(value: Any) -> bool:
+    return type(value) is Number or (isinstance(value, list | tuple) and any(map(_holds_number, value)))
+
+
+def _stacked(value: Any) -> torch.Tensor:
+    """Numbers in lists as one tensor, computed ones among them."""
+    if isinstance(value, list | tuple):
+        return torch.stack([_stacked(v) for v in value])
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return torch.full((), value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+def _patch_factories() -> None:
+    """`torch.tensor(x.item())`: a computed number goes back into a tensor."""
+
+    def put(name: str) -> None:
+        original = getattr(torch, name)
+
+        def call(data: Any, *args: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+            if not _holds_number(data):
+                more = {"requires_grad": True} if requires_grad else {}
+                return original(data, *args, dtype=dtype, device=device, **more, **kwargs)
+            made = _stacked(_tensors(data))
+            kind = dtype or (torch.get_default_dtype() if made.is_floating_point() else torch.int64)
+            return made.to(kind, copy=True).requires_grad_(requires_grad)
+
+        setattr(torch, name, call)
+
+    for name in ("tensor", "as_tensor"):
+        put(name)
+
+
 def _binary(name: str, swapped: bool) -> Callable[[Number, Any], Any]:
     function = getattr(operator, name)
 
@@ -233,6 +266,7 @@ class Reader:
         torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__repr__ = read, decide, real, text
         self._refuse(_LEAVING, self._has_no_value)
         _patch_memory(boundary)
+        _patch_factories()
 
     def install_real(self) -> None:
         """For a run on real tensors, where values are there: what is read without PyTorch's dispatcher is noted, or refused."""
