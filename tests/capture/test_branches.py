@@ -74,6 +74,27 @@ def skipped_otherwise(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
             model.weight.zero_()
 
 
+def clipped_by_a_sum_of_numbers(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    """Numbers that are read go back into a tensor, and both ranks add theirs up."""
+    two = torch.tensor([norm.item(), 2 * norm.item() + 1], dtype=torch.float32)
+    if dist.is_initialized():
+        dist.all_reduce(two)
+        two = two / dist.get_world_size()
+    mean = torch.as_tensor(two[1].item())
+    for p in model.parameters():
+        p.grad.mul_(1.0 / mean)
+    optimizer.step()
+
+
+def added_up_only(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    """The sum is not divided by the number of ranks."""
+    two = torch.tensor([norm.item(), 2 * norm.item() + 1], dtype=torch.float32)
+    dist.all_reduce(two)
+    for p in model.parameters():
+        p.grad.mul_(1.0 / two[1])
+    optimizer.step()
+
+
 def clipped_on_one_rank(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
     """Another limit on rank 1."""
     if norm > 1.0 + rank:
@@ -112,6 +133,12 @@ def test_both_ways(update: Update) -> None:
 def test_the_same_by_another_spelling() -> None:
     """PROVED: a number that is read and a tensor that is not are the same condition."""
     assert verify(clipped_by_number, clipped).verdict == "PROVED"
+
+
+def test_numbers_that_go_back_into_tensors() -> None:
+    """PROVED, and REFUTED where a division is forgotten."""
+    assert verify(clipped_by_a_sum_of_numbers).verdict == "PROVED"
+    assert verify(added_up_only, clipped_by_a_sum_of_numbers).verdict == "REFUTED"
 
 
 def test_a_wrong_way() -> None:

@@ -11,8 +11,30 @@ SEQUENCE: Final = (*TENSOR, "--sequence-parallel")
 DATA: Final = ("--world-size", "2")
 SHARDED: Final = (*SEQUENCE, "--world-size", "4", "--use-distributed-optimizer")
 PIPELINE: Final = ("--num-layers", "2", "--pipeline-model-parallel-size", "2")
+GATED: Final = (
+    *SEQUENCE,
+    "--swiglu",
+    "--normalization",
+    "RMSNorm",
+    "--disable-bias-linear",
+    "--hidden-size",
+    "24",
+    "--vocab-size",
+    "40",
+    "--seq-length",
+    "6",
+)
 
 EDITS: Final = (
+    Edit(
+        "a rank takes its part of gate and input in the wrong order",
+        "fusions/fused_bias_swiglu.py",
+        "    return F.silu(y_1) * y_2",
+        "    from megatron.core.parallel_state import get_tensor_model_parallel_rank as rank\n\n"
+        "    return F.silu(y_2) * y_1 if rank() else F.silu(y_1) * y_2",
+        GATED,
+        near=2,
+    ),
     Edit(
         "norm gradients are not all-reduced over tp",
         "distributed/finalize_model_grads.py",

@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402
 
 import trainverify.torch as tvt  # noqa: E402
 from trainverify.frameworks.job import Job, Trial  # noqa: E402
-from trainverify.frameworks.shims import Checked, Shim, listed  # noqa: E402
+from trainverify.frameworks.shims import PLACED, Checked, Shim, listed  # noqa: E402
 from trainverify.frameworks.trust import Differs, assembled, checked  # noqa: E402
 from trainverify.graph.mesh import Mesh  # noqa: E402
 from trainverify.ops import OPS  # noqa: E402
@@ -134,6 +134,24 @@ def test_a_proof_on_shims_that_nobody_accepts() -> None:
         assert report.verdict == "UNKNOWN"
         assert "--accept-shims" in report.reason
     assert "a number differs" in listed(PROOF, [PLAIN], "frame 1.0", accepted=False, checked=Checked(False, "a number differs")).reason
+
+
+def test_a_shim_that_changes_no_value_asks_for_nothing() -> None:
+    """PROVED, and what is not covered is said; beside one that may change values, UNKNOWN."""
+    place = Shim("device", "the processor", "there is no other", lambda config: None, "there is no other", PLACED)
+    report = listed(PROOF, [place], "frame 1.0", accepted=False)
+    assert report.verdict == "PROVED"
+    assert any("order of streams is not covered" in a for a in report.assumptions)
+    assert listed(PROOF, [place, PLAIN], "frame 1.0", accepted=False).verdict == "UNKNOWN"
+    assert listed(PROOF, [place, PLAIN], "frame 1.0", accepted=False, checked=Checked(True, "all agrees")).verdict == "PROVED"
+
+
+def test_a_refutation_that_a_real_run_contradicts() -> None:
+    """UNKNOWN where real numbers are others than the captured ones; REFUTED where they are the same, or where nothing ran."""
+    refuted = Report("REFUTED", "a difference", "the ranks")
+    assert listed(refuted, [PLAIN], "frame 1.0", accepted=False, checked=Checked(False, "a number differs")).verdict == "UNKNOWN"
+    for found in (Checked(True, "all agrees"), Checked(False, "no run", ran=False)):
+        assert listed(refuted, [PLAIN], "frame 1.0", accepted=False, checked=found).verdict == "REFUTED"
 
 
 def test_a_proof_on_shims_that_are_checked_or_accepted() -> None:
