@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from trainverify.domains.arrays import Array
+from trainverify.frameworks.doubled import doubled
 from trainverify.frameworks.job import Job, Trial
 from trainverify.frameworks.shims import Checked
 from trainverify.graph.mesh import Mesh
@@ -28,6 +29,7 @@ from trainverify.torch.replay import Evaluated, compared, evaluated
 from trainverify.torch.ways import Choices, Way
 from trainverify.translate.targets import CaptureError
 
+TOLERANCE: Final = 1e-5  # of the largest element of a tensor: constants of the build are in single precision where code is captured
 SECONDS: Final = 1800.0  # of the clock that a process may take, on a busy machine
 
 
@@ -71,7 +73,7 @@ def _compared(trial: Trial, table: OpTable, tell: Callable[[str], None]) -> str:
         at = ours.at(at.inputs)
     (alone,) = _together([_alone(trial, at, whole)])
     same_calls(way.ranks, real)
-    found = compared(at, {None: alone.outputs, **{i: r.outputs for i, r in enumerate(real)}})
+    found = compared(at, {None: alone.outputs, **{i: r.outputs for i, r in enumerate(real)}}, TOLERANCE)
     if not found.agrees:
         raise Differs(f"the real run computes something else: {found}")
     calls = sum(len(r.calls) for r in real)
@@ -104,23 +106,27 @@ def other_way(way: Way, at: Evaluated) -> Choices | None:
 
 def _rank(trial: Trial, ours: Evaluated, rank: int) -> Callable[[], Ran]:
     values, names = ours.sources(rank), ours.program(rank).sources
-    return lambda: ran(trial.distributed(rank, trial.job.mesh.size), {}, values, names, trial.logs)
+    return lambda: ran(lambda: trial.distributed(rank, trial.job.mesh.size), {}, values, names, trial.logs)
 
 
 def _alone(trial: Trial, ours: Evaluated, batch: Mapping[str, Array]) -> Callable[[], Ran]:
     values, names = ours.sources(None), ours.program(None).sources
-    return lambda: ran(trial.reference(), {n: torch.from_numpy(np.array(v)) for n, v in batch.items()}, values, names)
+    return lambda: ran(trial.reference, {n: torch.from_numpy(np.array(v)) for n, v in batch.items()}, values, names)
 
 
-def ran(step: Any, inputs: Mapping[str, torch.Tensor], values: Mapping[str, Array], names: Sequence[str], logs: bool = False) -> Ran:
-    """One step; if it logs, without the communication after the optimizer's update."""
+def ran(
+    build: Callable[[], Any], inputs: Mapping[str, torch.Tensor], values: Mapping[str, Array], names: Sequence[str], logs: bool = False
+) -> Ran:
+    """One step, in double precision; if it logs, without the communication after the optimizer's update."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     ended = [0]
-    with Calls() as calls:
-        hook = register_optimizer_step_post_hook(lambda *args: ended.append(len(calls.made)))
-        outputs = run_step(step, inputs, values, names)
-        hook.remove()
+    with doubled():
+        step = build()
+        with Calls() as calls:
+            hook = register_optimizer_step_post_hook(lambda *args: ended.append(len(calls.made)))
+            outputs = run_step(step, inputs, values, names)
+            hook.remove()
     batch = {n: t.numpy() for n, t in getattr(step, "batch", inputs).items()}
     return Ran(outputs, batch, tuple(calls.made[: ended[-1]] if logs else calls.made))
 
@@ -160,7 +166,7 @@ def assembled(batch: Batch, mesh: Mesh, parts: Sequence[Mapping[str, Array]]) ->
 def same_calls(captured: Sequence[Captured], real: Sequence[Ran]) -> None:
     """Every rank asks for the same communication in the same order."""
     for c, r in zip(captured, real, strict=True):
-        ours, theirs = c.ledger.calls, r.calls
+        ours, theirs = ([replace(x, dtype=x.dtype.replace("float64", "float32")) for x in calls] for calls in (c.ledger.calls, r.calls))
         at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
         if at == len(ours) == len(theirs):
             continue

@@ -145,7 +145,7 @@ def replay(
     return compared(ours, good)
 
 
-def compared(ours: Evaluated, real: Mapping[int | None, Outputs]) -> Replay:
+def compared(ours: Evaluated, real: Mapping[int | None, Outputs], tolerance: float = TOLERANCE) -> Replay:
     """Every output of every process that ran, element by element."""
     found: list[Mismatch] = []
     missing: list[str] = []
@@ -165,7 +165,7 @@ def compared(ours: Evaluated, real: Mapping[int | None, Outputs]) -> Replay:
                 continue
             error = _difference(np.asarray(value), theirs)
             compared, worst = compared + 1, max(worst, error)
-            if not error <= TOLERANCE:
+            if not error <= tolerance:
                 found.append(Mismatch(rank, str(o), error))
     return Replay(compared, worst, tuple(found), tuple(missing))
 
