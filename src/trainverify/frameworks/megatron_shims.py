@@ -78,7 +78,7 @@ def transformer_engine(rms_norm: Callable[..., Any]) -> None:
     """Where Megatron-core would take its RMSNorm from Transformer Engine: the weight says whether its gradient is one part of a sum."""
     import torch
 
-    class RMSNorm(torch.nn.Module):
+    class RMSNorm(torch.nn.Module):  # type: ignore[misc]
         def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any):
             super().__init__()
             if config.layernorm_zero_centered_gamma:

@@ -16,6 +16,7 @@ import torch
 
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Program, Source
+from trainverify.translate.groups import joined
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ def lying(t: torch.Tensor) -> str:
 
 def disagreements(groups: Sequence[Mapping[str, tuple[int, ...]]], ledgers: Mapping[int, Ledger]) -> Iterator[Finding]:
     """Where ranks that were captured do not say the same; `groups` are those that each rank is in."""
-    members = {n: m for g in groups for n, m in g.items()}
-    for name, ranks in members.items():
+    for name, ranks in joined(groups).items():
         lists = {r: ledgers[r].messages.get(name, []) for r in ranks if r in ledgers}
         yield from _unlike(f"group {name}", lists, "error", "the collectives of a group are the same on all its members, in one order")
         before = {r: ledgers[r].settled.get(name, []) for r in ranks if r in ledgers}

@@ -29,6 +29,8 @@ from trainverify.torch.mappings import Row
 from trainverify.torch.positions import aligned
 from trainverify.torch.sample import NoSample, assumption, chosen, everyone
 from trainverify.torch.ways import Choices, Processes, Way, all_ways, happens, joined
+from trainverify.translate.groups import bind, by_members
+from trainverify.translate.groups import joined as groups_of
 from trainverify.translate.targets import CaptureError, Target, resolve
 from trainverify.verdicts import verify as verify_programs
 
@@ -120,7 +122,7 @@ def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batc
     """The logical program and the plan; ranks that were not captured run what is assumed of them."""
     captured, ranks = ranks, everyone(ranks, mesh)
     logical = replace(reference.program, name="the reference")
-    groups = {n: members for c in ranks for n, members in c.groups.items()}
+    groups = groups_of(c.groups for c in ranks)
     programs = [_with_domains(p, logical) for p in aligned(logical, [c.program for c in ranks])]
     if not isinstance(loss, str):
         programs = [_with_loss(p, mesh, i, loss, groups) for i, p in enumerate(programs)]
@@ -163,8 +165,7 @@ def _with_loss(program: Program, mesh: Mesh, rank: int, over: Mapping[str, Reduc
     source = next((op.source for op in ops if local in op.outputs), None)
     for axis, op in over.items():
         members = mesh.group(rank, (axis,))
-        group = next((n for n, m in groups.items() if m == members), f"{axis} of {members[0]}")
-        groups[group] = members
+        group = next((n for n, m in groups.items() if m == members), None) or bind(groups, by_members(axis, members), members)
         name = f"loss.{op}.{axis}"
         tensors[name] = tensors[local]
         ops.append(Op("all_reduce", (last,), (name,), attributes({"group": group, "op": op}), "metric", None, source))

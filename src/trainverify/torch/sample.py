@@ -19,6 +19,7 @@ from trainverify.graph.program import Op, Value
 from trainverify.torch.captured import Captured
 from trainverify.torch.collectives import TAGS, group_name, group_number, tag_of
 from trainverify.torch.lineage import Axes, NoLineage
+from trainverify.translate.groups import bind, joined
 
 ALL_RANKS: Final = 64  # up to so many, every rank is captured
 MORE: Final = 8  # ranks by chance, besides those along the axes
@@ -74,7 +75,7 @@ class _Sample:
     def __init__(self, ranks: Sequence[Captured], mesh: Mesh):
         self.mesh, self.axes = mesh, Axes(mesh)
         self.captured = {c.rank: c for c in ranks if c.rank is not None}
-        self.groups = {n: m for c in ranks for n, m in c.groups.items()}
+        self.groups = joined(c.groups for c in ranks)
         kinds: dict[Any, list[Captured]] = {}
         for c in ranks:
             kinds.setdefault(skeleton(c.program, self.groups), []).append(c)
@@ -209,8 +210,7 @@ class _Sample:
             name = group_name(members, slot.number)
             if slot.tag is not None:
                 return tag_of(name, slot.tag)
-            groups[name] = members
-            return name
+            return bind(groups, name, members)
         same: Value = slot
         return same
 
