@@ -30,13 +30,15 @@ class Doubled(TorchFunctionMode):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def doubled() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    before, told = torch.get_default_dtype(), torch.set_default_dtype
+    told(torch.float64)
+    torch.set_default_dtype = lambda d: told(_wide(d))
     try:
         with Doubled():
             yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype = told
+        told(before)
 
 
 __all__ = ["doubled"]
