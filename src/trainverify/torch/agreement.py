@@ -59,6 +59,7 @@ class Ledger:
     initial: dict[str, tuple[float, ...]] = field(default_factory=dict)  # what follows from constants when it is built: its numbers, or one
     lost: list[str] = field(default_factory=list)  # such numbers that the step computes from data
     calls: list[Call] = field(default_factory=list)  # all communication of the step, in order
+    overlapping: bool = False  # messages are under way while others are started that are waited for first
 
     def message(self, group: str, what: str, source: Source | None) -> None:
         self.messages.setdefault(group, []).append(Said(what, source))

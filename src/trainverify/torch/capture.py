@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.check.findings import Finding
@@ -620,13 +621,21 @@ def _captured(session: Session, step: Callable[..., Any], way: Sequence[bool], n
             returned = step(dict(session.now.inputs))
         made = session.finish(returned, name, found())
     except Exception as error:
-        if isinstance(error, ValueError) and COMPUTED in str(error):
-            text = f"text of a computed number is read as a number: {error}"
-            raise ReadsData(text).with_traceback(error.__traceback__) from error
+        if (why := _needs_values(error)) is not None:
+            raise ReadsData(why).with_traceback(error.__traceback__) from error
         if not before:
             raise
         raise LaterStep(f"step {len(before) + 1} cannot be captured: {type(error).__name__}: {error}") from error
     return before[-1] if before and made == before[-1] else made
+
+
+def _needs_values(error: Exception) -> str | None:
+    """Why an error is one of a capture, where nothing has a value; None of any other."""
+    if isinstance(error, DynamicOutputShapeException | DataDependentOutputException):
+        return f"{error}: what it gives, or its size, depends on data"
+    if isinstance(error, ValueError) and COMPUTED in str(error):
+        return f"text of a computed number is read as a number: {error}"
+    return None
 
 
 class optimizer_hooks:  # noqa: N801 (a context manager)
