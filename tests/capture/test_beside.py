@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import trainverify.torch as tvt  # noqa: E402
 from trainverify.torch.beside import AGREED, Beside  # noqa: E402
-from trainverify.torch.drawn import smaller  # noqa: E402
+from trainverify.torch.drawn import Drawing, smaller  # noqa: E402
 from trainverify.torch.mappings import MAPPINGS, Row  # noqa: E402
 from trainverify.torch.record import Recorder  # noqa: E402
 from trainverify.torch.translate import Translator, type_of  # noqa: E402
@@ -188,3 +188,9 @@ def test_a_step(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.verdict == ("UNKNOWN" if wrong else "PROVED"), report.reason
     if wrong:
         assert "PyTorch computes something else" in str(report)
+
+
+def test_a_total_weight_is_not_0() -> None:
+    """Where labels count their weights are not 0 in sum: PyTorch would give what no formula does."""
+    drawn = [Drawing("aten::nll_loss_backward", seed, False, {}, 5, -100) for seed in range(99)]
+    assert all(float(d.tensor("total_weight", (), torch.float32, False)) > 0 for d in drawn)

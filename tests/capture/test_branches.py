@@ -49,6 +49,17 @@ def stepped_if_finite(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
         optimizer.step()
 
 
+def stepped_if_its_own_is_finite(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    """A number that ranks have otherwise, of which only that it is finite is asked."""
+    if torch.isfinite(norm + rank * model.bias.square().sum()):
+        optimizer.step()
+
+
+def stepped_where_positive(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+    model.bias.grad[model.bias > 0].sum()
+    optimizer.step()
+
+
 def clipped(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
     if norm > 1.0:
         for p in model.parameters():
@@ -154,6 +165,21 @@ def test_a_wrong_condition() -> None:
     assert report.verdict in ("REFUTED", "UNKNOWN")
     open_ones = [o.name for o in report.obligations if o.status not in ("proved", "agreed")]
     assert open_ones == ["metric condition 1"]
+
+
+def test_a_condition_that_holds_of_other_numbers_too() -> None:
+    """UNKNOWN: no data was found where the conditions part."""
+    report = verify(stepped_if_its_own_is_finite, stepped_if_finite)
+    assert report.verdict == "UNKNOWN", report.reason
+    assert "no data was found" in report.reason
+
+
+def test_a_size_that_depends_on_data() -> None:
+    """UNKNOWN, and the line is named."""
+    report = verify(stepped_where_positive)
+    assert report.verdict == "UNKNOWN", report.reason
+    assert "depends on data" in report.reason
+    assert "test_branches.py" in report.reason
 
 
 def test_a_wrong_branch() -> None:

@@ -87,3 +87,29 @@ def test_another_table_that_is_broadcast() -> None:
     assert report.verdict == "UNKNOWN"
     assert "before the step" in report.reason
     assert broadcast_verdict((1, 1)).verdict == "REFUTED"
+
+
+class Scaled(nn.Module):
+    """Multiplies by a kept table, and adds parameters that are one number when they are built."""
+
+    def __init__(self, table: list[float], bias: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.bias = nn.Parameter(torch.full((3,), bias))
+        self.register_buffer("table", torch.tensor(table))
+
+    def forward(self, x):
+        return x * self.weight * self.table + self.bias
+
+
+@pytest.mark.parametrize(
+    ("table", "bias", "known"),
+    [([0.3, 2, 5], 0.0, True), ([0.1 * 3, 4 / 2, 5], 0.0, True), ([0.3, 2, 6], 0.0, False), ([0.3, 2, 5], 1.0, False)],
+)
+def test_constants_that_ranks_start_with(table: list[float], bias: float, known: bool) -> None:
+    """PROVED where they are the reference's; UNKNOWN where they are others."""
+    batch = {"x": tvt.Reals((10, 3), "(cp s) k")}
+    ranks = lambda rank, world: trained(Scaled(table if rank else [0.3, 2, 5], bias if rank else 0.0))  # noqa: E731
+    report = tvt.verify(lambda: trained(Scaled([0.3, 2, 5], 0.0)), ranks, 2, batch, {"cp": 2}, loss={"cp": "avg"}, points=1)
+    assert report.verdict == ("PROVED" if known else "UNKNOWN"), report.reason
+    assert known or "when it is built" in report.reason

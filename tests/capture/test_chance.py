@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -75,6 +77,7 @@ def seeded() -> Factor:
         (always(lambda: random.Random().random() < 2), "UNKNOWN", "no seed decides"),
         (always(lambda: np.random.default_rng().random() < 2), "UNKNOWN", "no seed decides"),
         (always(lambda: len(str(uuid.uuid4())) > 2), "UNKNOWN", "no seed decides"),
+        (always(lambda: os.getpid() > 2), "UNKNOWN", "the number of the process"),
     ],
 )
 def test_random_numbers(built: Built, verdict: str, said: str) -> None:
@@ -88,6 +91,7 @@ def test_random_numbers(built: Built, verdict: str, said: str) -> None:
     [
         (always(lambda: time.time() > 0), "the clock"),
         (at_building(lambda: random.Random().random()), "the operating system"),
+        (at_building(lambda: len(socket.gethostname())), "the name of the machine"),
         (lambda: lambda: 0.0, "the factor of 0 at"),
     ],
 )

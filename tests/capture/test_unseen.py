@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 
 from capture.stepping import Ending, double, report  # noqa: E402
 
+KEPT: list[Any] = []  # libraries: what they register lives as long as they do
+
 
 def doubled(folder: Path, name: str) -> Ending:
     """The function of a file with this name that doubles a gradient."""
@@ -152,3 +154,18 @@ def test_a_write_that_numpy_sees() -> None:
 
     found = report(ending)
     assert found.verdict == "UNKNOWN", found.reason
+
+
+@pytest.mark.parametrize(("op", "verdict"), [("tanh", "UNKNOWN"), ("erf", "PROVED")])
+def test_a_kernel_of_the_codes_own(op: str, verdict: str) -> None:
+    """UNKNOWN where a step calls an operator of PyTorch's that the code gives another kernel, which fake tensors do not run."""
+
+    def ending(model: Any) -> None:
+        library = torch.library.Library("aten", "IMPL")
+        library.impl(op, lambda x: x * 0.5, "CPU")
+        KEPT.append(library)
+        model.bias.grad = model.bias.grad.tanh()
+
+    found = report(ending, lambda model: setattr(model.bias, "grad", model.bias.grad.tanh()))
+    assert found.verdict == verdict, found.reason
+    assert verdict == "PROVED" or "a kernel of its own" in found.reason

@@ -7,6 +7,7 @@ rank says nothing, a barrier carries nothing). So ranks are compared here by wha
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,9 +57,10 @@ class Ledger:
     numbers: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(
         default_factory=dict
     )  # small constants, before and after the step
-    initial: dict[str, float] = field(default_factory=dict)  # state that is one number everywhere when it is built
+    initial: dict[str, tuple[float, ...]] = field(default_factory=dict)  # what follows from constants when it is built: its numbers, or one
     lost: list[str] = field(default_factory=list)  # such numbers that the step computes from data
     calls: list[Call] = field(default_factory=list)  # all communication of the step, in order
+    overlapping: bool = False  # messages are under way while others are started that are waited for first
 
     def message(self, group: str, what: str, source: Source | None) -> None:
         self.messages.setdefault(group, []).append(Said(what, source))
@@ -117,8 +119,10 @@ def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Findin
     seen = {name for led in ledgers.values() for name in led.lost}
     for rank, led in ledgers.items():
         for name, value in led.initial.items():
-            if reference.initial.get(name, value) != value:
-                text = f"{name} is {value:g} everywhere when it is built, and {reference.initial[name]:g} on one device"
+            alone = reference.initial.get(name, value)
+            if _apart(value, alone):
+                mine, theirs = (f"{_shown(v)} everywhere" if len(v) == 1 else _shown(v) for v in (value, alone))
+                text = f"{name} is {mine} when it is built, and {theirs} on one device"
                 yield Finding("TV508", text, rank, name, None, None, "unsupported")
         for name, (before, after) in led.numbers.items():
             seen.add(name)
@@ -169,6 +173,15 @@ def _has(program: Program, what: str) -> bool:
     """Whether a rank holds what a change is about; of modules without parameters that is not known."""
     base = what.rpartition(" of ")[2]
     return base == "the model" or any(n == base or n.startswith(f"{base}.") for n in (*program.parameters, *program.state))
+
+
+def _apart(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether numbers differ; those of a part of a tensor are not compared, unless they are one number everywhere."""
+    if len(one) != len(other):
+        return False
+    return not all(
+        math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True)
+    )
 
 
 def _shown(values: tuple[float, ...]) -> str:

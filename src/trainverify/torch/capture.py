@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.check.findings import Finding
@@ -20,7 +22,7 @@ from trainverify.graph.program import Domain, Output, Program
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
 from trainverify.torch import kinds
-from trainverify.torch.beside import Beside
+from trainverify.torch.beside import Beside, computed
 from trainverify.torch.boundary import Watched
 from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
 from trainverify.torch.chance import generators
@@ -33,16 +35,18 @@ from trainverify.torch.lines import Lines
 from trainverify.torch.mappings import Row
 from trainverify.torch.mappings.table import plain
 from trainverify.torch.placed import Described, described, local
-from trainverify.torch.reading import Reader
+from trainverify.torch.reading import COMPUTED, Number, Reader
 from trainverify.torch.record import Recorder
 from trainverify.torch.states import After, Outputs, Started
 from trainverify.torch.translate import Translator, type_of
 from trainverify.torch.values import DTYPES, ReadsData, Unknown, Value
+from trainverify.translate.emit import Emitter
 from trainverify.translate.signs import Signs
 
 STEPS: Final = 3  # that are captured, one after the other, in one process
 IDLE: Final = "in step {} a rate of an optimizer is 0: what acts through it alone is not compared there"
 LATER: Final = "later steps do what the third one does"
+SMALL: Final = 4096  # elements of a constant that ranks and the reference start with, up to which it is computed
 Ways = tuple[Sequence[bool], ...]  # for every step, the ways to take at its conditions on data
 
 
@@ -158,12 +162,13 @@ class Session:
             if n.buffer is not None and self.number == 1:
                 self.assumed.append(f"buffer {n.name} holds before the step what the reference's does")
             seen[key] = n.name
-            if n.kind == "state" and self.number == 1 and isinstance(value := t.read(here), str):
-                self._not_negative({n.name: value}, set())
-                if (op := t.emitter.made.get(value)) is not None and op.name == "full":
-                    self.talk.ledger.initial[n.name] = float(op.get("value"))
-            if self.number == 1 and isinstance(value := t.read(here), str) and not t.emitter.is_constant(value):
-                initial.setdefault(value, n.name)
+            if self.number == 1 and isinstance(value := t.read(here), str):
+                if n.kind == "state":
+                    self._not_negative({n.name: value}, set())
+                if not t.emitter.is_constant(value):
+                    initial.setdefault(value, n.name)
+                elif (numbers := _numbers(t.emitter, value)) is not None:
+                    self.talk.ledger.initial[n.name] = numbers
             t.emitter.declare(n.name, type_of(here))
             t.define(here, n.name)
             kept.append(n)
@@ -518,20 +523,37 @@ def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:
         return torch.from_numpy(np.array(whole)).to(getattr(torch, spec.dtype))
 
 
+def _numbers(e: Emitter, constant: str) -> tuple[float, ...] | None:
+    """The numbers of a constant: one, if it is so everywhere; None of many."""
+    op = e.made[constant]
+    if op.name == "full":
+        return (float(op.get("value")),)
+    if math.prod(e.shape(constant)) > SMALL:
+        return None
+    return tuple(float(v) for v in np.ravel(computed(e, [constant], {})[constant]))
+
+
 def _values(value: torch.Tensor) -> tuple[float, ...]:
     with _disable_current_modes():
         return tuple(float(v) for v in value.reshape(-1).tolist())
 
 
 def _losses(returned: Any) -> dict[str, torch.Tensor]:
-    """What a step reports: its loss, and metrics by name."""
+    """What a step reports: its loss, and metrics by name, as tensors or as numbers that were read of them."""
     if isinstance(returned, Mapping):
-        return {str(k): v for k, v in returned.items() if isinstance(v, torch.Tensor)}
-    if isinstance(returned, torch.Tensor):
-        return {"loss": returned}
-    if isinstance(returned, list | tuple) and any(isinstance(v, torch.Tensor) for v in returned):
+        return {str(k): t for k, v in returned.items() if (t := _computed(v)) is not None}
+    if (loss := _computed(returned)) is not None:
+        return {"loss": loss}
+    if isinstance(returned, list | tuple) and any(_computed(v) is not None for v in returned):
         raise NotSupported(f"the step returns a {type(returned).__name__}: return its loss, or a dictionary with `loss` and metrics")
     return {}
+
+
+def _computed(value: Any) -> torch.Tensor | None:
+    """A tensor, or that of a computed number; None of anything else."""
+    if type(value) is Number:
+        return value._tensor.reshape(())
+    return value if isinstance(value, torch.Tensor) else None
 
 
 class LaterStep(Exception):
@@ -599,10 +621,21 @@ def _captured(session: Session, step: Callable[..., Any], way: Sequence[bool], n
             returned = step(dict(session.now.inputs))
         made = session.finish(returned, name, found())
     except Exception as error:
+        if (why := _needs_values(error)) is not None:
+            raise ReadsData(why).with_traceback(error.__traceback__) from error
         if not before:
             raise
         raise LaterStep(f"step {len(before) + 1} cannot be captured: {type(error).__name__}: {error}") from error
     return before[-1] if before and made == before[-1] else made
+
+
+def _needs_values(error: Exception) -> str | None:
+    """Why an error is one of a capture, where nothing has a value; None of any other."""
+    if isinstance(error, DynamicOutputShapeException | DataDependentOutputException):
+        return f"{error}: what it gives, or its size, depends on data"
+    if isinstance(error, ValueError) and COMPUTED in str(error):
+        return f"text of a computed number is read as a number: {error}"
+    return None
 
 
 class optimizer_hooks:  # noqa: N801 (a context manager)

@@ -1,4 +1,4 @@
-"""Numbers that another process would have otherwise: the clock's, the operating system's, those of unseeded generators.
+"""Numbers that another process would have otherwise: the clock's, its own number, the operating system's, those of unseeded generators.
 
 A capture would take them for constants of the code.
 """
@@ -6,9 +6,12 @@ A capture would take them for constants of the code.
 from __future__ import annotations
 
 import os
+import platform
 import random
+import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -22,6 +25,8 @@ from trainverify.torch.lines import is_users
 from trainverify.torch.patching import everywhere
 
 CLOCKS: Final = tuple(f"{n}{ns}" for n in ("time", "monotonic", "perf_counter", "process_time", "thread_time") for ns in ("", "_ns"))
+PLACES: Final = ((os, "getpid"), (os, "getppid"), (socket, "gethostname"), (platform, "node"), (uuid, "getnode"))
+PLACE: Final = "the number of the process and the name of the machine"
 CLOCK: Final = "what the clock says, as the code asks it, decides on nothing"
 SYSTEM: Final = "numbers that the operating system draws when the code is built decide on nothing"
 DRAWN: Final = "random numbers of {} are drawn that no seed decides, others in every process: draw them with torch, or set a seed"
@@ -41,6 +46,7 @@ class Chance:
     def install(self) -> None:
         """For the rest of this process."""
         changed = {id(getattr(time, n)): noting(getattr(time, n), self._asked) for n in CLOCKS}
+        changed |= {id(getattr(owner, n)): noting(getattr(owner, n), self._placed) for owner, n in PLACES}
         changed[id(os.urandom)] = noting(os.urandom, self._drawn)
         for module, said, names in _SEEDS:
             changed |= {id(getattr(module, n)): noting(getattr(module, n), partial(self._seeded, said)) for n in names}
@@ -50,6 +56,12 @@ class Chance:
     def _asked(self, frame: FrameType, *args: Any) -> None:
         if is_users(frame.f_code.co_filename):
             self.boundary.assume(CLOCK)
+
+    def _placed(self, frame: FrameType, *args: Any) -> None:
+        if is_users(frame.f_code.co_filename) and self.stepping:
+            self.boundary.note(f"{PLACE} are asked for in a step: another process has others")
+        elif is_users(frame.f_code.co_filename):
+            self.boundary.assume(f"{PLACE}, as the code asks them when it is built, decide on nothing")
 
     def _seeded(self, said: str, frame: FrameType, *args: Any) -> None:
         if args and args[0] is not None:

@@ -74,6 +74,7 @@ class Flight:
     inputs: list[tuple[int, int]]  # (storage, version)
     source: Source | None
     landed: bool = False
+    batch: int | None = None  # of a message: which ones were started together with it
 
 
 @dataclass
@@ -91,6 +92,7 @@ class Talk:
     unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # group and parameters that this rank has not used
     in_batch: bool = False  # between the first and the last message of a batch that the user names
     _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _messages: list[Flight] = field(default_factory=list)  # that are under way
 
     def group(self, members: Sequence[int]) -> Group:
         """A new group."""
@@ -137,6 +139,16 @@ class Talk:
             flight.landed = True
         self.flights, self.findings, self.unused = [], [], []
         self.ledger = Ledger(created=list(self.ledger.created), settled=self.ledger.settled)
+
+    def _overlapping(self) -> bool:
+        """Whether messages are under way that were started before others, which have been waited for since."""
+        self._messages = [f for f in self._messages if not f.landed]
+        return any(f.batch != self.batch for f in self._messages)
+
+    def _message(self, flight: Flight) -> Flight:
+        flight.batch = self.batch
+        self._messages.append(flight)
+        return flight
 
     def assume(self, text: str) -> None:
         if text not in self.assumed:
@@ -199,6 +211,7 @@ class Talk:
         self.ledger.calls.append(call_of(kind, group.members, inputs or outputs))
         if said is not None:
             self.ledger.message(group.name, said, t.emitter.place.source)
+        self.ledger.overlapping = self.ledger.overlapping or self._overlapping()
         try:
             _dense((*inputs, *outputs), said is None or not said.startswith(_ANY_ORDER))
             values: Sequence[Value] = make()
@@ -495,7 +508,7 @@ class Talk:
             self.translator.emitter.communicate("send", (self.translator.named(x),), attrs, None)
             return []
 
-        return self.guarded([x], [], make, f"send to {group.members[to]}", group)
+        return self._message(self.guarded([x], [], make, f"send to {group.members[to]}", group))
 
     def recv(self, group: Group, x: torch.Tensor, origin: int, tag: int) -> Flight:
         (x,) = self.in_memory([x])
@@ -508,4 +521,4 @@ class Talk:
             assert made is not None
             return [made]
 
-        return self.guarded([], [x], make, f"recv from {group.members[origin]}", group)
+        return self._message(self.guarded([], [x], make, f"recv from {group.members[origin]}", group))

@@ -134,10 +134,11 @@ def search(*roots: Any) -> Found:
     found = Search()
     for i, r in enumerate(roots):
         found.look((str(i),), r, 0)
-    inner = {id(m) for root in found.made.modules.values() for m in list(root.modules())[1:]}
-    found.made.modules = {n: m for n, m in found.made.modules.items() if id(m) not in inner}
-    for module in found.made.modules.values():
-        found.attributes(module)
+    walked: set[int] = set()
+    while more := [m for m in found.outermost().values() if id(m) not in walked]:
+        for module in more:  # a plain list that it holds may have others, of which it does not know
+            walked.add(id(module))
+            found.attributes(module)
     return found.made
 
 
@@ -202,6 +203,12 @@ class Search:
             for slot, v in state.items() if isinstance(state, dict) else ():
                 if not isinstance(v, torch.Tensor):
                     self.look((*path, str(i), str(slot)), v, depth + 1)
+
+    def outermost(self) -> dict[str, torch.nn.Module]:
+        """Modules that are no part of others."""
+        inner = {id(m) for root in self.made.modules.values() for m in list(root.modules())[1:]}
+        self.made.modules = {n: m for n, m in self.made.modules.items() if id(m) not in inner}
+        return self.made.modules
 
     def attributes(self, root: torch.nn.Module) -> None:
         """What modules of the user's hold as plain attributes."""

@@ -51,8 +51,8 @@ def run_step(step: Any, inputs: Mapping[str, torch.Tensor], values: Arrays, name
     for h in handles:
         h.remove()
     for key, value in (returned if isinstance(returned, Mapping) else {"loss": returned}).items():
-        if isinstance(value, torch.Tensor):
-            made["loss" if key == "loss" else "metric", None if key == "loss" else str(key)] = _array(value)
+        if isinstance(value, torch.Tensor | float | int):  # a number was read of a tensor
+            made["loss" if key == "loss" else "metric", None if key == "loss" else str(key)] = _array(torch.as_tensor(value))
     wanted = set(names)
     shapes = {n: place["shape"] for n, place in found.held.items() if "shape" in place}
     for n in kept(said if isinstance(said, Found) else search(step))[0]:  # what has the names now

@@ -24,6 +24,7 @@ from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.translate import Translator
 from trainverify.torch.values import ReadsData
 
+COMPUTED: Final = "<computed>"  # a computed number as text
 MOST_BRANCHES: Final = 3  # conditions on data that are captured both ways
 _BINARY: Final = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")
 _COMPARISONS: Final = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -89,7 +90,7 @@ class Number:
 
     def __format__(self, spec: str) -> str:
         self._boundary.shown()
-        return "<computed>"
+        return COMPUTED
 
     def __str__(self) -> str:
         return format(self)
@@ -354,4 +355,4 @@ class Reader:
         return f"{op.name}({', '.join([*texts, *attrs])})", list(dict.fromkeys(leaves))
 
 
-__all__ = ["MOST_BRANCHES", "Branch", "Number", "Reader", "ReadsData"]
+__all__ = ["COMPUTED", "MOST_BRANCHES", "Branch", "Number", "Reader", "ReadsData"]

@@ -19,6 +19,7 @@ from trainverify.torch.frames import torchs
 from trainverify.torch.functional import Functional
 from trainverify.torch.translate import Translator, is_computed
 
+_OWN: Final = frozenset(torch.library._impls)  # kernels that PyTorch itself writes in Python
 _SILENT: Final = ("prim", "profiler")
 _COLLECTIVES: Final = ("_c10d_functional", "_c10d_functional_autograd")
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
@@ -76,6 +77,8 @@ class Recorder(TorchDispatchMode):
         t = self.translator
         if self.beside is None or self._inside or not is_computed(func):
             return None
+        if _replaced(func):
+            return "the code registers a kernel of its own"
         if t.real:
             self.beside.unchecked["all calls"] = "the capture runs on real tensors"
             return None
@@ -104,6 +107,14 @@ class Recorder(TorchDispatchMode):
         t.missing.clear()
         t.missing.update(missing)
         return NotImplemented
+
+
+def _replaced(func: Any) -> bool:
+    """Whether the code has registered (`torch.library`) a kernel for an operator of PyTorch's; fake tensors do not run it."""
+    overload = func._schema.overload_name
+    name = func._schema.name.replace("::", "/") + (f".{overload}" if overload else "")
+    kernels = [f"{name}/{key}" for key in ("CPU", "CUDA")]
+    return func.namespace == "aten" and any(k in torch.library._impls and k not in _OWN for k in kernels)
 
 
 def _only_writes(func: Any, types: Sequence[type]) -> bool:
