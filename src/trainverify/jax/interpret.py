@@ -23,7 +23,7 @@ from trainverify.jax.mappings import MAPPINGS, communication
 from trainverify.jax.mappings.table import Arguments, Row
 from trainverify.jax.places import Free, Sharded
 from trainverify.jax.randomness import key_result
-from trainverify.jax.ranges import bounds
+from trainverify.jax.ranges import bounds, within
 from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value, lost
 from trainverify.translate.emit import Place, Unmapped
 from trainverify.translate.integers import holds, wraps
@@ -102,7 +102,7 @@ class Interpreter:
         self.primitives.setdefault(name, eqn.primitive)
         try:
             found = self.meaning(eqn, given)
-            if found is None and (key := key_result(self.e, name, given, eqn.params)) is not None:
+            if found is None and (key := key_result(self.e, name, given, eqn.params, eqn.outvars[0].aval.shape)) is not None:
                 found = [key]
             if found is None:
                 handler = self.handlers.get(name)
@@ -140,6 +140,8 @@ class Interpreter:
         strange = next((t for v in avals if (t := unknown_type(v)) is not None), None)
         if strange == "values of type uint32" and all(isinstance(v, Grid) for v in values):
             return self._unsigned(name, values, params, types, avals)
+        if strange == "values of type uint32" and name == "convert_element_type" and within(self.e, values[0], 0, (1 << 32) - 1):
+            return [values[0]]  # the same numbers
         if strange is not None:
             raise Unmapped(strange)
         start = len(self.e.ops)
