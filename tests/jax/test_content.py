@@ -64,3 +64,50 @@ def test_a_count_that_is_an_argument_alone(later: int, verdict: str) -> None:
 
     report = tvj.verify(decayed, made, args, {"dp": 2})
     assert report.verdict == verdict, report.reason
+
+
+@pytest.mark.parametrize(
+    ("one", "right", "wrong"),
+    [
+        (lambda x: x / jnp.sqrt(6.0), lambda x: x * 6.0**-0.5, lambda x: x * 6.0**-0.51),
+        (lambda x: jnp.exp2(x), lambda x: jnp.exp(x * np.log(2)), lambda x: jnp.exp(x * 0.69314)),
+    ],
+)
+def test_literals_that_are_rounded_to_float32(one: Any, right: Any, wrong: Any) -> None:
+    """Not REFUTED: only the rounding of literals differs. REFUTED: a literal that is another one."""
+
+    def step(f: Any, over: Any = lambda v: v) -> Any:
+        return lambda params, x: ({"w": params["w"] - over(jnp.mean(f(x), 0))}, over(jnp.mean(f(x) @ params["w"])))
+
+    def verdict(f: Any) -> str:
+        def made(mesh: Any) -> Any:
+            mapped = step(f, lambda v: lax.pmean(v, "dp"))
+            return jax.shard_map(mapped, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+        return tvj.verify(step(one), made, ARGS, {"dp": 2}).verdict
+
+    assert verdict(one) == "PROVED"
+    assert verdict(right) in ("PROVED", "UNKNOWN")
+    assert verdict(wrong) == "REFUTED"
+
+
+@pytest.mark.parametrize(
+    ("asked", "verdict"),
+    [(lambda x: x / (1 + x * x), "PROVED"), (lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x)), "PROVED"), (lambda x: x / (x * x), "UNKNOWN")],
+)
+def test_a_quotient_that_is_asked_about(asked: Any, verdict: str) -> None:
+    """PROVED: a quotient is finite if its divisor is never 0. UNKNOWN: it may be 0, and then another number is chosen."""
+
+    def one(params: Any, x: Any) -> Any:
+        return params, jnp.sum(jnp.where(jnp.isfinite(asked(x)), x, 5.0))
+
+    def made(mesh: Any) -> Any:
+        return jax.shard_map(
+            lambda params, x: (params, lax.psum(jnp.sum(x), "dp")),
+            mesh=mesh,
+            in_specs=(P(), P("dp")),
+            out_specs=(P(), P()),
+            check_vma=False,
+        )
+
+    assert tvj.verify(one, made, ARGS, {"dp": 2}).verdict == verdict

@@ -41,6 +41,7 @@ from trainverify.jax.pair import (
     with_whole,
 )
 from trainverify.jax.randomness import streams_of
+from trainverify.jax.roundings import is_large, only_rounded
 from trainverify.jax.shrink import smaller
 from trainverify.jax.steps import LATER
 from trainverify.jax.trace import Traced, TraceError, trace
@@ -292,7 +293,7 @@ def judge(
     if stopped is not None:
         return stopped
     report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
-    report = _with_line(_with_constants(report, made, ops), made.plan)
+    report = _with_line(_with_roundings(_with_constants(report, made, ops), made, ops), made.plan)
     return replace(
         report,
         findings=(*report.findings, *made.findings),
@@ -321,6 +322,14 @@ def _with_constants(report: Report, made: Pair, ops: OpTable) -> Report:
     if report.verdict != "REFUTED" or not constants or _differs(made, constants, ops):
         return report
     return replace(report, verdict="UNKNOWN", reason=f"{report.reason}; that is so for some content of {names(sorted(constants))}")
+
+
+def _with_roundings(report: Report, made: Pair, ops: OpTable) -> Report:
+    """A difference that float32 literals explain is none."""
+    d = report.difference
+    if report.verdict != "REFUTED" or d is None or is_large(d.got, d.want, d.gap) or not only_rounded(made.logical, made.plan, ops):
+        return report
+    return replace(report, verdict="UNKNOWN", reason=f"literal rounding: {report.reason} by no more than float32 literals explain")
 
 
 def _differs(made: Pair, constants: Mapping[str, np.ndarray[Any, Any]], ops: OpTable) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainverify.jax.infinities import is_number, may_be_infinite, may_be_nan
+from trainverify.jax.infinities import is_number, may_be_infinite, why_not_finite
 from trainverify.jax.lines_of_masks import note_lines
 from trainverify.jax.mappings.table import Arguments, is_real, rows
 from trainverify.jax.ranges import bounds
@@ -455,8 +455,8 @@ def is_finite(a: Arguments) -> Value:
     if isinstance(x, Number):
         return uniform(math.isfinite(x.value), x.shape, "bool")
     found = may_be_infinite(a.e, a.tensor(0))
-    if may_be_nan(a.e, a.tensor(0)):
-        raise Unmapped("a root or logarithm of what may be negative: it need not be a number")
+    if (why := why_not_finite(a.e, a.tensor(0))) is not None:
+        raise Unmapped(why)
     if not found:
         a.e.kept["finite"] = True
         return uniform(True, a.shape, "bool")
