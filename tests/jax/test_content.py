@@ -42,6 +42,7 @@ def distributed(reduce: Any, mask: Any) -> Any:
         (lax.psum, MASK, "REFUTED"),
         (lax.pmean, np.array([1.0, 1.0, 1.0], np.float32), "REFUTED"),
         (lax.pmean, MASK[:1] * MASK, "PROVED"),  # the same content
+        (lax.pmean, np.array([0.0, 1.0, 2.0], np.float32), "REFUTED"),
     ],
 )
 def test_content(reduce: Any, mask: Any, verdict: str) -> None:
@@ -111,3 +112,28 @@ def test_a_quotient_that_is_asked_about(asked: Any, verdict: str) -> None:
         )
 
     assert tvj.verify(one, made, ARGS, {"dp": 2}).verdict == verdict
+
+
+@pytest.mark.parametrize(("reduce", "verdict"), [(lax.psum, "PROVED"), (lambda v, axis: v, "REFUTED")])
+def test_a_convolution_that_is_differentiated(reduce: Any, verdict: str) -> None:
+    """PROVED: the gradient of a kernel is summed over the rows of all ranks. REFUTED: it is not."""
+
+    def grown(params: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.sum(lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")) ** 2)
+
+        return jax.value_and_grad(loss)(params["w"])
+
+    def one(params: Any, x: Any) -> Any:
+        loss, grad = grown(params, x)
+        return {"w": params["w"] - 0.1 * grad}, loss
+
+    def made(mesh: Any) -> Any:
+        def local(params: Any, x: Any) -> Any:
+            loss, grad = grown(params, x)
+            return {"w": params["w"] - 0.1 * reduce(grad, "dp")}, lax.psum(loss, "dp")
+
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    args = ({"w": tvj.Reals((3, 2, 5))}, tvj.Reals((4, 6, 2)))
+    assert tvj.verify(one, made, args, {"dp": 2}).verdict == verdict

@@ -39,8 +39,16 @@ def constant(value: Any, literal: Literals) -> Number | Grid | Table | Array | O
     return data
 
 
+def whole_numbers(data: Array) -> Grid | None:
+    """The rule of an array of whole numbers that follow one: 0, 1, 2 or [2, 4]."""
+    if not data.size or data.size > TABLE_ELEMENTS or not (np.abs(data) < 1 << 24).all() or (data != np.rint(data)).any():
+        return None
+    found = listed(data.astype(np.int64)[None], "i64")
+    return found if isinstance(found, Grid) else None
+
+
 def real(value: float, literal: Literals) -> Any:
     return 0 if value == 0 else literal(value)
 
 
-__all__ = ["constant", "content_name", "real"]
+__all__ = ["constant", "content_name", "real", "whole_numbers"]

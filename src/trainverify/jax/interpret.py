@@ -14,7 +14,7 @@ import jax
 from trainverify.graph.program import Phase, Source
 from trainverify.graph.types import TensorType
 from trainverify.jax import beside
-from trainverify.jax.constants import constant
+from trainverify.jax.constants import constant, whole_numbers
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.hlo.text import Aval
 from trainverify.jax.lines import phase_of, where
@@ -24,7 +24,7 @@ from trainverify.jax.mappings.table import Arguments, Row
 from trainverify.jax.places import Free, Sharded
 from trainverify.jax.randomness import key_result
 from trainverify.jax.ranges import bounds, within
-from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value, lost
+from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value, kind_of, lost
 from trainverify.translate.emit import Place, Unmapped
 from trainverify.translate.integers import holds, wraps
 from trainverify.translate.literals import Literals
@@ -76,7 +76,12 @@ class Interpreter:
 
     def constant(self, value: Any) -> Item:
         found = constant(value, self.literal)
-        return self.e.closed_over(found, DTYPES[str(value.dtype)]) if isinstance(found, np.ndarray) else found
+        if not isinstance(found, np.ndarray):
+            return found
+        dtype = DTYPES[str(value.dtype)]
+        if (rule := whole_numbers(found)) is not None and kind_of(dtype) == "real":
+            return self.e.cast(self.e.tensor(rule), dtype)
+        return self.e.closed_over(found, dtype)
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Item], args: Sequence[Item]) -> list[Item]:
         env: dict[Any, Item] = {}
