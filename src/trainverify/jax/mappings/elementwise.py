@@ -16,6 +16,7 @@ from trainverify.jax.mappings.table import Arguments, is_real, rows
 from trainverify.jax.ranges import bounds
 from trainverify.jax.signs import never_negative
 from trainverify.jax.values import TABLE_ELEMENTS, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
+from trainverify.jax.vocabulary import chosen_bounds
 from trainverify.translate.emit import Unmapped
 
 ROWS, row = rows()
@@ -493,7 +494,10 @@ def select_n(a: Arguments) -> Value:
         left, right = table_of(other), table_of(then)
         if left is not None and right is not None:
             return listed(np.where(which.data, right, left), a.dtype)
-    return spread(a, a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other))))
+    made = a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other)))
+    if (limits := chosen_bounds(a.e, made)) is not None:
+        a.e.intervals[made] = limits
+    return spread(a, made)
 
 
 def _numbered(a: Arguments, which: Value) -> Value:
