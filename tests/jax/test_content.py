@@ -137,3 +137,23 @@ def test_a_convolution_that_is_differentiated(reduce: Any, verdict: str) -> None
 
     args = ({"w": tvj.Reals((3, 2, 5))}, tvj.Reals((4, 6, 2)))
     assert tvj.verify(one, made, args, {"dp": 2}).verdict == verdict
+
+
+@pytest.mark.parametrize(("reduce", "verdict"), [(lax.pmean, "PROVED"), (lax.psum, "REFUTED")])
+@pytest.mark.parametrize("roles", [None, ("gradients", "loss", "parameters")])
+def test_gradients_before_the_parameters(roles: Any, reduce: Any, verdict: str) -> None:
+    """The results of a step by name: their order is that of the names."""
+
+    def named(params: Any, x: Any, over: Any = lambda v: v) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean((x @ p["w"]) ** 2))(params)
+        grads = jax.tree.map(over, grads)
+        return {"grads": grads, "loss": loss, "params": jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)}
+
+    def made(mesh: Any) -> Any:
+        def local(params: Any, x: Any) -> Any:
+            found = named(params, x, lambda v: reduce(v, "dp"))
+            return {**found, "loss": lax.pmean(found["loss"], "dp")}
+
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P("dp")), out_specs=P(), check_vma=False)
+
+    assert tvj.verify(named, made, ARGS, {"dp": 2}, roles).verdict == verdict

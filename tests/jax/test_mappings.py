@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i[0, 0], 4), (1, 3)), (np.tile(X, (2, 1)), IDS)),
     "dynamic_update_slice": (lambda z, x: lax.dynamic_update_slice(z, x[None, :2, :4], (1, 1, 9)), (Z, X)),
     "reduce": (lambda z: z.sum((0, 2)) + z.max((0, 2)) + z.min((0, 2)) + z.prod((0, 2)), (Z,)),
+    "printed": (lambda x: (jax.debug.print("{}", x[0, 0]), x * 2)[1], (X,)),
     "prod, backward": (jax.grad(lambda z: jnp.sum(z.prod(1) ** 2)), (Z,)),
     "closed over, whole numbers": (lambda x: x * np.arange(5.0, dtype=np.float32) + np.array([[2.0], [4.0], [6.0]], np.float32), (X,)),
     "any": (lambda b: b.any(0) & ~b.all(0), (B,)),

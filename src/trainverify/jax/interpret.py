@@ -107,7 +107,7 @@ class Interpreter:
         self.primitives.setdefault(name, eqn.primitive)
         try:
             found = self.meaning(eqn, given)
-            if found is None and (key := key_result(self.e, name, given, eqn.params, eqn.outvars[0].aval.shape)) is not None:
+            if found is None and (key := key_result(self.e, name, given, eqn)) is not None:
                 found = [key]
             if found is None:
                 handler = self.handlers.get(name)

@@ -250,13 +250,13 @@ OF_KEYS: Final[dict[str, Callable[..., Key]]] = {
 }
 
 
-def key_result(e: RankEmitter, name: str, given: Sequence[Any], params: Mapping[str, Any], shape: Sequence[int]) -> Key | None:
+def key_result(e: RankEmitter, name: str, given: Sequence[Any], eqn: Any) -> Key | None:
     """The keys that a primitive makes; None if it has nothing to do with keys."""
     row = OF_KEYS.get(name)
     if row is None or not (name == "random_seed" or any(isinstance(v, Key) for v in given)):
         return None
-    found = row(e, given, params)
-    if found.shape != tuple(shape):
+    found, shape = row(e, given, eqn.params), tuple(eqn.outvars[0].aval.shape)
+    if found.shape != shape:
         raise Unmapped(f"{list(found.shape)} keys where JAX has {list(shape)}")
     return found
 

@@ -138,7 +138,8 @@ def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Seque
     if roles is not None and (len(roles) != len(parts) or any(r not in RESULTS for r in roles)):
         raise TraceError(f"roles: {len(parts)} results need one of {', '.join(RESULTS)} each, not {list(roles)}")
     found: list[Result] = []
-    updated: set[int] = set()
+    updated: set[int] = set()  # arguments with a gradient or a new value
+    taken: set[int] = set()  # those with a new value
     loss = False
     for k, (name, part) in enumerate(parts):
         leaves = jax.tree_util.tree_flatten_with_path(part)[0]
@@ -150,7 +151,7 @@ def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Seque
             continue
         at = None
         if said != "metric":
-            at = next((i for i, s in enumerate(shapes) if (said == "gradients" or i not in updated) and _same(s, part)), None)
+            at = next((i for i, s in enumerate(shapes) if (said == "gradients" or i not in taken) and _same(s, part)), None)
         if at is None:
             if said in ("parameters", "state", "gradients"):
                 raise TraceError(f"result {name} is said to be {said}, and no argument has its structure")
@@ -160,6 +161,7 @@ def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Seque
             updated.add(at)
         else:
             updated.add(at)
+            taken.add(at)
             found += [Result("parameter" if at == min(updated) else "state", path_name(heads[at], path)) for path, _ in leaves]
     return found, updated
 
