@@ -148,3 +148,99 @@ def test_keys_of_another_generator() -> None:
     one = step("threefry2x32")
     assert tvj.verify(one, lambda mesh: distributed(mesh, "threefry2x32"), ARGS[:2], {"tp": 2}).verdict == "PROVED"
     assert tvj.verify(one, lambda mesh: distributed(mesh, "rbg"), ARGS[:2], {"tp": 2}).verdict != "PROVED"
+
+
+def drawing(f: Any, args: Any, specs: Any) -> tuple[Any, Any, Any]:
+    """A step that multiplies rows by what is drawn with keys; arguments besides, and how they are cut."""
+
+    def step(p: Any, x: Any, *rest: Any) -> Any:
+        return {"z": p["z"] * 0.5}, x * f(*rest)
+
+    def made(mesh: Any) -> Any:
+        return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d"), *specs), out_specs=(P(), P("d")), check_vma=False)
+
+    return step, made, ({"z": tvj.Reals((3,))}, tvj.Reals((8, 6)), *args)
+
+
+def judged(one: Any, many: Any, args: Any = (), specs: Any = ()) -> str:
+    reference, _, given = drawing(one, args, specs)
+    return tvj.verify(reference, drawing(many, args, specs)[1], given, {"d": 2}, roles=("parameters", "metric")).verdict
+
+
+def uniform(key: Any, shape: Any = (6,)) -> Any:
+    return jax.random.uniform(key, shape)
+
+
+def keys(*shape: int) -> Any:
+    return jax.random.split(jax.random.key(0), shape)
+
+
+def each(keys: Any) -> Any:
+    return jax.vmap(lambda k: uniform(k, ()))(keys)
+
+
+@pytest.mark.parametrize(
+    ("one", "right", "wrong"),
+    [
+        (lambda: each(keys(3, 6)[0]), lambda: jnp.stack([uniform(k, ()) for k in keys(6)]), lambda: uniform(keys(3, 6)[0, 0])),
+        (lambda: uniform(keys(2)[1]), lambda: uniform(keys(3)[1]), lambda: uniform(keys(3)[2])),
+        (lambda: uniform(keys(2)[1]), lambda: uniform(jax.random.fold_in(jax.random.key(0), 1)), lambda: uniform(keys(1)[0])),
+        (lambda: uniform(keys(1)[0]), lambda: uniform(keys(1)[0], (5, 6))[0], lambda: uniform(keys(1)[0], (5, 6))[1]),
+        (lambda: uniform(jax.random.key(3)), lambda: uniform(jax.random.PRNGKey(3)), lambda: uniform(jax.random.PRNGKey(4))),
+        (
+            lambda: 3 * uniform(jax.random.key(3)) - 1,
+            lambda: jax.random.uniform(jax.random.key(3), (6,), minval=-1, maxval=2),
+            lambda: jax.random.uniform(jax.random.key(3), (6,), minval=-1, maxval=3),
+        ),
+        (
+            lambda: jnp.repeat(jnp.stack([uniform(k) for k in keys(2)]), 4, 0),
+            lambda: uniform(keys(2)[lax.axis_index("d")]),
+            lambda: uniform(keys(2)[1 - lax.axis_index("d")]),
+        ),
+    ],
+)
+def test_keys_and_numbers_by_their_places(one: Any, right: Any, wrong: Any) -> None:
+    """PROVED: one stream of numbers for each key, one key for each number. REFUTED: the next one."""
+    assert judged(one, right) == "PROVED"
+    assert judged(one, wrong) == "REFUTED"
+
+
+def test_a_key_from_a_share_of_seeds_has_no_name() -> None:
+    """UNKNOWN: the first of a rank's seeds is not the first seed."""
+
+    def first(seeds: Any) -> Any:
+        return uniform(jax.vmap(jax.random.key)(seeds)[0])
+
+    assert judged(first, first, [tvj.Ids((8,), 50)], [P("d")]) == "UNKNOWN"
+
+
+def test_a_key_from_one_number() -> None:
+    """PROVED: the key of this step; UNKNOWN: of the next."""
+
+    def at(step: Any) -> Any:
+        return uniform(jax.random.fold_in(jax.random.key(0), step))
+
+    assert judged(at, at, [tvj.Count()], [P()]) == "PROVED"
+    assert judged(at, lambda step: at(step + 1), [tvj.Count()], [P()]) == "UNKNOWN"
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_new_keys_are_derived_as_the_references_are(raw: bool) -> None:
+    """PROVED: the second key is kept, the first one used. UNKNOWN: the used one is kept. REFUTED: the kept one is used."""
+
+    def stepped(used: int, kept: int) -> Any:
+        def step(p: Any, key: Any, x: Any) -> Any:
+            both = jax.random.split(key)
+            return {"z": p["z"] * 0.5}, both[kept], x * uniform(both[used])
+
+        return step
+
+    def verdict(used: int, kept: int) -> str:
+        def made(mesh: Any) -> Any:
+            return jax.shard_map(stepped(used, kept), mesh=mesh, in_specs=(P(), P(), P("d")), out_specs=(P(), P(), P("d")), check_vma=False)
+
+        given = jax.ShapeDtypeStruct((2,), jnp.uint32) if raw else KEY
+        args = ({"z": tvj.Reals((3,))}, given, tvj.Reals((8, 6)))
+        return tvj.verify(stepped(0, 1), made, args, {"d": 2}, roles=("parameters", "state", "metric")).verdict
+
+    assert [verdict(0, 1), verdict(0, 0), verdict(1, 1)] == ["PROVED", "UNKNOWN", "REFUTED"]

@@ -37,6 +37,20 @@ def embed(shift: int = 0, low: int = 0, high: int = 0, strict: bool = True, top:
     return look
 
 
+def chosen(shift: int = 0, low: int = 0, high: int = 0, strict: bool = True, top: int = 0) -> Any:
+    """The same with ids that the mask chooses, not clipped ones."""
+
+    def look(table: Any, ids: Any) -> Any:
+        rows = table.shape[0]
+        local = ids - lax.axis_index("tp") * rows + shift
+        above = local < rows + high if strict else local <= rows + high
+        here = (local >= low) & above
+        found = jnp.take(table, jnp.where(here, local, top), axis=0, mode="clip")
+        return lax.psum(jnp.where(here[..., None], found, 0.0), "tp")
+
+    return look
+
+
 def pick(shift: int = 0, low: int = 0, high: int = 0, strict: bool = True, top: int = 0) -> Any:
     """One score of every row, by an id; the scores are cut along the vocabulary."""
 
@@ -67,7 +81,7 @@ def picked(table: Any, ids: Any) -> Any:
     return jnp.take_along_axis(jnp.cos(table[:, 0] + ids[..., None]), ids[..., None], -1)[..., 0]
 
 
-REFERENCES = {embed: lambda t, ids: t[ids], pick: picked, hot: lambda t, ids: t[ids]}
+REFERENCES = {embed: lambda t, ids: t[ids], chosen: lambda t, ids: t[ids], pick: picked, hot: lambda t, ids: t[ids]}
 
 
 def report(kind: Any, **wrong: Any) -> Any:
@@ -78,7 +92,7 @@ def report(kind: Any, **wrong: Any) -> Any:
     return tvj.verify(stepped(REFERENCES[kind]), distributed, ARGS, {"tp": 4})
 
 
-@pytest.mark.parametrize("kind", [embed, pick, hot])
+@pytest.mark.parametrize("kind", [embed, chosen, pick, hot])
 def test_exact_bounds_are_proved(kind: Any) -> None:
     assert report(kind).verdict == "PROVED"
 
@@ -93,6 +107,38 @@ def test_a_twin_that_is_off_by_one_is_refuted(kind: Any, wrong: Any) -> None:
     found = report(kind, **wrong)
     assert found.verdict == "REFUTED", found.reason
     assert found.place.op.source.file.endswith("test_vocabulary.py")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict"),
+    [
+        ({"low": 1}, "REFUTED"),
+        ({"high": -1}, "REFUTED"),
+        ({"shift": 1}, "REFUTED"),
+        ({"strict": False}, "UNKNOWN"),
+        ({"low": -1}, "UNKNOWN"),
+    ],
+)
+def test_chosen_ids_that_are_off_by_one_are_not_proved(wrong: Any, verdict: str) -> None:
+    """UNKNOWN where the id that is one too many is no row of this rank."""
+    assert report(chosen, **wrong).verdict == verdict
+
+
+def test_what_is_masked_may_be_any_row() -> None:
+    assert report(chosen, top=5).verdict == "PROVED"
+
+
+def test_a_mask_of_columns_says_nothing_about_rows() -> None:
+    """UNKNOWN: here[i, j] is about ids[j], and row ids[i] is looked up."""
+
+    def one(table: Any, ids: Any) -> Any:
+        wide = jnp.where((ids[None, :] >= 0) & (ids[None, :] < 4), ids[:, None], 0)
+        return table, jnp.sum(jnp.sin(table[:4][wide]))
+
+    def made(mesh: Any) -> Any:
+        return jax.shard_map(one, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+
+    assert tvj.verify(one, made, (tvj.Reals((6, 5)), tvj.Ids((6,), 6)), {"tp": 2}).verdict == "UNKNOWN"
 
 
 def test_shifted_one_hots_are_refuted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ def content_name(data: Array, dtype: str) -> str:
 def constant(value: Any, literal: Literals) -> Number | Grid | Table | Array | Opaque:
     """What an array of the trace is: one number, integers that follow a rule or are few, or an array (to be named by its content)."""
     name = str(getattr(value, "dtype", ""))
+    if name == "uint32" and math.prod(value.shape) <= TABLE_ELEMENTS:
+        return listed(np.asarray(value).astype(np.int64)[None], "i64")  # followed where all numbers are known
     if name not in DTYPES:
         return Opaque(f"a constant of type {name or type(value).__name__}")
     data, dtype = np.asarray(value), DTYPES[name]
@@ -36,8 +39,16 @@ def constant(value: Any, literal: Literals) -> Number | Grid | Table | Array | O
     return data
 
 
+def whole_numbers(data: Array) -> Grid | None:
+    """The rule of an array of whole numbers that follow one: 0, 1, 2 or [2, 4]."""
+    if not data.size or data.size > TABLE_ELEMENTS or not (np.abs(data) < 1 << 24).all() or (data != np.rint(data)).any():
+        return None
+    found = listed(data.astype(np.int64)[None], "i64")
+    return found if isinstance(found, Grid) else None
+
+
 def real(value: float, literal: Literals) -> Any:
     return 0 if value == 0 else literal(value)
 
 
-__all__ = ["constant", "content_name", "real"]
+__all__ = ["constant", "content_name", "real", "whole_numbers"]

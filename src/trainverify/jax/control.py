@@ -14,7 +14,7 @@ from trainverify.jax.mappings import communication
 from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.mappings.shaping import sliced
 from trainverify.jax.places import Free, Sharded
-from trainverify.jax.randomness import drawn, makes_uniform
+from trainverify.jax.randomness import drawn, key_of, makes_uniform, names_of
 from trainverify.jax.ranges import within
 from trainverify.jax.values import Grid, Key, Number, Opaque, Table, Value, listed, lost, table_of
 from trainverify.translate.emit import Unmapped
@@ -40,7 +40,7 @@ def plain(i: Interpreter, item: Item) -> Value:
 def step_of(i: Interpreter, x: Value, n: int) -> Value:
     """Element n of the first dimension."""
     if isinstance(x, Key):
-        return Key(derived=f"{x.derived}[{n}]")  # of several keys
+        return key_of(names_of(x)[n : n + 1].reshape(x.shape[1:]), x.impl, x.raw)
     if isinstance(x, Opaque):
         return x
     shape = i.e.shape(x) if isinstance(x, str) else x.shape

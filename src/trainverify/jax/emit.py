@@ -54,6 +54,7 @@ class RankEmitter(Emitter):
         self.columns: dict[tuple[Value, ...], str] = {}
         self.constants: dict[str, Constant] = {}
         self.draws: dict[str, TensorType] = {}  # random numbers, by how they are drawn
+        self.streams: Mapping[str, int] = {}  # the longest draw of any program, where they draw by several lengths
         self.traffic: list[tuple[str, tuple[str, ...]]] = []  # what is sent, by a label that all ranks' programs have for it
         self.labels: dict[str, str] = {}  # of what comes from other ranks
         self.facts: Mapping[str, tuple[frozenset[float], bool]] | None = None  # about what others send, if they run other programs

@@ -106,21 +106,67 @@ def _partial_power(exponent: object) -> bool:
 _OF_POSITIVE: Final = frozenset(("log", "sqrt", "rsqrt"))
 
 
-def may_be_nan(e: RankEmitter, name: str) -> bool:
-    """Whether a root or a logarithm of what may be negative is in a tensor. That a divisor is 0 is taken for an exception."""
+def why_not_finite(e: RankEmitter, name: str) -> str | None:
+    """Why a tensor need not be a number: a root or a logarithm of what may be negative is in it, or a divisor that may be 0."""
     waiting, seen = [name], {name}
     while waiting:
         op = e.made.get(waiting.pop())
         if op is None:
             continue
-        power = op.name == "pow" and not isinstance(op.get("exponent"), int)
-        if (op.name in _OF_POSITIVE or power) and not never_negative(e, str(op.inputs[0])):
-            return True
+        exponent = op.get("exponent") if op.name == "pow" else 1
+        if (op.name in _OF_POSITIVE or not isinstance(exponent, int)) and not never_negative(e, str(op.inputs[0])):
+            return "a root or logarithm of what may be negative: it need not be a number"
+        divisor = op.inputs[-1] if op.name in ("div", "reciprocal", "log", "rsqrt") or _partial_power(exponent) else None
+        if divisor is not None and not (op.name == "div" and len(op.inputs) == 1) and not never_zero(e, divisor):
+            return (
+                f"{op.name} by what may be 0: it need not be finite"
+                if op.name == "div"
+                else f"{op.name} of what may be 0: it need not be finite"
+            )
         more = [e.kept.get(("sent", op.get("batch")))] if op.name == "recv" else op.inputs
         fresh = [i for i in more if i is not None and i not in seen]
         seen.update(fresh)
         waiting += fresh
-    return False
+    return None
+
+
+_SAME_ZEROS: Final = frozenset(
+    (
+        *("reshape", "expand", "permute", "slice", "select", "flip", "identity", "to", "concat", "stack", "all_gather", "all_to_all"),
+        *("abs", "square", "sqrt", "pow", "reciprocal", "rsqrt", "mul", "div", "prod", "neg", "minimum", "amin", "amax", "index_select"),
+    )
+)
+_SUMS: Final = frozenset(("add", "sum", "mean", "all_reduce", "reduce_scatter", "maximum", "cumsum"))
+
+
+def never_zero(e: RankEmitter, name: str) -> bool:
+    """Whether no element of a tensor is 0: exponentials, what is added to an eps, and what is made of those."""
+    key = ("nonzero", name)
+    if key not in e.kept:
+        op = e.made.get(name)
+        e.kept[key] = op is not None and _never_zero(e, op)
+    return bool(e.kept[key])
+
+
+def _never_zero(e: RankEmitter, op: Op) -> bool:
+    values = [v for v in e.column(op.get("value")) if v is not None]
+    given = [str(i) for i in op.inputs if i is not None]
+    match op.name:
+        case "exp" | "sigmoid" | "softplus":
+            return not may_be_infinite(e, given[0])
+        case "full":
+            return all(v != 0 for v in values)
+        case "where":
+            return all(v != 0 for v in values) and all(never_zero(e, i) for i in given[1:])
+        case "to":
+            return e.kind(given[0]) == e.kind(op.outputs[0]) and never_zero(e, given[0])
+    if e.labels.get(op.outputs[0]) is not None and not e.shared:
+        return False
+    if op.name in _SAME_ZEROS:
+        return all(v != 0 for v in values) and all(never_zero(e, i) for i in given)
+    if op.name not in _SUMS or op.get("alpha", 1) != 1 or not all(never_negative(e, i) for i in given):
+        return False
+    return any(v > 0 for v in values) if any(v != 0 for v in values) else any(never_zero(e, i) for i in given)
 
 
 Fact = tuple[Infinities, bool]  # the infinities that may be in it, and whether it has a value whatever the inputs are
@@ -156,4 +202,4 @@ def covers(facts: Mapping[str, Fact], traffic: Mapping[str, Fact]) -> bool:
     return all(label in facts and inf <= facts[label][0] and defined >= facts[label][1] for label, (inf, defined) in traffic.items())
 
 
-__all__ = ["Fact", "covers", "exchanged", "is_number", "joined", "may_be_infinite", "may_be_nan"]
+__all__ = ["Fact", "covers", "exchanged", "is_number", "joined", "may_be_infinite", "never_zero", "why_not_finite"]

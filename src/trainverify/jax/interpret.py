@@ -14,7 +14,7 @@ import jax
 from trainverify.graph.program import Phase, Source
 from trainverify.graph.types import TensorType
 from trainverify.jax import beside
-from trainverify.jax.constants import constant
+from trainverify.jax.constants import constant, whole_numbers
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.hlo.text import Aval
 from trainverify.jax.lines import phase_of, where
@@ -23,8 +23,8 @@ from trainverify.jax.mappings import MAPPINGS, communication
 from trainverify.jax.mappings.table import Arguments, Row
 from trainverify.jax.places import Free, Sharded
 from trainverify.jax.randomness import key_result
-from trainverify.jax.ranges import bounds
-from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value, lost
+from trainverify.jax.ranges import bounds, within
+from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value, kind_of, lost
 from trainverify.translate.emit import Place, Unmapped
 from trainverify.translate.integers import holds, wraps
 from trainverify.translate.literals import Literals
@@ -76,7 +76,12 @@ class Interpreter:
 
     def constant(self, value: Any) -> Item:
         found = constant(value, self.literal)
-        return self.e.closed_over(found, DTYPES[str(value.dtype)]) if isinstance(found, np.ndarray) else found
+        if not isinstance(found, np.ndarray):
+            return found
+        dtype = DTYPES[str(value.dtype)]
+        if (rule := whole_numbers(found)) is not None and kind_of(dtype) == "real":
+            return self.e.cast(self.e.tensor(rule), dtype)
+        return self.e.closed_over(found, dtype)
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Item], args: Sequence[Item]) -> list[Item]:
         env: dict[Any, Item] = {}
@@ -102,7 +107,7 @@ class Interpreter:
         self.primitives.setdefault(name, eqn.primitive)
         try:
             found = self.meaning(eqn, given)
-            if found is None and (key := key_result(self.e, name, given, eqn.params)) is not None:
+            if found is None and (key := key_result(self.e, name, given, eqn)) is not None:
                 found = [key]
             if found is None:
                 handler = self.handlers.get(name)
@@ -140,6 +145,8 @@ class Interpreter:
         strange = next((t for v in avals if (t := unknown_type(v)) is not None), None)
         if strange == "values of type uint32" and all(isinstance(v, Grid) for v in values):
             return self._unsigned(name, values, params, types, avals)
+        if strange == "values of type uint32" and name == "convert_element_type" and within(self.e, values[0], 0, (1 << 32) - 1):
+            return [values[0]]  # the same numbers
         if strange is not None:
             raise Unmapped(strange)
         start = len(self.e.ops)

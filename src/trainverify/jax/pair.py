@@ -12,7 +12,7 @@ import numpy as np
 from trainverify.graph.lineage import Layout
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.plan import Plan, Template
-from trainverify.graph.program import Domain, Output, Program, Source, refs
+from trainverify.graph.program import EMPTY, Domain, Output, Program, Source, refs
 from trainverify.graph.types import TensorType
 from trainverify.jax.beside import Call
 from trainverify.jax.control import CONTROL
@@ -24,7 +24,7 @@ from trainverify.jax.infinities import Fact, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
-from trainverify.jax.randomness import is_key
+from trainverify.jax.randomness import argument_key
 from trainverify.jax.rewrites import rewritten
 from trainverify.jax.trace import Argument, Result, Traced
 from trainverify.jax.values import DTYPES, Key, Opaque, Value
@@ -53,6 +53,7 @@ class Translated:
     used: tuple[str, ...] = ()  # meanings
     finite: bool = False  # whether it asks if computed values are finite
     draws: Mapping[str, TensorType] = field(default_factory=dict)  # random numbers
+    keys: Mapping[str, Key] = field(default_factory=dict)  # results that are random keys
     noted: Mapping[Any, Call] = field(default_factory=dict)  # calls of primitives, to be run beside their mapping
 
 
@@ -75,7 +76,7 @@ def argument_type(a: Argument) -> TensorType | None:
 
 def unfollowed(a: Argument) -> Opaque:
     """An argument that is no tensor here: a key, or something without a meaning."""
-    return Key(derived=a.name) if is_key(a.shape.dtype) else Opaque(f"argument {a.name} of type {a.shape.dtype}")
+    return argument_key(a.name, a.shape.dtype, a.shape.shape) or Opaque(f"argument {a.name} of type {a.shape.dtype}")
 
 
 def _sources(e: RankEmitter, arguments: Sequence[Argument]) -> None:
@@ -114,9 +115,16 @@ def _with_phases(program: Program) -> Program:
     return replace(program, ops=ops)
 
 
-def logical_program(traced: Traced, ops: OpTable = OPS, literal: Literals | None = None, meanings: Meanings | None = None) -> Translated:
+def logical_program(
+    traced: Traced,
+    ops: OpTable = OPS,
+    literal: Literals | None = None,
+    meanings: Meanings | None = None,
+    streams: Mapping[str, int] = EMPTY,
+) -> Translated:
     """The step on one device."""
     e = RankEmitter(Mesh(), (0,), ops, rewritten=rewritten)
+    e.streams = streams
     _sources(e, traced.arguments)
     i = Interpreter(e, literal or Literals(), CONTROL, meanings=meanings)
     given: list[Item] = []
@@ -132,8 +140,8 @@ def logical_program(traced: Traced, ops: OpTable = OPS, literal: Literals | None
 
 def _translated(i: Interpreter, program: Program, unknown: Sequence[tuple[str, str]]) -> Translated:
     e, used = i.e, tuple(sorted(i.used))
-    calls = e.kept.get("calls", {})
-    return Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, used, "finite" in e.kept, e.draws, calls)
+    calls, keys = e.kept.get("calls", {}), e.kept.get("keys", {})
+    return Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, used, "finite" in e.kept, e.draws, keys, calls)
 
 
 def _declared(e: RankEmitter, arguments: Sequence[Argument]) -> list[Argument]:
@@ -145,6 +153,9 @@ def _outputs(e: RankEmitter, results: Sequence[Result], found: Sequence[Item]) -
     unknown: list[tuple[str, str]] = []
     for r, value in zip(results, found, strict=True):
         shown = str(Output("", r.role, r.of))
+        if isinstance(value, Key):
+            e.kept.setdefault("keys", {})[shown] = value
+            continue
         if isinstance(value, Opaque):
             unknown.append((shown, value.reason))
             continue
@@ -164,6 +175,7 @@ def ranks_plan(
     literal: Literals | None = None,
     meanings: Meanings | None = None,
     facts: Mapping[str, Fact] | None = None,
+    streams: Mapping[str, int] = EMPTY,
 ) -> Ranks:
     """What every rank of the mesh runs. Ranks that go different ways run programs of their own."""
     todo: list[tuple[int, ...]] = [tuple(range(mesh.size))]
@@ -175,16 +187,16 @@ def ranks_plan(
         if len(todo) + len(done) > MOST_PROGRAMS:
             raise Unmapped(f"ranks run more than {MOST_PROGRAMS} different programs")
         try:
-            made = _unit(traced, mesh, ranks, lengths, ops, literal, meanings, hints, facts)
+            made = _unit(traced, mesh, ranks, lengths, ops, literal, meanings, hints, facts, streams)
             if not hints and made[2].hints:  # results that show how arguments lie that only whole arrays are made of
                 hints = made[2].hints
-                made = _unit(traced, mesh, ranks, lengths, ops, literal, meanings, hints, facts)
+                made = _unit(traced, mesh, ranks, lengths, ops, literal, meanings, hints, facts, streams)
             done.append(made)
         except Divergent as error:
             answers = np.broadcast_to(error.answers, (len(ranks),))
             todo += [tuple(r for r, v in zip(ranks, answers, strict=True) if v == k) for k in sorted(set(answers.tolist()))]
     if (worse := _worse([made[2].e for made in done])) is not None:
-        return ranks_plan(traced, mesh, lengths, ops, literal, meanings, worse)
+        return ranks_plan(traced, mesh, lengths, ops, literal, meanings, worse, streams)
     groups = joined_groups(g for *_, g, _ in done)
     first = done[0][2]
     lineage: list[Layout] = [layout(n, n, s) for n, s in first.lies.items()]
@@ -214,9 +226,11 @@ def _unit(
     meanings: Meanings | None,
     hints: Mapping[str, Spec],
     facts: Mapping[str, Fact] | None,
+    streams: Mapping[str, int],
 ) -> tuple[Template, Translated, WholeInterpreter, dict[str, tuple[int, ...]], tuple[str, ...]]:
     """The program of ranks that go the same way."""
     e = RankEmitter(mesh, ranks, ops, lengths, rewritten)
+    e.streams = streams
     e.facts = facts
     _sources(e, traced.arguments)
     i = WholeInterpreter(e, literal, CONTROL, meanings=meanings, hints=hints)

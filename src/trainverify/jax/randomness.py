@@ -1,111 +1,268 @@
-"""Random numbers: uniform ones are an opaque function of a key and a shape, the same wherever both are the same.
+"""Random numbers: uniform ones are an opaque function of a key and a position, the same wherever both are the same.
 
-A key is followed by how it was derived. Uniform numbers become inputs named by key, type and number: a rank that draws its own rows
-with the same key does not draw rows of what one device draws, and a key folded with the rank is another key. Both are differences.
+A key is followed by how it was derived. Uniform numbers become inputs named by key and type: a rank that draws its own rows with the
+same key does not draw rows of what one device draws, and a key folded with the rank is another key. Both are differences.
+
+Of several keys each has a name of its own, and so have the integers that a key consists of: moving them about moves the names. Laws of
+JAX's default generator (`jax_threefry_partitionable`): key i of a split is the key folded with i, however many keys there are; and
+number i of a draw is the same, however many numbers are drawn.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+import jax
 from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.mappings.elementwise import Divergent
-from trainverify.jax.values import Grid, Key, Number, Opaque, Value
+from trainverify.jax.values import Array, Grid, Key, Number, Opaque, Real, Table, Value, table_of
 from trainverify.translate.emit import Unmapped
 
 UNIFORM: Final = "_uniform"  # JAX's name of the function that makes uniform numbers from bits
+THREEFRY: Final = "threefry2x32"
+MOST_KEYS: Final = 4096
+RAW: Final = 2  # integers of a key of this generator
+
+
+def key_of(names: Array, impl: str | None, raw: bool = False) -> Key:
+    if names.size > MOST_KEYS:
+        raise Unmapped(f"{names.size} random keys")
+    return Key(names=tuple(map(str, names.reshape(-1).tolist())), shape=tuple(names.shape), impl=impl, raw=raw)
+
+
+def names_of(key: Key) -> Array:
+    found = np.empty(len(key.names), object)
+    found[:] = key.names
+    return found.reshape(key.shape)
+
+
+def numbered(name: str, shape: Sequence[int]) -> Array:
+    """Names of the elements of an array of keys."""
+    found = np.array([f"{name}[{n}]" if shape else name for n in range(math.prod(shape))], object)
+    return found.reshape(tuple(shape))
+
+
+def argument_key(name: str, dtype: Any, shape: Sequence[int]) -> Key | None:
+    """An argument that is a key, or that may be the integers of one: they have no other meaning."""
+    if math.prod(shape) > MOST_KEYS:
+        return None
+    if is_key(dtype):
+        return key_of(numbered(name, shape), dtype._impl.name)
+    if str(dtype) != "uint32" or not shape or shape[-1] != RAW:
+        return None
+    return key_of(_integers(numbered(name, shape[:-1]), RAW), None, raw=True)
+
+
+def _integers(names: Array, count: int) -> Array:
+    """The integers that keys consist of, along a new last dimension."""
+    flat = np.array([f"{n}#{k}" for n in names.reshape(-1).tolist() for k in range(count)], object)
+    return flat.reshape((*names.shape, count))
+
+
+def partitionable(impl: str | None) -> bool:
+    return impl == THREEFRY and bool(jax.config.jax_threefry_partitionable)
 
 
 def drawn(e: RankEmitter, given: Sequence[Any], kind: TensorType) -> Value:
-    """Uniform numbers between two bounds."""
-    key, low, high = given
-    if not isinstance(low, Number) or not isinstance(high, Number) or (low.value, high.value) != (0, 1):
-        raise Unmapped("uniform numbers that are not between 0 and 1")
-    flat = TensorType((math.prod(kind.shape),), kind.dtype)  # JAX draws by position in the flattened array
-    name = f"uniform.{key.derived}.{flat}"
+    """Uniform numbers between two bounds, for every key as many."""
+    key, low, high = given[0], _bound(given[1]), _bound(given[2])
+    if not low < high or math.isinf(high - low):
+        raise Unmapped("uniform numbers that are not between two numbers")
+    if key.raw or kind.shape[: len(key.shape)] != key.shape:
+        raise Unmapped(f"{list(kind.shape)} uniform numbers by {list(key.shape)} keys")
+    size = math.prod(kind.shape[len(key.shape) :])
+    parts = [_stream(e, name, key.impl, TensorType((size,), kind.dtype)) for name in key.names]
+    if not parts:
+        raise Unmapped("no random keys")
+    made = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), kind.shape)
+    if high - low != 1:
+        made = e.op("mul", (made,), {"value": high - low})
+    return made if low == 0 else e.op("add", (made,), {"value": low})
+
+
+def _bound(value: Any) -> Real:
+    found = value.value if isinstance(value, Number) else value.literal if isinstance(value, Grid) else None
+    if found is None:
+        raise Unmapped("uniform numbers that are not between two numbers")
+    return found
+
+
+def _stream(e: RankEmitter, key: str, impl: str | None, kind: TensorType) -> str:
+    """As many numbers as one key draws: the first of those that the longest draw in any program has."""
+    stream = f"uniform.{key}.{kind.dtype if partitionable(impl) else kind}"
+    (size,) = kind.shape
+    longest = e.streams.get(stream, size)
+    name = f"{stream}[{longest}]"
     if name not in e.tensors:
-        e.draws[name] = flat
-        e.declare(name, flat)
+        e.draws[name] = TensorType((longest,), kind.dtype)
+        e.declare(name, e.draws[name])
         e.nonnegative.add(name)
-    return e.reshape(name, kind.shape)
+    return name if longest == size else e.op("slice", (name,), {"dim": 0, "start": 0, "stop": size})
+
+
+def streams_of(draws: Iterable[Mapping[str, TensorType]]) -> dict[str, int]:
+    """Of what programs draw in several lengths, the longest."""
+    lengths: dict[str, set[int]] = {}
+    for one in draws:
+        for name, kind in one.items():
+            lengths.setdefault(name.rpartition("[")[0], set()).add(kind.shape[0])
+    return {stream: max(found) for stream, found in lengths.items() if len(found) > 1}
 
 
 def makes_uniform(eqn: Any) -> bool:
-    """Whether a call is of JAX's own function that makes uniform numbers from bits."""
-    body = eqn.params.get("jaxpr")
-    source = str(getattr(getattr(getattr(body, "jaxpr", None), "debug_info", None), "func_src_info", ""))
-    return eqn.params.get("name") == UNIFORM and "/jax/_src/random" in source.replace(os.sep, "/")
+    """Whether a call is of JAX's own function that makes uniform numbers from bits, key after key."""
+    body = getattr(eqn.params.get("jaxpr"), "jaxpr", None)
+    source = str(getattr(getattr(body, "debug_info", None), "func_src_info", ""))
+    if body is None or eqn.params.get("name") != UNIFORM or "/jax/_src/random" not in source.replace(os.sep, "/"):
+        return False
+    bits = [q for q in body.eqns if q.primitive.name == "random_bits"]
+    shape = (*bits[0].invars[0].aval.shape, *bits[0].params["shape"]) if len(bits) == 1 else None
+    return shape == eqn.outvars[0].aval.shape and not any(q.primitive.name == "transpose" for q in body.eqns)
 
 
-def _integer(e: RankEmitter, value: Any) -> str:
-    """An integer that goes into a key: a number, or an input by name."""
-    if isinstance(value, Grid) and value.uniform:
-        if value.literal is None:
-            raise Divergent(np.broadcast_to(value.start, (len(e.ranks),)))
-        return str(value.literal)
-    if isinstance(value, str) and value not in e.made:
-        return value
+def _numbers(e: RankEmitter, value: Any) -> Array:
+    """Integers that go into keys: numbers, or one input by name. A rank's share of an input has no name of its own."""
+    if isinstance(value, Grid | Table):
+        data = table_of(value)
+        if data is None:
+            raise Unmapped("keys from too many numbers")
+        if any((row != data[0]).any() for row in data[1:]):
+            answers = np.unique(data.reshape(len(data), -1), axis=0, return_inverse=True)[1]
+            raise Divergent(np.broadcast_to(answers.reshape(-1), (len(e.ranks),)))
+        return np.asarray(data[0])
+    if isinstance(value, str) and value not in e.made and not e.shape(value):
+        return np.array(value, object)
     raise Unmapped("a key from a computed number")
 
 
 def seeded(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
-    return Key(derived=f"key({_integer(e, given[0])}, {params['impl'].name})")
+    seeds, impl = _numbers(e, given[0]), params["impl"].name
+    return key_of(_each(lambda s: f"key({s}, {impl})", seeds), impl)
 
 
 def folded_in(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
-    return Key(derived=f"fold_in({_key(given[0])}, {_integer(e, given[1])})")
+    key = _key(given[0])
+    names, numbers = np.broadcast_arrays(names_of(key), _numbers(e, given[1]))
+    return key_of(_each(lambda k, n: f"fold_in({k}, {n})", names, numbers), key.impl)
 
 
 def split(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
-    return Key(derived=f"split({_key(given[0])}, {list(params['shape'])})")
+    key, shape = _key(given[0]), tuple(params["shape"])
+    names = names_of(key)
+    if names.size * math.prod(shape) > MOST_KEYS:
+        raise Unmapped(f"{names.size * math.prod(shape)} random keys")
+    form = "fold_in({0}, {1})" if partitionable(key.impl) else f"split({{0}}, {list(shape)})[{{1}}]"
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    wide = names.reshape(names.shape + (1,) * len(shape))
+    return key_of(_each(form.format, *np.broadcast_arrays(wide, numbers)), key.impl)
+
+
+def _each(f: Callable[..., str], *arrays: Array) -> Array:
+    found = np.empty(arrays[0].size, object)
+    found[:] = [f(*values) for values in zip(*(a.reshape(-1).tolist() for a in arrays), strict=True)]
+    return found.reshape(arrays[0].shape)
+
+
+def wrapped(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
+    """Integers as keys: those of one key, all of them, in order."""
+    key, impl = given[0], params["impl"].name
+    names = names_of(key)
+    first = _each(lambda n: n.rpartition("#")[0], names[..., 0]) if key.raw and names.ndim else None
+    if first is None or key.impl not in (None, impl) or not (_integers(first, names.shape[-1]) == names).all():
+        raise Unmapped("a key from computed integers")
+    return key_of(first if key.impl is not None else _each(lambda n: f"wrap({n}, {impl})", first), impl)
+
+
+def unwrapped(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
+    key = _key(given[0])
+    if key.impl != THREEFRY:
+        raise Unmapped(f"the integers of a key of {key.impl}")
+    return key_of(_integers(names_of(key), RAW), key.impl, raw=True)
 
 
 def same(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
-    return Key(derived=_key(given[0]))
+    return _key(given[0], raw=None)
 
 
-def part(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
-    """One of several keys, by number."""
-    start, stop, steps = params["start_indices"], params["limit_indices"], params["strides"]
-    if steps is not None or stop[0] != start[0] + 1 or any(start[1:]):
-        raise Unmapped("a slice of several keys")
-    return Key(derived=f"{_key(given[0])}[{start[0]}]")
+def joined(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
+    keys = [_key(v, raw=None) for v in given]
+    if len({(k.impl, k.raw) for k in keys}) > 1:
+        raise Unmapped("keys of several kinds")
+    return key_of(np.concatenate([names_of(k) for k in keys], params["dimension"]), keys[0].impl, keys[0].raw)
 
 
-def _key(value: Any) -> str:
-    if not isinstance(value, Key):
+def one_slice(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
+    """A slice from where every rank says; JAX moves a start so that the slice is inside."""
+    key = _key(given[0], raw=None)
+    at = [int(_numbers(e, v)) for v in given[1:]] if all(isinstance(v, Grid) for v in given[1:]) else None
+    if at is None:
+        raise Unmapped("a key that data chooses")
+    sizes = params["slice_sizes"]
+    start = [min(max(p, 0), n - s) for p, n, s in zip(at, key.shape, sizes, strict=True)]
+    return key_of(names_of(key)[tuple(slice(p, p + s) for p, s in zip(start, sizes, strict=True))], key.impl, key.raw)
+
+
+def _moving(f: Callable[[Array, Mapping[str, Any]], Array]) -> Callable[..., Key]:
+    def row(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
+        key = _key(given[0], raw=None)
+        return key_of(f(names_of(key), params), key.impl, key.raw)
+
+    return row
+
+
+def _sliced(x: Array, p: Mapping[str, Any]) -> Array:
+    steps = p["strides"] or (1,) * x.ndim
+    return x[tuple(slice(*at) for at in zip(p["start_indices"], p["limit_indices"], steps, strict=True))]
+
+
+def _broadcast(x: Array, p: Mapping[str, Any]) -> Array:
+    dims, shape = list(p["broadcast_dimensions"]), p["shape"]
+    return np.broadcast_to(x.reshape([x.shape[dims.index(d)] if d in dims else 1 for d in range(len(shape))]), shape)
+
+
+def _key(value: Any, raw: bool | None = False) -> Key:
+    if not isinstance(value, Key) or (raw is not None and value.raw != raw):
         raise Unmapped(value.reason if isinstance(value, Opaque) else "a key that is not followed")
-    return value.derived
+    return value
 
 
-OF_KEYS: Final = {
-    **dict.fromkeys(("pvary", "pcast", "copy", "copy_p", "mesh_cast", "sharding_constraint"), same),
+OF_KEYS: Final[dict[str, Callable[..., Key]]] = {
+    **dict.fromkeys(("pvary", "pcast", "copy", "copy_p", "random_clone", "mesh_cast", "sharding_constraint"), same),
     "random_seed": seeded,
     "random_fold_in": folded_in,
     "random_split": split,
-    "random_wrap": same,
-    "random_unwrap": same,
-    "squeeze": same,
-    "slice": part,
+    "random_wrap": wrapped,
+    "random_unwrap": unwrapped,
+    "concatenate": joined,
+    "dynamic_slice": one_slice,
+    "slice": _moving(_sliced),
+    "squeeze": _moving(lambda x, p: np.squeeze(x, tuple(p["dimensions"]))),
+    "expand_dims": _moving(lambda x, p: np.expand_dims(x, tuple(p["dimensions"]))),
+    "transpose": _moving(lambda x, p: np.transpose(x, p["permutation"])),
+    "rev": _moving(lambda x, p: np.flip(x, tuple(p["dimensions"]))),
+    "broadcast_in_dim": _moving(_broadcast),
 }
 
 
-def key_result(e: RankEmitter, name: str, given: Sequence[Any], params: Mapping[str, Any]) -> Key | None:
-    """The key that a primitive makes; None if it has nothing to do with keys."""
+def key_result(e: RankEmitter, name: str, given: Sequence[Any], eqn: Any) -> Key | None:
+    """The keys that a primitive makes; None if it has nothing to do with keys."""
     row = OF_KEYS.get(name)
     if row is None or not (name == "random_seed" or any(isinstance(v, Key) for v in given)):
         return None
-    return row(e, given, params)
+    found, shape = row(e, given, eqn.params), tuple(eqn.outvars[0].aval.shape)
+    if found.shape != shape:
+        raise Unmapped(f"{list(found.shape)} keys where JAX has {list(shape)}")
+    return found
 
 
 def is_key(dtype: Any) -> bool:
     return str(dtype).startswith("key<")
 
 
-__all__ = ["drawn", "is_key", "key_result", "makes_uniform"]
+__all__ = ["argument_key", "drawn", "is_key", "key_of", "key_result", "makes_uniform", "names_of", "streams_of"]

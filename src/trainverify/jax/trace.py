@@ -93,7 +93,7 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
         for path, leaf in leaves:
             kind: Kind = "input"
             if i in updated:
-                kind = "parameter" if (_is_params(path) if inside else i == min(updated)) and shape_of(leaf).dtype.kind in "fV" else "state"
+                kind = "parameter" if (_is_params(path) if inside else i == min(updated)) and is_real(shape_of(leaf).dtype) else "state"
             arguments.append(Argument(path_name(head, path), shape_of(leaf), kind, _domain(path, leaf, kind)))
     kinds = {a.name: a.kind for a in arguments}
     fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]
@@ -118,13 +118,18 @@ def _is_params(path: Sequence[Any]) -> bool:
     return any(str(getattr(k, "key", getattr(k, "name", ""))) == "params" for k in path)
 
 
+def is_real(dtype: Any) -> bool:
+    """Whether an array has real numbers; keys have a type of their own."""
+    return getattr(dtype, "kind", "") in ("f", "V")
+
+
 def _domain(path: Sequence[Any], leaf: Any, kind: Kind) -> Domain | None:
     """What is said about an argument; optax's second moments (`nu`) and integers that count are not negative."""
     said = domain_of(leaf)
     if said is not None or kind != "state":
         return said
     names = [str(getattr(k, "name", "")) for k in path]
-    counts = shape_of(leaf).dtype.kind in "iu" and shape_of(leaf).shape == ()
+    counts = getattr(shape_of(leaf).dtype, "kind", "") in ("i", "u") and shape_of(leaf).shape == ()
     return Domain("nonnegative") if "nu" in names or counts else None
 
 
@@ -133,19 +138,20 @@ def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Seque
     if roles is not None and (len(roles) != len(parts) or any(r not in RESULTS for r in roles)):
         raise TraceError(f"roles: {len(parts)} results need one of {', '.join(RESULTS)} each, not {list(roles)}")
     found: list[Result] = []
-    updated: set[int] = set()
+    updated: set[int] = set()  # arguments with a gradient or a new value
+    taken: set[int] = set()  # those with a new value
     loss = False
     for k, (name, part) in enumerate(parts):
         leaves = jax.tree_util.tree_flatten_with_path(part)[0]
         said = roles[k] if roles is not None else None
-        scalar = len(leaves) == 1 and leaves[0][1].shape == () and leaves[0][1].dtype.kind in "fV"
+        scalar = len(leaves) == 1 and leaves[0][1].shape == () and is_real(leaves[0][1].dtype)
         if said == "loss" or (said is None and scalar and not loss):
             found += [Result("loss", None)]
             loss = True
             continue
         at = None
         if said != "metric":
-            at = next((i for i, s in enumerate(shapes) if (said == "gradients" or i not in updated) and _same(s, part)), None)
+            at = next((i for i, s in enumerate(shapes) if (said == "gradients" or i not in taken) and _same(s, part)), None)
         if at is None:
             if said in ("parameters", "state", "gradients"):
                 raise TraceError(f"result {name} is said to be {said}, and no argument has its structure")
@@ -155,6 +161,7 @@ def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Seque
             updated.add(at)
         else:
             updated.add(at)
+            taken.add(at)
             found += [Result("parameter" if at == min(updated) else "state", path_name(heads[at], path)) for path, _ in leaves]
     return found, updated
 

@@ -93,10 +93,13 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Key(Opaque):
-    """A random key, by how it was derived. It has no numbers."""
+    """Random keys, each by how it was derived. They have no numbers."""
 
     reason: str = "a random key that is used otherwise than to draw uniform numbers"
-    derived: str = ""
+    names: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    impl: str | None = None  # the generator; None of integers that may be a key of any
+    raw: bool = False  # the integers that keys consist of, along the last dimension
 
 
 def lost(value: Opaque) -> Opaque:

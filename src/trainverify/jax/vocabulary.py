@@ -5,11 +5,13 @@ With local = ids − start and here = 0 ≤ local < rows, each for all values:
 - where(here, scores[clip(local)], 0) = Σ scores·one_hot(ids, start)
 - Σ one_hot(clip(local))·where(here, g, 0) = Σ one_hot(ids, start)·g
 - local = 0, 1, … compared one by one = one_hot(ids, start)
+Instead of clip(local, 0, rows − 1) it may be where(here, local, c), for any row c: what is not here is masked.
 Bounds that are off by one do not match: they stay as they are written.
 """
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +19,14 @@ from typing import Any
 
 from trainverify.graph.program import Op
 from trainverify.jax.emit import RankEmitter
+from trainverify.translate.integers import Bounds, tensor_bounds
 
 Column = tuple[int, ...]  # one integer for all ranks, or one for each
 
 
 @dataclass(frozen=True)
 class Cut:
-    """clip(ids − start, 0, rows − 1)."""
+    """ids − start where that is one of the rows, and elsewhere any row."""
 
     ids: str
     start: Column
@@ -76,10 +79,16 @@ def shifted(e: RankEmitter, name: str | None) -> tuple[str, Column]:
 
 
 def clipped(e: RankEmitter, name: str | None, rows: int) -> Cut | None:
-    """What clip(ids − start, 0, rows − 1) was made from."""
+    """What clip(ids − start, 0, rows − 1), or where(here, ids − start, a row), was made from."""
     low: Column | None = None
     high: Column | None = None
     _, op = behind(e, name)
+    if op is not None and op.name == "where":
+        found = _chosen(e, op)
+        if found is None or found.low != found.start or found.high != plus(found.start, (rows - 1,)):
+            return None
+        spare = constant(e, found.other)
+        return Cut(found.ids, found.start) if spare is not None and all(0 <= v < rows for v in spare) else None
     while op is not None and (low is None or high is None) and op.name in ("minimum", "maximum", "clamp"):
         if op.name == "clamp":
             low, high = integers(e, op.get("min")), integers(e, op.get("max"))
@@ -126,6 +135,41 @@ def limits(e: RankEmitter, name: str | None, inside: bool = True) -> tuple[str, 
     if test in ("ge", "gt"):
         return ids, plus(at, (int(test == "gt"),)), None
     return ids, None, plus(at, (int(test == "lt"),), -1)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """where(low ≤ ids ≤ high, ids − start, other), element by element."""
+
+    ids: str
+    start: Column
+    low: Column | None
+    high: Column | None
+    local: str
+    other: str
+
+
+def _chosen(e: RankEmitter, op: Op) -> Chosen | None:
+    mask, first, second = map(str, op.inputs)
+    for local, other, inside in ((first, second, True), (second, first, False)):
+        ids, start = shifted(e, local)
+        found = limits(e, mask, inside)
+        sizes = {math.prod(e.shape(n)) for n in (mask, local, ids, op.outputs[0])}  # if none of them is repeated, they stand side by side
+        if found is not None and found[0] == ids and len(sizes) == 1:
+            return Chosen(ids, start, found[1], found[2], local, other)
+    return None
+
+
+def chosen_bounds(e: RankEmitter, name: str) -> Bounds:
+    """Bounds of ids that a mask of the same ids chooses: where(0 ≤ local < rows, local, 0) is from 0 to rows − 1."""
+    op = e.made.get(name)
+    found = _chosen(e, op) if op is not None and op.name == "where" and e.kind(name) == "int" else None
+    if found is None or (other := tensor_bounds(e, found.other)) is None:
+        return None
+    known = tensor_bounds(e, found.local)
+    low = plus(found.low, found.start, -1) if found.low is not None else None if known is None else known[:1]
+    high = plus(found.high, found.start, -1) if found.high is not None else None if known is None else known[1:]
+    return None if low is None or high is None else (min(*low, other[0]), max(*high, other[1]))
 
 
 def masks(e: RankEmitter, mask: str | None, shape: Sequence[int], cut: Cut, rows: int, inside: bool = True) -> bool:
@@ -277,4 +321,4 @@ def looked_up_backward(e: RankEmitter, inputs: Sequence[str | None], spec: str) 
     return e.op("einsum", (made, e.reshape(grad, e.shape(str(updates)))), {"spec": spec})
 
 
-__all__ = ["behind", "counted_hot", "looked_up_backward", "masked_lookup", "places", "shifted", "shifted_hot"]
+__all__ = ["behind", "chosen_bounds", "counted_hot", "looked_up_backward", "masked_lookup", "places", "shifted", "shifted_hot"]

@@ -185,6 +185,9 @@ def shard_map(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
     for v, spec, var in zip(found, specs, eqn.outvars, strict=True):
         assert not isinstance(v, Sharded | Free)
         everywhere = {a for names in spec for a in names} == {n for n, size in e.mesh.axes if size > 1}
+        if isinstance(v, Key) and not any(spec) and (p["check_vma"] or e.shared):
+            results.append(v)
+            continue
         results.append(lost(v) if isinstance(v, Opaque) else Sharded(v, spec, tuple(var.aval.shape), p["check_vma"] or everywhere))
     return results if isinstance(i, WholeInterpreter) else [whole(e, v) if isinstance(v, Sharded) else v for v in results]
 

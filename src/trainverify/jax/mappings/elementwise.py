@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainverify.jax.infinities import is_number, may_be_infinite, may_be_nan
+from trainverify.jax.infinities import is_number, may_be_infinite, why_not_finite
 from trainverify.jax.lines_of_masks import note_lines
 from trainverify.jax.mappings.table import Arguments, is_real, rows
 from trainverify.jax.ranges import bounds
 from trainverify.jax.signs import never_negative
 from trainverify.jax.values import TABLE_ELEMENTS, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
+from trainverify.jax.vocabulary import chosen_bounds
 from trainverify.translate.emit import Unmapped
 
 ROWS, row = rows()
@@ -455,8 +456,8 @@ def is_finite(a: Arguments) -> Value:
     if isinstance(x, Number):
         return uniform(math.isfinite(x.value), x.shape, "bool")
     found = may_be_infinite(a.e, a.tensor(0))
-    if may_be_nan(a.e, a.tensor(0)):
-        raise Unmapped("a root or logarithm of what may be negative: it need not be a number")
+    if (why := why_not_finite(a.e, a.tensor(0))) is not None:
+        raise Unmapped(why)
     if not found:
         a.e.kept["finite"] = True
         return uniform(True, a.shape, "bool")
@@ -493,7 +494,10 @@ def select_n(a: Arguments) -> Value:
         left, right = table_of(other), table_of(then)
         if left is not None and right is not None:
             return listed(np.where(which.data, right, left), a.dtype)
-    return spread(a, a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other))))
+    made = a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other)))
+    if (limits := chosen_bounds(a.e, made)) is not None:
+        a.e.intervals[made] = limits
+    return spread(a, made)
 
 
 def _numbered(a: Arguments, which: Value) -> Value:

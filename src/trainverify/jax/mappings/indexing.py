@@ -196,9 +196,12 @@ def scatter_add(a: Arguments) -> Value:
     return added if a.number(0) == 0 else a.e.op("add", (a.tensor(0), added))
 
 
-@row("scatter", ignores=("indices_are_sorted", "update_jaxpr", "update_consts", "mode"))
+@row("scatter", ignores=("indices_are_sorted", "update_consts", "mode"))
 def scatter(a: Arguments) -> Value:
     """Written where ids say, one to a place: that data say different places is not taken from `unique_indices`."""
+    update = a.param("update_jaxpr", None)
+    if update is not None and (update.eqns or update.outvars != update.invars[1:]):
+        raise Unmapped("a function that is applied at indices")
     f = _form(a, a.param("dimension_numbers"), gather=False)
     a.ignore("unique_indices")
     once = math.prod(a.types[1].shape[:-1]) == 1 or _distinct(a, f)

@@ -36,7 +36,7 @@ def dot_general(a: Arguments) -> Value:
     return a.e.op("gt", (a.e.op("einsum", numbers, {"spec": spec}),), {"value": 0})
 
 
-@row("conv_general_dilated", ignores=("precision", "preferred_element_type"))
+@row("conv_general_dilated", ignores=("precision", "preferred_element_type", "out_sharding"))
 def convolution(a: Arguments) -> Value:
     """Cross-correlation over one or two dimensions; padding and dilated inputs are written out."""
     numbers = a.param("dimension_numbers")

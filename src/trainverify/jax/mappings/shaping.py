@@ -56,10 +56,13 @@ def _moved(a: Arguments, fn: Callable[[Array], Array]) -> Value | None:
 
 @row("reshape", ignores=("sharding",))
 def reshape(a: Arguments) -> Value:
-    if a.param("dimensions") is not None:
-        raise Unmapped("a reshape that also permutes")
-    shape = tuple(a.param("new_sizes"))
-    return reshaped(a, a.operand(0), shape)
+    order, shape = a.param("dimensions"), tuple(a.param("new_sizes"))
+    x = a.operand(0)
+    if order is not None and tuple(order) != tuple(range(len(order))):
+        if not isinstance(x, str):
+            raise Unmapped("a reshape that also permutes")
+        x = a.e.op("permute", (x,), {"dims": tuple(map(int, order))})
+    return reshaped(a, x, shape)
 
 
 def reshaped(a: Arguments, x: Value, shape: tuple[int, ...]) -> Value:
