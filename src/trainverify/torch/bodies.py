@@ -14,6 +14,7 @@ import torch._refs
 from torch._decomp import decomposition_table
 from torch._library.custom_ops import OPDEFS
 
+from trainverify.torch.compositions import COMPOSITIONS
 from trainverify.torch.frames import torchs
 from trainverify.torch.mappings import COMPLEX, MAPPINGS
 from trainverify.torch.mappings.foreach import single
@@ -30,6 +31,8 @@ def _formula(func: Any) -> Callable[..., Any] | None:
     has_row = plain in MAPPINGS or plain in COMPLEX or single(plain.removeprefix("aten::")) is not None
     if has_row or (func._schema.is_mutable and not in_place) or torch.Tag.nondeterministic_seeded in func.tags:
         return None
+    if (composed := COMPOSITIONS.get(plain)) is not None:
+        return (lambda self, *args, **kwargs: self.copy_(composed(self, *args, **kwargs))) if in_place else composed
     found: Callable[..., Any] | None = decomposition_table.get(func)
     return found
 
