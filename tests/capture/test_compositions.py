@@ -142,6 +142,12 @@ def test_composition(name: str, fn: Callable[..., Any], inputs: tuple[Any, ...])
         torch.testing.assert_close(found, kernel, rtol=1e-7, atol=1e-11, equal_nan=True)
 
 
+@pytest.mark.parametrize("fn", [lambda a: F.interpolate(a, size=(5, 7)), lambda a: A.replication_pad2d_backward(a, a, [0] * 4)])
+def test_results_have_memory_of_their_own(fn: Callable[[Any], Any]) -> None:
+    """What changes nothing is a copy: a write to it does not reach its argument."""
+    agree(lambda a: [fn(a).mul_(2), a], image.clone())
+
+
 @pytest.mark.parametrize(
     "fn",
     [

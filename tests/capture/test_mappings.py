@@ -296,6 +296,8 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("index_add", lambda a, i, v: a.index_add(0, i, v), (x, ids(2, 5), real(5, 3))),
     ("topk", lambda a: a.topk(2, 0, largest=False), (real(5, 3),)),
     ("_chunk_cat", lambda a, b: A._chunk_cat([a, b], 0, 2), (real(3, 2), real(4))),
+    ("index_put", lambda a, v: A.index_put(a, [None, torch.tensor([[3, 0], [1, 4]])], v), (real(2, 5, 3), real(2, 1, 2, 3))),
+    ("index_put", lambda a, v: a.index_put((torch.tensor([1, 1]), torch.tensor([4, 2])), v), (real(2, 5, 3), real(3))),
     ("isnan", lambda a, i: (torch.log(a).isnan(), A.isnan(i)), (x, ids(5, 3))),
     *((n, getattr(torch, n), (x,)) for n in ("asinh", "atanh")),
     ("acosh", torch.acosh, (p + 1.5,)),

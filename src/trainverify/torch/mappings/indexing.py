@@ -167,7 +167,16 @@ def index_put(a: Arguments) -> str:
         if a.e.shape(values) != (rows,):
             values = a.e.op("expand", (values,), {"shape": (rows,)})
         return a.e.op("put_along_dim", (x, column, a.e.reshape(values, (rows, 1))), {"dim": 1})
-    raise Unmapped("a write at several indices")
+    dim, ids, joined = _positions(a, found, x)
+    shape, whole, count = a.e.shape(ids), a.e.shape(joined), math.prod(a.e.shape(ids))
+    ids = a.e.reshape(ids, (count,))
+    if not _differ(a, ids, 0):
+        raise Unmapped("a write at several indices that may be equal")
+    full = (*whole[:dim], *shape, *whole[dim + 1 :])
+    values = values if a.e.shape(values) == full else a.e.op("expand", (values,), {"shape": full})
+    flat = (*whole[:dim], count, *whole[dim + 1 :])
+    ids = a.e.op("expand", (a.e.reshape(ids, (count, *(1,) * (len(whole) - dim - 1))),), {"shape": flat})
+    return a.e.reshape(a.e.op("put_along_dim", (joined, ids, a.e.reshape(values, flat)), {"dim": dim}), a.e.shape(x))
 
 
 def _one_per_row(a: Arguments, found: list[tuple[int, Any]], x: str) -> str | None:
