@@ -90,6 +90,7 @@ CASES: list[Case] = [
     *both("adaptive_max_pool2d", lambda a: F.adaptive_max_pool2d(a, (2, 3)), torch.relu(image)),
     *both("adaptive_max_pool3d", lambda a: F.adaptive_max_pool3d(a, (2, 3, 2)), torch.relu(volume)),
     ("adaptive_max_pool2d", lambda a: F.adaptive_max_pool2d(a, (2, 3), return_indices=True)[1], (torch.relu(image),)),
+    ("max_pool2d_with_indices_backward", gradient(lambda a: F.max_pool2d(a, 3, 2, 1, 1, True)), (torch.relu(image),)),
     ("max_pool3d_with_indices_backward", gradient(lambda a: F.max_pool3d(a, 2, 1, 1)), (torch.relu(volume),)),
     *(
         case

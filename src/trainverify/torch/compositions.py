@@ -339,9 +339,9 @@ def _to_positions(n: int) -> Composition:
     return backward
 
 
-COMPOSITIONS["aten::max_pool3d_with_indices_backward"] = _to_positions(3)
 for _n in (2, 3):
-    COMPOSITIONS[f"aten::adaptive_max_pool{_n}d_backward"] = _to_positions(_n)
+    for _name in ("max_pool{}d_with_indices_backward", "adaptive_max_pool{}d_backward"):
+        COMPOSITIONS["aten::" + _name.format(_n)] = _to_positions(_n)
 
 
 def _nearest(name: str, n: int) -> tuple[Composition, Composition]:

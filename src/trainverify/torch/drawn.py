@@ -47,8 +47,8 @@ class Drawing:
             return torch.from_numpy(np.asarray(made, dtype=np.int64)).to(dtype)
         if dtype.is_complex:
             return torch.complex(*(torch.from_numpy(np.asarray(self._reals(shape))) for _ in range(2)))
-        made = np.asarray(self._reals(shape))
-        return torch.from_numpy(abs(made) + 0.125 if argument in _POSITIVE else made)
+        made = self._reals(shape)
+        return torch.from_numpy(np.asarray(np.abs(made) + 0.125 if argument in _POSITIVE else made))
 
     def _reals(self, shape: tuple[int, ...]) -> Any:
         rng = self.rng
