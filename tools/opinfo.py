@@ -19,12 +19,13 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trainverify.domains.arrays import Array
 from trainverify.torch.beside import CLOSE, array, computed, difference
 from trainverify.torch.record import Recorder
-from trainverify.torch.translate import Translator, type_of
+from trainverify.torch.translate import Translator, memory_of, parts_type
 from trainverify.torch.values import Unknown
 from trainverify.translate.emit import Place
 
@@ -69,6 +70,25 @@ class Results:
                 yield f"{kind} {i}", v
 
 
+class Masks(TorchDispatchMode):
+    """The random masks that are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.bernoulli_.float:
+            self.drawn.append(made.clone())
+        return made
+
+
+def values_of(t: torch.Tensor) -> Array:
+    """The numbers of a tensor; of a complex one its parts, along a last dimension."""
+    return array(t.double().clone() if t.is_floating_point() else t)
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [t for t in tree_flatten(value)[0] if isinstance(t, torch.Tensor)]
 
@@ -104,8 +124,10 @@ def compare(fn: Call, args: Sequence[Any], kwargs: dict[str, Any], seed: int = 0
         ends[:] = [torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in made]
         return ends
 
+    torch.manual_seed(seed)
     try:
-        theirs = called(fn, fresh(values), spec, drawn)
+        with Masks() as masks:
+            theirs = called(fn, fresh(values), spec, drawn)
     except Exception as error:
         return "refused", f"PyTorch: {type(error).__name__}: {error}"
     translator = Translator(Place)
@@ -114,9 +136,9 @@ def compare(fn: Call, args: Sequence[Any], kwargs: dict[str, Any], seed: int = 0
 
     def source(name: str, t: torch.Tensor) -> torch.Tensor:
         fake = mode.from_tensor(t.detach().clone()).requires_grad_(t.requires_grad)
-        translator.emitter.declare(name, type_of(fake))
-        translator.define(fake, name)
-        given[name] = array(t)
+        translator.emitter.declare(name, parts_type(fake))
+        translator.memory.write(translator.keep(fake), *memory_of(fake), name)
+        given[name] = values_of(t)
         if given[name].dtype.kind in "iu" and (given[name] >= 0).all():
             translator.emitter.nonnegative.add(name)
         return fake
@@ -127,17 +149,18 @@ def compare(fn: Call, args: Sequence[Any], kwargs: dict[str, Any], seed: int = 0
         seeds = [source(f"g{i}", t) for i, t in enumerate(ends)]
         with mode, Recorder(translator):
             ours = called(fn, fakes, spec, lambda made: seeds)
-            names = {n: None if t is None else translator.read(t) for n, t in ours.named()}
+            names = {n: None if t is None else translator.read_parts(t) for n, t in ours.named()}
     except Exception as error:
         return "refused", f"{type(error).__name__}: {error}".splitlines()[0]
+    if len(translator.emitter.masks) != len(masks.drawn):
+        return "refused", "a random number"
+    given.update((n, values_of(t)) for n, t in zip(translator.emitter.masks, masks.drawn, strict=True))
     return _judged(translator, names, dict(theirs.named()), given)
 
 
 def _judged(translator: Translator, names: dict[str, Any], theirs: dict[str, Any], given: dict[str, Array]) -> tuple[Outcome, str]:
     if names.keys() != theirs.keys():
         return "wrong", f"results {sorted(names)} for {sorted(theirs)}"
-    if translator.emitter.masks:
-        return "refused", "a random number"
     known = {n: v for n, v in names.items() if isinstance(v, str)}
     made = computed(translator.emitter, list(known.values()), given)
     for n, t in theirs.items():
@@ -145,7 +168,7 @@ def _judged(translator: Translator, names: dict[str, Any], theirs: dict[str, Any
             if t is None:
                 if np.asarray(made[known[n]]).any():
                     return "wrong", f"{n}: PyTorch has none"
-            elif why := difference(np.asarray(made[known[n]]), array(t.double()), ROUNDED.get(t.dtype, CLOSE)):
+            elif why := difference(np.asarray(made[known[n]]), values_of(t), ROUNDED.get(t.dtype, CLOSE)):
                 return "wrong", f"{n}: {why}"
         elif names[n] is None and t is not None:
             return "wrong", f"{n}: there is none"
@@ -189,6 +212,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.opinfo", description=__doc__)
     parser.add_argument("--only", default="", help="entries with this in their name")
     parser.add_argument("--count", type=int, default=SLICE, help="samples of one entry, evenly spaced; 0: all")
+    parser.add_argument("--reasons", action="store_true", help="print why samples are refused, and of how many entries")
     parser.add_argument("--wrong", action="store_true", help="print wrong entries only")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -196,6 +220,10 @@ def main() -> int:
     torch.autograd.set_multithreading_enabled(False)
     began = time.process_time()
     entries = table(args.only, args.count, say=lambda line: print(line, flush=True) if not args.wrong or " wrong " in line else None)
+    if args.reasons:
+        print("\nentries  samples  reason")
+        for why, n in sum((Counter(set(e.why)) for e in entries), Counter[str]()).most_common():
+            print(f"{n:7}{sum(e.why[why] for e in entries):9}  {why}"[:220])
     total = Counter(e.outcome for e in entries)
     count = sum((e.found for e in entries), Counter[Outcome]())
     print(", ".join(f"{total[k]} {k}" for k in ("equal", "partly", "refused", "wrong")), f"of {len(entries)} entries")

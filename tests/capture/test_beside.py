@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import trainverify.torch as tvt  # noqa: E402
 from trainverify.torch.beside import AGREED, Beside  # noqa: E402
+from trainverify.torch.bodies import _formula  # noqa: E402
+from trainverify.torch.compositions import COMPOSITIONS  # noqa: E402
 from trainverify.torch.drawn import Drawing, smaller  # noqa: E402
 from trainverify.torch.mappings import MAPPINGS, Row  # noqa: E402
 from trainverify.torch.record import Recorder  # noqa: E402
@@ -69,6 +71,18 @@ def test_agreeing(name: str) -> None:
     assert beside.faults == {}
     assert beside.said() == []
     assert AGREED
+
+
+def test_a_wrong_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMPOSITIONS, "aten::hypot", lambda a, b: (a * a + b).abs().sqrt())
+    _formula.cache_clear()
+    AGREED.clear()
+    try:
+        beside, value = captured(torch.hypot, (2, 3), (2, 3))
+    finally:
+        _formula.cache_clear()
+    assert len(beside.faults) == 1
+    assert isinstance(value, Unknown)
 
 
 def test_a_wrong_row() -> None:

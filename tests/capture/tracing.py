@@ -83,3 +83,19 @@ def agree(fn: Callable[..., Any], *inputs: torch.Tensor, also: Sequence[int] = (
         assert values[name].shape == want.shape
         np.testing.assert_allclose(values[name], want, rtol=1e-6, atol=1e-7)
     return translator
+
+
+def real(*shape: int, low: float = -0.9) -> Any:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape) + len(shape)), dtype=torch.float64) * (0.9 - low) + low
+
+
+def positive(*shape: int) -> Any:
+    return real(*shape, low=0.1)
+
+
+def ids(below: int, *shape: int) -> Any:
+    return torch.randint(below, shape, generator=torch.Generator().manual_seed(3))
+
+
+def mask(*shape: int) -> Any:
+    return real(*shape) > 0

@@ -62,16 +62,10 @@ def test_a_name_bound_twice_is_an_internal_error() -> None:
         joined([groups, {"dp": (0, 1, 2)}])
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize(("sender", "verdict"), [(1, "PROVED"), (2, "REFUTED")])
 def test_a_permutation_over_axes_in_another_order(axes: tuple[str, str], sender: int, verdict: str) -> None:
     """JAX numbers the ranks of a permutation by the mesh, whichever order is given; other collectives number by that order."""
-=======
-@pytest.mark.parametrize(("axes", "verdict"), [(("a", "b"), "PROVED"), (("b", "a"), "PROVED")])
-def test_a_permutation_over_axes_in_another_order(axes: tuple[str, str], verdict: str) -> None:
-    """JAX numbers the ranks of a permutation by the mesh, and those of other collectives by the order that is given: a ring either way."""
->>>>>>> jaxreview
 
     def distributed(mesh: Any) -> Any:
         def step(params: Any, x: Any) -> Any:

@@ -27,6 +27,7 @@ _PAIRS = (
     call(real(3, 2), value=2),
     call(real(3, 2), value=0.3),
 )
+_DIVIDED = (call(ids(2, 3, low=-7, high=8), value=3), call(ids(5, low=-7, high=8), value=1), call(ids(7, high=40), value=5))
 _COMPARED = (
     call(given([[1, 2, 3], [3, 2, 1]]), given([2, 2, 3])),
     call(real(2, 1, 5), real(3, 1)),
@@ -408,6 +409,8 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
     "abs": (torch.abs, (*_VECTORS, call(given([-1.0, 0.0, 2.0])), call(given([-1, 0, 2])))),
     "sign": (torch.sign, (*_VECTORS, call(given([-1.5, 0.0, 2.0])))),
     "floor": (torch.floor, (*_VECTORS, call(given([-1.5, 0.0, 2.0])))),
+    "floordiv": (lambda x, value: torch.floor_divide(x, value), _DIVIDED),
+    "mod": (lambda x, value: torch.remainder(x, value), _DIVIDED),
     "clamp": (
         torch.clamp,
         (
@@ -772,6 +775,14 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
             call(real(1, 2, 7, 5), real(3, 2, 3, 3), real(3), stride=2, padding=1),
             call(real(1, 4, 5, 3), real(2, 2, 2, 1), real(2), stride=(1, 2), padding=(2, 0), dilation=(3, 1), groups=2),
             call(real(1, 1, 3, 3), real(1, 1, 1, 1)),
+        ),
+    ),
+    "conv3d": (
+        nn.conv3d,
+        (
+            call(real(2, 3, 4, 5, 3), real(2, 3, 3, 2, 1)),
+            call(real(1, 4, 3, 5, 4), real(6, 2, 2, 3, 2), real(6), stride=2, padding=1, groups=2),
+            call(real(1, 1, 5, 3, 2), real(2, 1, 2, 1, 2), stride=(1, 2, 1), padding=(2, 0, 1), dilation=(3, 1, 2)),
         ),
     ),
     "max_pool2d": (

@@ -16,18 +16,11 @@ EQUAL = (  # entries all of whose samples in the slice are equal
     *("add", "mul", "div.no_rounding_mode", "clamp", "sum", "var", "cumsum", "scatter_add", "index_add"),
     *("nn.functional.gelu", "nn.functional.silu", "nn.functional.softplus", "nn.functional.layer_norm", "nn.functional.group_norm"),
     *("nn.functional.nll_loss", "nn.functional.mse_loss", "nn.functional.embedding", "addmm", "baddbmm"),
+    *("nn.functional.conv2d", "nn.functional.max_pool2d", "nn.functional.dropout", "nn.functional.kl_div", "polar", "unfold"),
+    *("sort", "median", "diagonal", "scatter_reduce.amax", "max.reduction_with_dim", "linalg.vector_norm", "gather"),
 )
-PARTLY = (
-    "linalg.vector_norm",
-    "topk",
-    "gather",
-    "pow",
-    "logsumexp",
-    "nn.functional.batch_norm",
-    "index_put",
-    "max.reduction_with_dim",
-)  # some have no meaning here
-REFUSED = ("erfinv", "fft.rfft", "median")
+PARTLY = ("topk", "pow", "logsumexp", "nn.functional.batch_norm", "index_put")  # some have no meaning here
+REFUSED = ("erfinv", "fft.rfft", "mode")
 
 
 @pytest.fixture(autouse=True)

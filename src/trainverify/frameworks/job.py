@@ -50,13 +50,15 @@ class Trial:
     """The same parallelism at a tiny size: a job to capture with shims, and the same steps for real without them.
 
     A real step of a rank has its own data loader, and then says with `batch` what it read; that of the reference takes a batch.
-    With `logs`, communication after the optimizer's update is of metrics that are logged, and no part of the step."""
+    With `logs`, communication after the optimizer's update is of metrics that are logged, and no part of the step. With `single`, the
+    framework names single precision where no other can be given."""
 
     job: Job
     reference: Callable[[], Any]
     distributed: Callable[[int, int], Any]
     text: str
     logs: bool = False
+    single: bool = False
 
 
 def in_process(work: Callable[[], Any], what: str) -> Any:

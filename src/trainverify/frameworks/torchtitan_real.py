@@ -33,7 +33,7 @@ def trial(options: tuple[str, ...], tiny: Tiny, folder: Path) -> Trial:
     shims = tuple(s for s in ALL_SHIMS if s.name in f.shims)
     small = Job("torchtitan", Mesh(f.mesh), f.batch, f.loss, Alone(options, f.rows, tiny), Ranks(options, tiny), shims)
     data(folder)
-    return Trial(small, RealAlone(options, f.rows, tiny), RealRanks(options, tiny, folder, free_port()), "its debug model", True)
+    return Trial(small, RealAlone(options, f.rows, tiny), RealRanks(options, tiny, folder, free_port()), "its debug model", True, True)
 
 
 def free_port() -> int:

@@ -54,6 +54,24 @@ def div(x: Node, y: Node | None = None, *, value: int | float | None = None) -> 
     return x / second(y, value)
 
 
+@op("floordiv", _ELEMENTWISE, example="x:i64[a,b]; value=3")
+def floordiv(x: Node, *, value: int) -> Node:
+    """⌊x / value⌋ of integers, value > 0."""
+    return F.call("floordiv", x, _positive(value))
+
+
+@op("mod", _ELEMENTWISE, example="x:i64[a,b]; value=3")
+def mod(x: Node, *, value: int) -> Node:
+    """What is left of integers when they are divided: x − value·⌊x / value⌋, value > 0."""
+    return F.call("mod", x, _positive(value))
+
+
+def _positive(value: int) -> int:
+    if value < 1:
+        raise F.ShapeError(f"integers divided by {value}")
+    return value
+
+
 @op("neg", _ELEMENTWISE)
 def neg(x: Node) -> Node:
     """−x."""

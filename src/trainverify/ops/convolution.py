@@ -60,6 +60,14 @@ def conv2d(
     return convolved(x, weight, bias, (stride, padding, dilation), groups)
 
 
+@op("conv3d", _CONVOLUTION, example="x[b,c,d=5,h=6,w=7] weight[o,c,2,2,2]")
+def conv3d(
+    x: Node, weight: Node, bias: Node | None = None, *, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1
+) -> Node:
+    """Cross-correlation of x [b, c, d, h, w] with weight [o, c/groups, kd, kh, kw]."""
+    return convolved(x, weight, bias, (stride, padding, dilation), groups)
+
+
 def pooled(x: Node, kernel: Sizes, stride: Sizes | None, padding: Sizes, filler: Literal) -> Node:
     """The windows of the last two dimensions, as two new last dimensions."""
     size, pads = each(kernel, 2), each(padding, 2)

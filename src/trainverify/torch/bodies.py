@@ -13,7 +13,9 @@ import torch
 import torch._refs
 from torch._decomp import decomposition_table
 from torch._library.custom_ops import OPDEFS
+from torch.utils._pytree import tree_leaves, tree_map
 
+from trainverify.torch.compositions import COMPOSITIONS
 from trainverify.torch.frames import torchs
 from trainverify.torch.mappings import COMPLEX, MAPPINGS
 from trainverify.torch.mappings.foreach import single
@@ -30,8 +32,28 @@ def _formula(func: Any) -> Callable[..., Any] | None:
     has_row = plain in MAPPINGS or plain in COMPLEX or single(plain.removeprefix("aten::")) is not None
     if has_row or (func._schema.is_mutable and not in_place) or torch.Tag.nondeterministic_seeded in func.tags:
         return None
-    found: Callable[..., Any] | None = decomposition_table.get(func)
-    return found
+    composed = COMPOSITIONS.get(plain)
+    if composed is not None and in_place:
+        return lambda self, *args, **kwargs: self.copy_(composed(self, *args, **kwargs))
+    found: Callable[..., Any] | None = composed or decomposition_table.get(func)
+    if found is None or func._schema.is_mutable or any(r.alias_info is not None for r in func._schema.returns):
+        return found
+    formula = found
+    return lambda *args, **kwargs: _apart(formula(*args, **kwargs), (args, kwargs))
+
+
+def _apart(made: Any, given: Any) -> Any:
+    """The results of a formula, none of which shares memory with an argument or another result: those of a kernel do not."""
+    seen = {t.untyped_storage()._cdata for t in tree_leaves(given) if isinstance(t, torch.Tensor)}
+
+    def own(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor):
+            return t
+        t = t.clone() if t.untyped_storage()._cdata in seen else t
+        seen.add(t.untyped_storage()._cdata)
+        return t
+
+    return tree_map(own, made)
 
 
 def python_body(func: Any) -> Callable[..., Any] | None:

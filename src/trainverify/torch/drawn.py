@@ -12,7 +12,7 @@ import torch
 WIDE: Final = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _SHORT: Final = (torch.float32, torch.float16, torch.bfloat16)
 _POSITIONS: Final = frozenset(("index", "indices", "target"))  # arguments that count from the front of some dimension
-_APART: Final = frozenset(("aten::topk",))  # of equal elements they may choose any
+_APART: Final = frozenset(("aten::topk", "aten::kthvalue", "aten::median"))  # of equal elements they may choose any
 _COUNTS: Final = frozenset(("total_weight",))  # of labels, by which others are divided: not 0 where one counts
 KEPT: Final = 64  # sizes up to this one are kept
 GRID: Final = (-1.0, 0.0, 0.5, 1.0)

@@ -11,7 +11,7 @@ from trainverify.translate.integers import NARROW, fits
 _KEEPS: Final = frozenset(
     (
         *("reshape", "slice", "expand", "permute", "concat", "stack", "identity", "to", "flip", "roll", "repeat", "add", "mul", "sum"),
-        *("cumsum", "minimum", "take_along_dim", "index_select", "split"),
+        *("cumsum", "minimum", "take_along_dim", "index_select", "split", "floor", "floordiv"),
     )
 )
 
@@ -25,11 +25,11 @@ def never_negative(e: Emitter, name: str | None) -> bool:
         return True
     value = op.get("value", 0)
     if op.name == "full":
-        return isinstance(value, int) and value >= 0
+        return bool(value >= 0)
     if op.name == "arange":
         first, step = op.get("start", 0), op.get("step", 1)
         return isinstance(first, int) and isinstance(step, int) and first >= 0 and step > 0
-    if op.name in ("one_hot", "argsort", "argmax", "argmin") or (op.name in ("topk", "sort") and name == op.outputs[1]):
+    if op.name in ("mod", "one_hot", "argsort", "argmax", "argmin") or (op.name in ("topk", "sort") and name == op.outputs[1]):
         return True
     if op.name == "where":
         return _shifted_within(e, op.inputs) or all(never_negative(e, i) for i in op.inputs[1:])
@@ -37,9 +37,9 @@ def never_negative(e: Emitter, name: str | None) -> bool:
         return any(never_negative(e, i) for i in op.inputs)
     if op.name == "clamp":
         low = op.get("min")
-        return (isinstance(low, int) and low >= 0) or (low is None and never_negative(e, op.inputs[0]))
+        return bool(low >= 0) if low is not None else never_negative(e, op.inputs[0])
     if op.name in _KEEPS:
-        return isinstance(value, int) and value >= 0 and all(never_negative(e, i) for i in op.inputs)
+        return bool(value >= 0) and all(never_negative(e, i) for i in op.inputs)
     return False
 
 

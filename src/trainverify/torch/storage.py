@@ -17,6 +17,7 @@ from trainverify.torch.values import Unknown, Unmapped, Value
 from trainverify.torch.views import Digit, View, box, is_dense, reading, writing
 from trainverify.translate.emit import Emitter, Place
 
+BOXES: Final = 64  # that a view which is no box of memory is read as
 LEFT: Final = "a value that the step before computed and left in memory, no tensor of a model or an optimizer"
 
 
@@ -153,13 +154,13 @@ class Memory:
         """Where the first of what a view shows was written."""
         return next((p.place for p in self.storage(key).pieces if p.start < view.stop and view.offset < p.stop), None)
 
-    def _of_piece(self, piece: Piece, view: View, made: Place | None = None) -> Value:
+    def _of_piece(self, piece: Piece, view: View, made: Place | None = None, most: int = BOXES) -> Value:
         assert isinstance(piece.value, str)
         if piece.block == view:
             return piece.value
         found = box(view, piece.block)
         if found is None:
-            return Unknown(
+            return self._of_boxes(piece, view, made, most) or Unknown(
                 f"view {list(view.shape)} with strides {list(view.stride)} of a tensor {list(piece.block.shape)} is no box of it"
             )
         label, self.emitter.label = self.emitter.label, "view"
@@ -168,6 +169,20 @@ class Memory:
             return self.emitter.steps(piece.value, reading(found, piece.block))
         finally:
             self.emitter.label, self.emitter.place = label, place
+
+    def _of_boxes(self, piece: Piece, view: View, made: Place | None, most: int) -> str | None:
+        """A view that shows elements several times, as boxes side by side: one for every position of its shortest dimension."""
+        d = min((d for d, s in enumerate(view.shape) if s > 1 and view.stride[d]), key=lambda d: view.shape[d], default=None)
+        if d is None or view.shape[d] > most or not view.size:
+            return None
+        shape, stride = (v[:d] + v[d + 1 :] for v in (view.shape, view.stride))
+        parts: list[str] = []
+        for i in range(view.shape[d]):
+            part = self._of_piece(piece, View(view.offset + i * view.stride[d], shape, stride), made, most // view.shape[d])
+            if isinstance(part, Unknown):
+                return None
+            parts.append(part)
+        return self.emitter.op("stack", parts, {"dim": d})
 
     def _joined(self, touched: list[Piece], view: View) -> Piece | Unknown:
         """The pieces that a view touches, whole, flat and end to end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainverify.torch.mappings import (
     arithmetic,
     complex,
+    convolution,
     creation,
     indexing,
     linear,
@@ -17,7 +18,7 @@ from trainverify.torch.mappings import (
 )
 from trainverify.torch.mappings.table import Row, Table
 
-_MODULES = (arithmetic, creation, indexing, linear, losses, neural, optimizers, reductions, sharded, shaping)
+_MODULES = (arithmetic, convolution, creation, indexing, linear, losses, neural, optimizers, reductions, sharded, shaping)
 MAPPINGS: Table = {name: row for m in _MODULES for name, row in m.ROWS.items()}
 COMPLEX: Table = complex.ROWS  # of calls with complex tensors
 

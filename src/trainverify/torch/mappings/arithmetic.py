@@ -110,28 +110,28 @@ def fmod(a: Arguments) -> str:
     return _rest(a, lambda q: truncated(a, q))
 
 
-def _divided(a: Arguments, what: Callable[[Array, int], Array]) -> str:
-    """Of integers that constants lead to, by a positive literal."""
+def _divided(a: Arguments, op: str, what: Callable[[Array, int], Array]) -> str:
+    """Of integers, by a positive literal; those that constants lead to are ranges."""
     x, y = a.operand("self"), a.operand("other")
-    given = known(a.e, x) if isinstance(x, str) else None
-    if given is None or type(y) is not int or y < 1:
-        raise Unmapped("of integers that data decide on")
-    made = written(a.e, what(given, y))
-    if made is None:
-        raise Unmapped("of integers that are not few ranges")
-    return made
+    if not isinstance(x, str) or type(y) is not int or y < 1:
+        raise Unmapped("by integers that data decide on")
+    given = known(a.e, x)
+    return (None if given is None else written(a.e, what(given, y))) or a.e.op(op, (x,), {"value": y})
 
 
 @row("aten::floor_divide")
 def floor_divide(a: Arguments) -> str:
-    return _divided(a, np.floor_divide)
+    if a.out[0] is not None and a.out[0].kind == "real":
+        x, y = (a.real(a.as_tensor(a.operand(n), "f32")) for n in ("self", "other"))
+        return a.e.op("floor", (a.e.op("div", (x, y)),))
+    return _divided(a, "floordiv", np.floor_divide)
 
 
 @row("aten::remainder")
 def remainder(a: Arguments) -> str:
     if a.out[0] is not None and a.out[0].kind == "real":
         return _rest(a, lambda q: a.e.op("floor", (q,)))
-    return _divided(a, np.mod)
+    return _divided(a, "mod", np.mod)
 
 
 @row("aten::pow")
@@ -185,13 +185,28 @@ def _log_to(a: Arguments, x: str, base: int) -> str:
     return a.e.op("div", (a.e.op("log", (x,)), a.e.op("log", (a.e.full((), base, "f32"),))))
 
 
+def _root(a: Arguments, x: str, value: int) -> str:
+    """√(x² + value)."""
+    return a.e.op("sqrt", (a.e.op("add", (a.e.op("square", (x,)),), {"value": value}),))
+
+
 _formula("aten::sinh", lambda a, x: _halves(a, "sub", x))
 _formula("aten::cosh", lambda a, x: _halves(a, "add", x))
 _formula("aten::tan", lambda a, x: a.e.op("div", (a.e.op("sin", (x,)), a.e.op("cos", (x,)))))
 _formula("aten::log2", lambda a, x: _log_to(a, x, 2))
 _formula("aten::log10", lambda a, x: _log_to(a, x, 10))
 _formula("aten::exp2", lambda a, x: a.e.op("exp", (a.e.op("mul", (x, a.e.op("log", (a.e.full((), 2, "f32"),)))),)))
+_formula("aten::asinh", lambda a, x: a.e.op("log", (a.e.op("add", (x, _root(a, x, 1))),)))
+_formula("aten::acosh", lambda a, x: a.e.op("log", (a.e.op("add", (x, _root(a, x, -1))),)))
 _formula("aten::erfc", lambda a, x: a.e.op("sub", (a.e.full((), 1, "f32"), a.e.op("erf", (x,)))))
+
+
+@row("aten::atanh")
+def atanh(a: Arguments) -> str:
+    """log((1 + x) / (1 − x)) / 2."""
+    x, one = a.real(a.tensor("self")), a.e.full((), 1, "f32")
+    ratio = a.e.op("div", (a.e.op("add", (one, x)), a.e.op("sub", (one, x))))
+    return a.e.op("div", (a.e.op("log", (ratio,)),), {"value": 2})
 
 
 @row("aten::expm1")
@@ -202,6 +217,13 @@ def expm1(a: Arguments) -> str:
 @row("aten::log1p")
 def log1p(a: Arguments) -> str:
     return a.e.op("log", (a.e.op("add", (a.real(a.tensor("self")),), {"value": 1}),))
+
+
+@row("aten::isnan")
+def isnan(a: Arguments) -> str:
+    """Only what is no number differs from itself."""
+    x = a.tensor("self")
+    return a.e.op("ne", (x, x)) if a.e.kind(x) == "real" else a.e.full(a.e.shape(x), False, "bool")
 
 
 @row("aten::sgn")
@@ -296,7 +318,7 @@ def lerp(a: Arguments) -> str:
     """self + weight·(end − self), as self·(1 − weight) + end·weight."""
     x, end, weight = a.tensor("self"), a.tensor("end"), a.operand("weight")
     if isinstance(weight, str):
-        raise Unmapped("lerp with a tensor of weights")
+        return a.e.op("add", (x, a.e.op("mul", (weight, a.e.op("sub", (end, x))))))
     return a.e.op("add", (a.e.op("mul", (x,), {"value": 1 - weight}), a.e.op("mul", (end,), {"value": weight})))
 
 

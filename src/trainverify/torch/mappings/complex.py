@@ -49,18 +49,39 @@ def polar(a: Arguments) -> str:
 
 @row("aten::complex")
 def cartesian(a: Arguments) -> str:
-    return _joined(a.e, _column(a, a.tensor("real")), _column(a, a.tensor("imag")))
+    kind = a.out[0]
+    assert kind is not None
+    shape = (*kind.shape[:-1], 1)
+    parts = (_column(a, a.tensor(n)) for n in ("real", "imag"))
+    return _joined(a.e, *(x if a.e.shape(x) == shape else a.e.op("expand", (x,), {"shape": shape}) for x in parts))
+
+
+@row("aten::sgn")
+def sgn(a: Arguments) -> str:
+    """z / |z|, and 0 where z is."""
+    x = a.tensor("self")
+    p, q = (a.e.op("square", (part,)) for part in _parts(a.e, x))
+    size = a.e.op("sqrt", (a.e.op("add", (p, q)),))
+    return a.e.op("where", (a.e.op("eq", (size,), {"value": 0}), a.e.full((), 0, "f32"), a.e.op("div", (x, size))))
 
 
 @row("aten::mul")
 def mul(a: Arguments) -> str:
     """(p + iq)(r + is) = (pr − qs) + i(ps + qr); a real factor multiplies both parts."""
-    x, y = a.tensor("self"), a.tensor("other")
-    if not _is_complex(a, "self"):
-        return a.e.op("mul", (_column(a, x), y))
-    if not _is_complex(a, "other"):
-        return a.e.op("mul", (x, _column(a, y)))
-    (p, q), (r, s) = _parts(a.e, x), _parts(a.e, y)
+    x, other = a.tensor("self"), a.raw("other")
+    if not isinstance(other, torch.Tensor) and not _is_complex(a, "self"):
+        raise Unmapped(f"a real tensor times {other}")
+    if isinstance(other, complex):
+        r, s = (a.e.full((1,), a.literal(part), "f32") for part in (other.real, other.imag))
+    elif isinstance(other, int | float):
+        return a.times(x, a.number("other"))
+    elif not _is_complex(a, "self"):
+        return a.e.op("mul", (_column(a, x), a.tensor("other")))
+    elif not _is_complex(a, "other"):
+        return a.e.op("mul", (x, _column(a, a.tensor("other"))))
+    else:
+        r, s = _parts(a.e, a.tensor("other"))
+    p, q = _parts(a.e, x)
     real = a.e.op("sub", (a.e.op("mul", (p, r)), a.e.op("mul", (q, s))))
     return _joined(a.e, real, a.e.op("add", (a.e.op("mul", (p, s)), a.e.op("mul", (q, r)))))
 
@@ -80,9 +101,11 @@ def neg(a: Arguments) -> str:
 @row("aten::clone", "aten::_to_copy", "aten::alias_copy")
 def copy_of(a: Arguments) -> str:
     a.ignore("memory_format", "device", "layout", "pin_memory", "non_blocking", "dtype")
-    x = a.tensor("self")
-    if not _is_complex(a, "self") or a.out[0] is None or a.out[0].shape != a.e.shape(x):
-        raise Unmapped("a real tensor that becomes complex, or the real part of a complex one")
+    x, kind = a.tensor("self"), a.out[0]
+    if kind is not None and not _is_complex(a, "self") and a.e.kind(x) == "real":  # it becomes complex
+        return _joined(a.e, _column(a, x), a.e.full((*a.e.shape(x), 1), 0, a.e.tensors[x].dtype))
+    if not _is_complex(a, "self") or kind is None or kind.shape != a.e.shape(x):
+        raise Unmapped("integers that become complex, or the real part of a complex tensor")
     return x
 
 

@@ -17,7 +17,7 @@ def filled(a: Arguments, value: Number) -> str:
     return a.e.full(kind.shape, value, kind.dtype, a.e.place)
 
 
-@row("aten::zeros", "aten::new_zeros", "aten::zeros_like", "aten::zero")
+@row("aten::zeros", "aten::new_zeros", "aten::zeros_like", "aten::zero", "aten::_efficientzerotensor")
 def zeros(a: Arguments) -> str:
     a.ignore("size", "self")
     return filled(a, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +50,9 @@ def index_select(a: Arguments) -> str:
 @row("aten::scatter_add")
 def scatter_add(a: Arguments) -> str:
     x, ids, src = _as_vectors(a, a.tensor("self"), a.tensor("index"), a.tensor("src"))
+    if 0 in a.e.shape(ids):
+        a.ignore("dim")
+        return _shaped(a, x)
     return _shaped(a, a.e.op("scatter_add", (x, ids, src), {"dim": _dim(a, x)}))
 
 
@@ -78,7 +82,7 @@ def _differ(a: Arguments, ids: str, dim: int) -> bool:
     while op is not None and op.name == "to" and a.e.kind(str(op.inputs[0])) == "int":
         ids = str(op.inputs[0])
         op = a.e.made.get(ids)
-    if op is not None and op.name == "topk" and op.outputs[1] == ids:
+    if op is not None and op.name in ("topk", "sort") and op.outputs[1] == ids:
         return int(op.get("dim", -1)) % len(a.e.shape(ids)) == dim
     numbers = known(a.e, ids)
     if numbers is None:
@@ -163,7 +167,16 @@ def index_put(a: Arguments) -> str:
         if a.e.shape(values) != (rows,):
             values = a.e.op("expand", (values,), {"shape": (rows,)})
         return a.e.op("put_along_dim", (x, column, a.e.reshape(values, (rows, 1))), {"dim": 1})
-    raise Unmapped("a write at several indices")
+    dim, ids, joined = _positions(a, found, x)
+    shape, whole, count = a.e.shape(ids), a.e.shape(joined), math.prod(a.e.shape(ids))
+    ids = a.e.reshape(ids, (count,))
+    if not _differ(a, ids, 0):
+        raise Unmapped("a write at several indices that may be equal")
+    full = (*whole[:dim], *shape, *whole[dim + 1 :])
+    values = values if a.e.shape(values) == full else a.e.op("expand", (values,), {"shape": full})
+    flat = (*whole[:dim], count, *whole[dim + 1 :])
+    ids = a.e.op("expand", (a.e.reshape(ids, (count, *(1,) * (len(whole) - dim - 1))),), {"shape": flat})
+    return a.e.reshape(a.e.op("put_along_dim", (joined, ids, a.e.reshape(values, flat)), {"dim": dim}), a.e.shape(x))
 
 
 def _one_per_row(a: Arguments, found: list[tuple[int, Any]], x: str) -> str | None:
@@ -230,16 +243,59 @@ def _may_tie(a: Arguments, name: str | None) -> bool:
     return False
 
 
-@row("aten::topk")
-def topk(a: Arguments) -> tuple[str, str] | tuple[str, Unknown]:
-    k, x = a.integer("k"), a.tensor("self")
-    if not a.flag("sorted") and k > 1:
-        raise Unmapped("sorted=False: elements in any order")
-    attrs = {"k": k, "largest": a.flag("largest")}
-    (vector,) = _as_vectors(a, x)
-    values, ids = a.e.several("topk", (vector,), {**attrs, "dim": _dim(a, x)})
+_ANY: Final = "positions of the elements in order: of equal ones any may be meant"
+
+
+def _ordered(a: Arguments, vector: str, op: str, attrs: dict[str, object], exact: bool = False) -> tuple[str, str | Unknown]:
+    """Elements in order, and their positions, which have no value where equal elements may take turns."""
+    x = a.tensor("self")
+    values, ids = a.e.several(op, (vector,), {**attrs, "dim": _dim(a, x)})
     if vector != x:
         values, ids = a.e.reshape(values, ()), a.e.reshape(ids, ())
-    if a.e.kind(x) != "real" or _may_tie(a, x):
-        return values, Unknown("positions of the largest elements: of equal ones any may be meant", a.e.place.source)
-    return values, ids
+    return values, ids if exact or (a.e.kind(x) == "real" and not _may_tie(a, x)) else Unknown(_ANY, a.e.place.source)
+
+
+@row("aten::topk")
+def topk(a: Arguments) -> tuple[str, str | Unknown]:
+    k = a.integer("k")
+    if not a.flag("sorted") and k > 1:
+        raise Unmapped("sorted=False: elements in any order")
+    (vector,) = _as_vectors(a, a.tensor("self"))
+    return _ordered(a, vector, "topk", {"k": k, "largest": a.flag("largest")})
+
+
+@row("aten::sort")
+def sort(a: Arguments) -> tuple[str, str | Unknown]:
+    (vector,) = _as_vectors(a, a.tensor("self"))
+    return _ordered(a, vector, "sort", {"descending": a.flag("descending")}, a.raw("stable") is True)
+
+
+def _ranked(a: Arguments, k: int) -> tuple[str, str | Unknown]:
+    """The k-th smallest element along a dimension, and its position."""
+    x = a.tensor("self")
+    (vector,) = _as_vectors(a, x)
+    dim, kind = _dim(a, vector), a.out[0]
+    assert kind is not None
+    values, ids = a.e.several("topk", (vector,), {"k": k, "largest": False, "dim": dim})
+    cut = {"dim": dim, "start": k - 1, "stop": k}
+    value, at = (a.e.reshape(a.e.op("slice", (t,), cut), kind.shape) for t in (values, ids))
+    a.ignore("keepdim")  # shapes are those of the results
+    return value, Unknown(_ANY, a.e.place.source) if a.e.kind(x) != "real" or _may_tie(a, x) else at
+
+
+@row("aten::kthvalue")
+def kthvalue(a: Arguments) -> tuple[str, str | Unknown]:
+    return _ranked(a, a.integer("k"))
+
+
+@row("aten::median")
+def median(a: Arguments) -> str | tuple[str, str | Unknown]:
+    """Of an even number of elements the lower one of the middle."""
+    x = a.tensor("self")
+    if len(a.out) == 2:
+        (vector,) = _as_vectors(a, x)
+        return _ranked(a, (a.e.shape(vector)[_dim(a, vector)] + 1) // 2)
+    count = math.prod(a.e.shape(x))
+    k = (count + 1) // 2
+    values = a.e.several("topk", (a.e.reshape(x, (count,)),), {"k": k, "largest": False, "dim": 0})[0]
+    return a.e.reshape(a.e.op("slice", (values,), {"dim": 0, "start": k - 1, "stop": k}), ())

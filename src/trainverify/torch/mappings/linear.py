@@ -33,6 +33,12 @@ def addmm(a: Arguments) -> str:
     return _added(a, made, a.number("beta"), a.number("alpha"))
 
 
+@row("aten::addbmm")
+def addbmm(a: Arguments) -> str:
+    made = a.e.op("sum", (a.e.op("matmul", (a.tensor("batch1"), a.tensor("batch2"))),), {"dim": 0})
+    return _added(a, made, a.number("beta"), a.number("alpha"))
+
+
 @row("aten::baddbmm")
 def baddbmm(a: Arguments) -> str:
     made = a.e.op("matmul", (a.tensor("batch1"), a.tensor("batch2")))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from trainverify.torch.mappings.table import Arguments, rows
-from trainverify.torch.values import Unmapped
 
 ROWS, row = rows()
 REDUCTIONS: Final = ("none", "mean", "sum")
@@ -78,7 +77,15 @@ def mse_loss_backward(a: Arguments) -> str:
 
 @row("aten::binary_cross_entropy_with_logits")
 def bce_with_logits(a: Arguments) -> str:
-    if a.raw("weight") is not None or a.raw("pos_weight") is not None:
-        raise Unmapped("weights of samples or classes")
-    attrs = {"reduction": REDUCTIONS[a.integer("reduction")]}
-    return a.e.op("binary_cross_entropy_with_logits", (a.tensor("self"), a.tensor("target")), attrs)
+    x, target, weight, positive = a.tensor("self"), a.tensor("target"), a.optional("weight"), a.optional("pos_weight")
+    reduction = REDUCTIONS[a.integer("reduction")]
+    if weight is None and positive is None:
+        return a.e.op("binary_cross_entropy_with_logits", (x, target), {"reduction": reduction})
+    one = a.e.full((), 1, "f32")
+    loss = a.e.op("softplus", (a.e.op("neg", (x,)),))
+    if positive is not None:  # log(1 + e⁻ˣ)·(1 + (p − 1)·target) + (1 − target)·x
+        extra = a.e.op("mul", (a.e.op("sub", (positive, one)), target))
+        loss = a.e.op("mul", (loss, a.e.op("add", (one, extra))))
+    loss = a.e.op("add", (loss, a.e.op("mul", (a.e.op("sub", (one, target)), x))))
+    loss = loss if weight is None else a.e.op("mul", (loss, weight))
+    return loss if reduction == "none" else a.e.op(reduction, (loss,))

@@ -8,7 +8,7 @@ from typing import Final
 
 from trainverify.graph.types import DTYPES
 from trainverify.torch.mappings.table import Arguments, rows
-from trainverify.torch.values import Unknown, Unmapped
+from trainverify.torch.values import Unmapped
 from trainverify.translate.emit import Emitter
 
 ROWS, row = rows()
@@ -113,28 +113,46 @@ def logsumexp(a: Arguments) -> str:
 
 def _extremum(name: str, of_one: str, of_two: str) -> None:
     @row(name)
-    def extremum(a: Arguments) -> str | tuple[str, Unknown]:
-        """The largest (smallest) element, of all or along a dimension, or of two tensors; the position of one is not unique."""
+    def extremum(a: Arguments) -> str | tuple[str, str]:
+        """The largest (smallest) element, of all or along a dimension, or of two tensors."""
         if "other" in a.given:
             return a.e.op(of_two, (a.tensor("self"), a.tensor("other")))
         if len(a.out) == 1:
             return a.e.op(of_one, (a.tensor("self"),))
-        positions = Unknown("positions of maxima or minima: of equal elements any may be meant", a.e.place.source)
-        return a.e.op(of_one, (a.tensor("self"),), {**dims(a), **keep(a)}), positions
+        return a.e.op(of_one, (a.tensor("self"),), {**dims(a), **keep(a)}), _position(a, f"arg{name[-3:]}")
+
+
+def _position(a: Arguments, name: str) -> str:
+    """Of equal elements the first one, as PyTorch's documentation has it."""
+    x, dim = a.tensor("self"), a.raw("dim")
+    if not a.e.shape(x):
+        a.ignore("keepdim")
+        return a.e.full((), 0, "i64")
+    x = a.e.cast(x, "i64") if a.e.kind(x) == "bool" else x
+    return a.e.op(name, (x,), {**({} if dim is None else {"dim": dim}), **keep(a)})
 
 
 _extremum("aten::max", "amax", "maximum")
 _extremum("aten::min", "amin", "minimum")
 
 
-@row("aten::argmax", "aten::argmin")
-def position(a: Arguments) -> str:
-    raise Unmapped("positions of maxima")
+@row("aten::argmax")
+def argmax(a: Arguments) -> str:
+    return _position(a, "argmax")
+
+
+@row("aten::argmin")
+def argmin(a: Arguments) -> str:
+    return _position(a, "argmin")
 
 
 @row("aten::prod")
 def prod(a: Arguments) -> str:
-    return a.e.op("prod", (elements(a),), {**dims(a), **keep(a)})
+    x, over, kind = elements(a), dims(a), a.out[0]
+    if kind is not None and 0 in (a.e.shape(x)[d] for d in over.get("dim", range(len(a.e.shape(x))))):
+        keep(a)
+        return a.e.full(kind.shape, 1, kind.dtype)
+    return a.e.op("prod", (x,), {**over, **keep(a)})
 
 
 @row("aten::linalg_vector_norm")
@@ -148,8 +166,12 @@ def norm_of(a: Arguments, x: str, order: float, attrs: dict[str, object]) -> str
         return a.e.op("sum", (a.real(a.e.op("ne", (x,), {"value": 0})),), attrs)
     if order == -math.inf:
         return a.e.op("amin", (a.e.op("abs", (x,)),), attrs)
-    if order < 0:
-        raise Unmapped(f"a norm of order {order:g}")
+    if order < 0:  # 0 where an element is
+        size, power = a.e.op("abs", (x,)), Fraction(a.literal(float(order)))
+        empty = a.e.op("eq", (size,), {"value": 0})
+        powers = a.e.op("pow", (a.e.op("where", (empty, a.e.full((), 1, "f32"), size)),), {"exponent": power})
+        norm = a.e.op("pow", (a.e.op("sum", (powers,), attrs),), {"exponent": 1 / power})
+        return a.e.op("where", (a.e.op("any", (empty,), attrs), a.e.full((), 0, "f32"), norm))
     return a.e.op("norm", (x,), {"p": math.inf if order == math.inf else a.literal(float(order)), **attrs})
 
 
