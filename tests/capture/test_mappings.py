@@ -51,6 +51,12 @@ def _copied_in(a: Any, b: Any) -> Any:
     return torch.ops.fsdp.all_gather_copy_in([a.reshape(-1), b], whole, [6, 3], 9, 1)[0]
 
 
+def _unscaled(gradients: list[Any], factor: Any) -> list[Any]:
+    made = [g.clone() for g in gradients]
+    torch._amp_foreach_non_finite_check_and_unscale_(made, torch.zeros(()), factor)
+    return made
+
+
 def _split_into(a: Any) -> Any:
     """FSDP2's buffer of two ranks [2, 5], taken apart along dimension 1."""
     made = [torch.empty(2, 2, dtype=torch.float64), torch.empty(6, dtype=torch.float64).view(2, 3)]
@@ -296,6 +302,8 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("index_add", lambda a, i, v: a.index_add(0, i, v), (x, ids(2, 5), real(5, 3))),
     ("topk", lambda a: a.topk(2, 0, largest=False), (real(5, 3),)),
     ("_chunk_cat", lambda a, b: A._chunk_cat([a, b], 0, 2), (real(3, 2), real(4))),
+    ("_amp_foreach_non_finite_check_and_unscale", lambda a, b: _unscaled([a, b], torch.tensor(0.25)), (x.float(), real(5).float())),
+    ("_amp_foreach_non_finite_check_and_unscale", lambda a, s: _unscaled([a], s), (x.float(), real(1).float())),
 ]
 
 

@@ -12,6 +12,7 @@ import torch
 WIDE: Final = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _SHORT: Final = (torch.float32, torch.float16, torch.bfloat16)
 _POSITIONS: Final = frozenset(("index", "indices", "target"))  # arguments that count from the front of some dimension
+_DIVISORS: Final = frozenset(("total_weight",))  # 0 only where nothing counts
 _APART: Final = frozenset(("aten::topk",))  # of equal elements they may choose any
 KEPT: Final = 64  # sizes up to this one are kept
 GRID: Final = (-1.0, 0.0, 0.5, 1.0)
@@ -46,7 +47,8 @@ class Drawing:
             return torch.from_numpy(np.asarray(made, dtype=np.int64)).to(dtype)
         if dtype.is_complex:
             return torch.complex(*(torch.from_numpy(np.asarray(self._reals(shape))) for _ in range(2)))
-        return torch.from_numpy(np.asarray(self._reals(shape)))
+        made = self._reals(shape)
+        return torch.from_numpy(np.asarray(np.abs(made) + 0.125 if argument in _DIVISORS else made))
 
     def _reals(self, shape: tuple[int, ...]) -> Any:
         rng = self.rng

@@ -542,7 +542,7 @@ class Translator:
                 return self.known(value)
             if isinstance(value, list | tuple):
                 return type(value)(real(v) for v in value)
-            return value
+            return torch.device("cpu") if isinstance(value, torch.device) else value
 
         with unset_fake_temporarily():
             given, named = [real(v) for v in args], {k: real(v) for k, v in kwargs.items()}
@@ -633,6 +633,8 @@ class Translator:
         def given(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return real[id(value)]
+            if isinstance(value, torch.device):
+                return torch.device("cpu")
             return type(value)(given(v) for v in value) if isinstance(value, list | tuple) else value
 
         with unset_fake_temporarily():
