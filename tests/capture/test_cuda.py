@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tes
 import torch
 from torch.nn.functional import cross_entropy, gelu, layer_norm, linear, softmax
 
+from trainverify.cli import run as command
 from trainverify.torch import autocast
 from trainverify.torch.boundary import Boundary, Watched
 from trainverify.torch.cuda import Fake
@@ -158,3 +159,57 @@ def test_questions() -> None:
     assert found == ((True, (8, 0), True, True), "cuda", True, 0.0)
     assert any(a.startswith("torch.cuda.is_bf16_supported is True, as ") for a in assumed)
     assert any("several CUDA streams" in a for a in assumed)
+
+
+FUNCTIONS = """
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import trainverify.torch as tvt
+
+batch = {"x": tvt.Reals((6, 5), "(dp b) k")}
+loss = {"dp": "avg"}
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def made(wrapped):
+    model = nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5), nn.Linear(3, 2)).to(device)
+    called, optimizer = wrapped(model), torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        assert batch["x"].is_cuda
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            result = called(batch["x"]).square().mean()
+        result.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return result
+
+    return step
+
+
+def reference():
+    return made(lambda model: model)
+
+
+def right(rank, world):
+    return made(lambda model: DistributedDataParallel(model, device_ids=[0]))
+
+
+def wrong(rank, world):
+    return made(lambda model: model)
+"""
+
+
+@pytest.mark.parametrize(("expected", "name"), [("PROVED", "right"), ("REFUTED", "wrong")])
+def test_functions(expected: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Functions on GPUs, with dropout."""
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork
+        code = command(["torch", f"{path}:reference", f"{path}:{name}", "--world-size", "2", "--device", "cuda"])
+    shown = capsys.readouterr().out
+    assert shown.startswith(expected), shown
+    assert code == {"PROVED": 0, "REFUTED": 1}[expected]
+    assert "casts are exact: autocast to bfloat16 changes no value" in shown

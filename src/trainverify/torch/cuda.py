@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._device import DeviceContext, _device_constructors
 
-from trainverify.torch import attention, autocast
+from trainverify.torch import autocast, gpu_kernels
 from trainverify.torch.boundary import Boundary
 from trainverify.torch.chance import by_user
 from trainverify.torch.discover import NotSupported
@@ -65,6 +65,14 @@ _QUESTIONS: Final[Mapping[str, Answer]] = {  # about the hardware
     "memory_stats": lambda device=None: defaultdict(int),
     "memory_summary": lambda device=None, abbreviated=False: "",
 }
+_ELSEWHERE: Final[tuple[tuple[Any, str, Answer], ...]] = (
+    (dist, "is_nccl_available", lambda: True),
+    (torch.cuda.nccl, "version", lambda: (2, 27, 3)),
+    (torch.backends.cuda, "is_built", lambda: True),
+    (torch.backends.cuda, "is_flash_attention_available", lambda: True),
+    (torch.backends.cudnn, "is_available", lambda: True),
+    (torch.backends.cudnn, "version", lambda: 91002),
+)
 _NOTHING: Final = (  # that a program computes depends on these
     *("init", "_lazy_init", "synchronize", "empty_cache", "ipc_collect", "set_per_process_memory_fraction", "set_sync_debug_mode"),
     *("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
@@ -199,15 +207,22 @@ class Fake:
 
     def install(self) -> None:
         """For the rest of this process."""
+        from torch.distributed.tensor import _random as random
+
+        supported = random.is_rng_supported_mesh
         _register()
         self._patch_module()
         self._patch_tensors()
         self._patch_fakes()
         _patch_accelerator()
-        everywhere({id(c10d.is_nccl_available): (has := self._answering("torch.distributed.is_nccl_available", lambda: True))})
-        c10d.is_nccl_available = dist.is_nccl_available = has
+        for owner, name, answer in _ELSEWHERE:
+            function = getattr(owner, name)
+            everywhere({id(function): (ours := self._answering(f"{owner.__name__}.{name}", answer))})
+            setattr(owner, name, ours)
+        random.is_rng_supported_mesh = lambda mesh: False  # DTensor draws as on a processor: what it draws has no value
+        everywhere({id(supported): random.is_rng_supported_mesh})
         autocast.install(self)
-        attention.install()
+        gpu_kernels.install()
 
     def _answering(self, name: str, answer: Answer) -> Answer:
         """A question about the hardware: who asks is noted with the answer."""
@@ -301,12 +316,25 @@ class Fake:
         if not isinstance(other, FakeTensor) or t.device.type == other.device.type:
             _DATA.__set__(t, other)
             return
-        if t._use_count() > 1 or t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None):
+        if t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None) or not self._is_unused(t):
             raise self.refused(NotSupported(".data on another device, of a tensor that has hooks or was used"))
         needs = t.requires_grad
         torch._C._swap_tensor_impl(t, other.detach())  # one of its own, on the same memory
         t.fake_device = other.fake_device
         t.requires_grad_(needs)
+
+    def _is_unused(self, t: torch.Tensor) -> bool:
+        """Whether nothing in C++ refers to a tensor, but for the node that adds up its gradient: that one is not to run any more."""
+        if t._use_count() == 1:
+            return True
+        if t._use_count() > 2 or not (t.is_leaf and t.requires_grad):
+            return False
+
+        def stale(gradients: Any) -> None:
+            raise self.refused(NotSupported("the gradient of a tensor that was moved to another device since it was used"))
+
+        torch.autograd.graph.get_gradient_edge(t).node.register_prehook(stale)
+        return bool(t._use_count() == 2)  # else the node is new, and something else refers to the tensor
 
     def _patch_tensors(self) -> None:
         tensor: Any = torch.Tensor
@@ -334,6 +362,19 @@ class Fake:
         tensor.pin_memory = pinned
         tensor.is_pinned = lambda t, device=None: getattr(t, "_pinned", False)
         tensor.record_stream = lambda t, stream: None
+        _device_constructors()  # as they are called by name in `with torch.device("cuda"):`, before others take their names
+        within = DeviceContext.__torch_function__
+
+        def indexed(context: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:  # ours, on real tensors
+                return func(*args, **(kwargs or {}))
+            before, context.device = context.device, CURRENT.indexed(context.device)
+            try:
+                return within(context, func, types, args, kwargs)
+            finally:
+                context.device = before
+
+        DeviceContext.__torch_function__ = indexed
         for name in ("tensor", "as_tensor", "asarray"):
             setattr(torch, name, _indexing(made := getattr(torch, name)))
             everywhere({id(made): getattr(torch, name)})

@@ -102,7 +102,11 @@ def _patch_loaders(stand_ins: StandIns, assume: Callable[[str], None], outside: 
 
     def loaded(iterating: Any) -> Any:
         def faked(t: torch.Tensor) -> torch.Tensor:
-            return t if isinstance(t, FakeTensor) or stand_ins.mode is None else stand_ins.mode.from_tensor(t)
+            if isinstance(t, FakeTensor) or stand_ins.mode is None:
+                return t
+            made = stand_ins.mode.from_tensor(t)
+            vars(made).update(vars(t))
+            return made
 
         return tree_map_only(torch.Tensor, faked, load(iterating))
 

@@ -1,4 +1,4 @@
-"""Attention on the device `cuda` of a capture: which kernel a GPU takes changes no real number, so it is the one that has a row."""
+"""Operators for which GPUs have kernels of their own: which one runs changes no real number, so it is one that has a row."""
 
 from __future__ import annotations
 
@@ -36,11 +36,21 @@ def attention(
     return found
 
 
+def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """`F.dropout`, as PyTorch writes it for devices without a kernel for it."""
+    if p == 0 or not train or x.numel() == 0:
+        return x
+    if p == 1:
+        return x * torch.zeros_like(x)
+    return x * torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+
+
 def install() -> None:
     """For the rest of this process."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", attention, KEY)
+    library.impl("dropout", dropout, KEY)
     _LIBRARIES.append(library)
 
 
-__all__ = ["attention", "install"]
+__all__ = ["attention", "dropout", "install"]
