@@ -102,6 +102,8 @@ def test_autocast() -> None:
             y = linear(x, w)
             loss = cross_entropy(y, labels)
             kinds = [t.dtype for t in (y, gelu(y), layer_norm(y, (5,)), softmax(y, -1), y.norm(), y.norm(dim=1), y.sum(), x + x, loss)]
+            assert torch.is_autocast_enabled()
+            assert torch.get_autocast_gpu_dtype() == torch.bfloat16
             on_cpu = linear(torch.zeros(2, 3), torch.zeros(5, 3)).dtype
             double = linear(x.double(), w.double()).dtype
             with torch.autocast("cuda", enabled=False):
@@ -110,12 +112,17 @@ def test_autocast() -> None:
                 torch.nn.functional.binary_cross_entropy(y.float().sigmoid(), y.float())
         with torch.cuda.amp.autocast():
             kinds.append((x @ x.T).dtype)
+        torch.set_autocast_gpu_dtype(torch.float16)
+        torch.set_autocast_enabled(True)
+        kinds.append((x @ x.T).dtype)
+        torch.set_autocast_enabled(False)
+        assert not torch.is_autocast_enabled()
         loss.backward()
         return kinds, on_cpu, double, w.grad.dtype
 
     (kinds, on_cpu, double, of_weight), assumed = shown(work)
     low, full = torch.bfloat16, torch.float32
-    assert kinds == [low, low, full, full, full, full, full, full, full, full, torch.float16]
+    assert kinds == [low, low, full, full, full, full, full, full, full, full, torch.float16, torch.float16]
     assert (on_cpu, double, of_weight) == (full, torch.float64, full)
     assert "casts are exact: autocast to bfloat16 changes no value" in assumed
 
@@ -150,6 +157,7 @@ def test_questions() -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.manual_seed_all(1)
+        assert not hasattr(torch.cuda, "FloatTensor")
         with pytest.raises(Exception, match="temperature needs a GPU"):
             torch.cuda.temperature()
         said = (torch.cuda.is_bf16_supported(), torch.cuda.get_device_capability(), torch.distributed.is_nccl_available(), free == total)

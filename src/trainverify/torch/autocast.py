@@ -186,14 +186,22 @@ def install(notes: Notes) -> None:
     for name, kernel in kernels(casts).items():
         listed.impl(name, without_autocast(kernel), KEY)
     _LIBRARIES.extend((others, listed))
-    clear = torch.clear_autocast_cache
+    clear, enabled, enable = torch.clear_autocast_cache, torch.is_autocast_enabled, torch.set_autocast_enabled
 
     def cleared() -> None:
         casts.kept.clear()
         clear()
 
-    torch.clear_autocast_cache = cleared
-    everywhere({id(clear): cleared})
+    changed: dict[str, Kernel] = {  # without the name of a device, PyTorch means the one that it has in C++
+        "clear_autocast_cache": cleared,
+        "is_autocast_enabled": lambda device_type="cuda": enabled(device_type),
+        "set_autocast_enabled": lambda *given: enable(*(given if len(given) > 1 else ("cuda", *given))),
+        "get_autocast_gpu_dtype": _lower,
+        "set_autocast_gpu_dtype": lambda dtype: torch.set_autocast_dtype("cuda", dtype),
+    }
+    everywhere({id(getattr(torch, n)): function for n, function in changed.items()})
+    for name, function in changed.items():
+        setattr(torch, name, function)
 
 
 __all__ = ["BANNED", "CUDNN", "FLOAT32", "FLOAT32_RESULT", "LOWER", "NORMS", "WIDEST", "eligible", "install", "kernels"]

@@ -23,7 +23,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from trainverify.torch import autocast, gpu_kernels
 from trainverify.torch.boundary import Boundary
-from trainverify.torch.chance import by_user
+from trainverify.torch.chance import CLOCK, by_user
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.patching import everywhere
 
@@ -256,7 +256,7 @@ class Fake:
             "get_rng_state_all": lambda: [torch.get_rng_state()] * CURRENT.count,
             "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
             "Stream": self._noted_stream(),
-            "Event": Event,
+            "Event": self._noted_event(),
             "stream": lambda stream: stream or Stream(),
             "current_stream": lambda device=None: Stream(device),
             "default_stream": lambda device=None: Stream(device),
@@ -270,6 +270,8 @@ class Fake:
         for name, function in changed.items():
             setattr(cuda, name, function)
         everywhere({id(f): changed[n] for n, f in before.items() if f is not None})
+        for name in [n for n in vars(cuda) if n.endswith("Tensor")]:
+            delattr(cuda, name)  # torch.cuda.FloatTensor and its like would say that no tensor is one
         cuda._initialized = True
         nvtx: Any = cuda.nvtx
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
@@ -294,6 +296,16 @@ class Fake:
                 super().__init__(*args, **kwargs)
                 if (where := _asks(sys._getframe(1))) is not None:
                     fake.assume(STREAMS.format(where))
+
+        return Noted
+
+    def _noted_event(self) -> type[Event]:
+        fake = self
+
+        class Noted(Event):
+            def elapsed_time(self, end: Any) -> float:
+                fake.assume(CLOCK)
+                return super().elapsed_time(end)
 
         return Noted
 

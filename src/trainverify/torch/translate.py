@@ -339,6 +339,8 @@ class Translator:
         if found is None:
             place = self._place()
             text = f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)"
+            if str(t.dtype) in DTYPES and getattr(self.memory.read(self.keep(t), *memory_of(t)), "reason", "") == "a random number":
+                text += "; it was drawn by torch, which draws none here: choose data by a DataLoader, or by NumPy with a seed"
             raise self.boundary.refused(ReadsData(text))
         return plain(found)
 
