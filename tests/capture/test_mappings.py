@@ -35,6 +35,12 @@ def _copied_in(a: Any, b: Any) -> Any:
     return torch.ops.fsdp.all_gather_copy_in([a.reshape(-1), b], whole, [6, 3], 9, 1)[0]
 
 
+def _unscaled(gradients: list[Any], factor: Any) -> list[Any]:
+    made = [g.clone() for g in gradients]
+    torch._amp_foreach_non_finite_check_and_unscale_(made, torch.zeros(()), factor)
+    return made
+
+
 def _split_into(a: Any) -> Any:
     """FSDP2's buffer of two ranks [2, 5], taken apart along dimension 1."""
     made = [torch.empty(2, 2, dtype=torch.float64), torch.empty(6, dtype=torch.float64).view(2, 3)]
@@ -331,6 +337,8 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     *(("convolution", lambda a, w, b, o=o: A.convolution(a, w, b, *o), given) for o, *given in CONVOLUTIONS),
     *(("convolution_backward", lambda a, w, b, o=o: convolution_backward(a, w, b, o), given) for o, *given in CONVOLUTIONS),
     ("convolution", lambda a, w: A.convolution(a, w, None, [2], [1], [3], True, [2], 1), (real(2, 3, 5), real(3, 4, 2))),
+    ("_amp_foreach_non_finite_check_and_unscale", lambda a, b: _unscaled([a, b], torch.tensor(0.25)), (x.float(), real(5).float())),
+    ("_amp_foreach_non_finite_check_and_unscale", lambda a, s: _unscaled([a], s), (x.float(), real(1).float())),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,6 +46,10 @@ Also = Annotated[
     list[str] | None,
     typer.Option(metavar="batch=N", help="Where there is no verdict, capture both functions with N rows too; REFUTED there counts."),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="cpu|cuda", help="What the code runs as on, without GPUs. Of scripts: cuda; of functions: cpu."),
+]
 Points = Annotated[int, typer.Option(min=1, max=1000, help="Random points to evaluate.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the first random point.")]
 
@@ -58,6 +63,7 @@ def command(
     replayed: Replayed = False,
     accept_choices: AcceptChoices = False,
     real: Real = False,
+    device: Device = None,
     all_ranks: AllRanks = False,
     accept_sampled: AcceptSampled = False,
     cached: Cached = False,
@@ -74,6 +80,7 @@ def command(
     outputs: Outputs = NOTHING_MORE,
 ) -> int:
     """Is the training step of PyTorch code on N ranks equal to the one on a single device? Python runs the code, on fake tensors."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that it has no clock for a device that is not there
     try:
         from trainverify.torch import command as capture
         from trainverify.torch.cache import Cache, mark
@@ -82,15 +89,20 @@ def command(
     except ImportError as error:
         raise Refused(str(error)) from error
     others = _other_rows(targets, real, also or ())
-    key = (targets, world_size, reference_args, None if ops is None else (str(ops), mark(str(ops))))
+    on = device or ("cuda" if targets[0] == "run" else "cpu")
+    if on not in ("cpu", "cuda"):
+        raise Refused(f"--device {on}: cpu or cuda")
+    if on == "cuda" and replayed:
+        raise Refused("--replay runs the code for real, on the CPU: without --device cuda")
+    key = (targets, world_size, reference_args, on, None if ops is None else (str(ops), mark(str(ops))))
     cache = Cache(default_folder(), key) if cached else None
 
     def subject(tell: Callable[[str], None], rows: int | None = None) -> capture.Subject:
         table = table_with(ops)
         if targets[0] == "run":
             alone = None if reference_args is None else shlex.split(reference_args)
-            return capture.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices, cache)
-        return capture.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real, cache, rows)
+            return capture.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices, cache, on)
+        return capture.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real, cache, rows, on)
 
     def at(tell: Callable[[str], None], rows: int | None) -> Report:
         out = folder if rows is None else None

@@ -27,6 +27,7 @@ from trainverify.torch.boundary import Watched
 from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
 from trainverify.torch.chance import generators
 from trainverify.torch.collectives import Talk
+from trainverify.torch.cuda import CPU, Fake
 from trainverify.torch.discover import Found, Named, NotSupported, counted, flat_copies, kept, owner_of, search, structure
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.functional import Functional
@@ -61,8 +62,9 @@ class Session:
         table: OpTable,
         meanings: Mapping[str, Row] | None = None,
         accept: bool = False,
+        device: str = CPU,
     ):
-        self.batch, self.mesh, self.rank = batch, mesh, rank
+        self.batch, self.mesh, self.rank, self.device = batch, mesh, rank, device
         self.lines = Lines()
         self.translator = Translator(self.lines.here, table, meanings)
         self.talk = Talk(self.translator, rank or 0)
@@ -121,7 +123,7 @@ class Session:
         shape = spec.shape if self.rank is None else local_shape(name, spec, self.mesh, self.rank)
         if self.translator.real:
             return drawn(name, spec, self.mesh, self.rank)
-        return torch.empty(shape, dtype=getattr(torch, spec.dtype))
+        return torch.empty(shape, dtype=getattr(torch, spec.dtype), device=self.device)
 
     def _sources(self, made: Mapping[str, torch.Tensor]) -> None:
         t = self.translator
@@ -561,7 +563,7 @@ class LaterStep(Exception):
 
 
 def capture(
-    build: Callable[..., Any],
+    resolved: Callable[[], Callable[..., Any]],
     batch: Batch,
     mesh: Mesh,
     rank: int | None,
@@ -572,21 +574,26 @@ def capture(
     choices: Ways = ((),) * STEPS,
     accept: bool = False,
     store: str | None = None,
+    device: str = CPU,
 ) -> Steps:
-    """The programs of one rank's first steps; `build` returns its step.
+    """The programs of one rank's first steps; `resolved` gives a function that builds it and returns its step.
 
     With a `store` tensors are real, and ranks talk by gloo through that file."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
-    session = Session(batch, mesh, rank, table, meanings, accept)
+    gpus = None if device == CPU else Fake(1 if rank is None else world)
+    if gpus is not None:
+        gpus.install()
+    build = resolved()
+    session = Session(batch, mesh, rank, table, meanings, accept, device)
     if store is None:
         session.reader.install()
     else:
         session.translator.real = True
         session.reader.install_real()
         torch.manual_seed(0)
-    patch(session.talk, session.assumed)
+    patch(session.talk, session.assumed, gpus)
     kinds.install()
     session.lines.wrappers.install()
     if rank is not None:

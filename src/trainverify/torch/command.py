@@ -15,9 +15,11 @@ from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.torch.cache import Cache
 from trainverify.torch.captured import Captured, Steps
+from trainverify.torch.cuda import CPU, CUDA, Fake, hinted
 from trainverify.torch.inputs import Batch, Flags, Ids, Reals, with_rows
 from trainverify.torch.judge import by_step, captures, judge, kind_of, pair
-from trainverify.torch.launch import Failed, run
+from trainverify.torch.launch import Failed, Reads, run
+from trainverify.torch.loading import repeated
 from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
 from trainverify.torch.sample import chosen
@@ -42,10 +44,12 @@ class Subject:
     ways: tuple[Way, ...] = ()  # all combinations of branches on data; the first one is above
 
 
-def settings_of(target: str) -> dict[str, Any]:
+def settings_of(target: str, device: str = CPU) -> dict[str, Any]:
     """`batch`, `mesh`, `cuts` and `loss` in the file of a target, read in a process of its own."""
 
     def read() -> dict[str, Any]:
+        if device == CUDA:
+            Fake(1).install()
         space = vars(module_of(target))
         return {n: space.get(n) for n in ("batch", "mesh", "cuts", "loss")}
 
@@ -66,9 +70,10 @@ def functions(
     real: bool = False,
     cache: Cache | None = None,
     rows: int | None = None,
+    device: str = CPU,
 ) -> Subject:
     """Two functions of files; the file of the second says what the batch is. `rows` replaces the number of its rows."""
-    said = settings_of(distributed)
+    said = settings_of(distributed, device)
     if not isinstance(said["batch"], Mapping):
         raise CaptureError(f"{distributed.rpartition(':')[0]} has no `batch`: a dictionary from names to tvt.Ids, tvt.Reals or tvt.Flags")
     mesh = Mesh(said["mesh"] or {"dp": world})
@@ -79,7 +84,7 @@ def functions(
 
     def run_way(choices: Sequence[Choices]) -> list[Processes]:
         given = (reference, distributed, world, batch, mesh, table, None, tell)
-        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real, cache=cache)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept, real=real, cache=cache, device=device)
 
     found = all_ways(run_way)
     one, ranks, targets = found[0].reference, found[0].ranks, (reference, distributed)
@@ -96,6 +101,7 @@ def script(
     all_ranks: bool = False,
     accept: bool = False,
     cache: Cache | None = None,
+    device: str = CUDA,
 ) -> Subject:
     """A script as it is: once as the only rank, then as the ranks of the world. The first of them says what the mesh is.
 
@@ -106,7 +112,7 @@ def script(
     def captured(ranks: Sequence[int | None], choices: Sequence[Choices]) -> list[tuple[Steps, Any, Any]]:
         def work(r: int | None) -> Callable[[], tuple[Steps, Any, Any]]:
             given = (path, alone, 0, 1, True) if r is None else (path, arguments, r, world, False)
-            return lambda: capture_script(*given, table, tuple(choices), accept)
+            return lambda: capture_script(*given, table, tuple(choices), accept, device)
 
         works = [work(r) for r in ranks]
         found = []
@@ -118,13 +124,15 @@ def script(
         if cache is None:
             results = run(works, tell=count)
         else:
-            keys = [(path, "only" if r is None else r, choices, accept) for r in ranks]
+            keys = [(path, "only" if r is None else r, choices, accept, device) for r in ranks]
             kept = cache.captured(dict(zip(keys, works, strict=True)), lambda made: (made[0], plain(made[1], made[2])), count)
             results = [k if isinstance(k, Failed) else (k[0], *spelled(k[1])) for k in kept]
         for r, result in zip(ranks, results, strict=True):
             if isinstance(result, Failed):
                 who = "the only rank" if r is None else f"rank {r}"
-                raise kind_of(result)(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {result.message}")
+                raise kind_of(result)(
+                    f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {hinted(result.message, device)}"
+                )
             found.append(result)
         return found
 
@@ -136,7 +144,10 @@ def script(
             raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
         ranks = range(world) if all_ranks else chosen(mesh)
         told.append((mesh, specs, said))
-        return by_step([one, *(c for c, _, _ in (first, *captured(ranks[1:], choices)))])
+        every = [first, *captured(ranks[1:], choices)]
+        if len(every) == world and (same := repeated(mesh, specs, [s for _, _, s in every])) is not None:
+            raise Reads(same)
+        return by_step([one, *(c for c, _, _ in every)])
 
     every = all_ways(run_way)
     mesh, specs, said = told[0]

@@ -16,9 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trainverify.torch import loading
 from trainverify.torch.agreement import Said
 from trainverify.torch.chance import Chance, by_user, noting
 from trainverify.torch.collectives import Talk
+from trainverify.torch.cuda import Fake, no_gpu
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.patching import everywhere
 from trainverify.torch.process_group import BACKEND, CapturedGroup, register
@@ -67,13 +69,17 @@ def start_group(
     _name(c10d._get_default_group(), asked)
 
 
-def patch(talk: Talk, assumed: list[str]) -> None:
+def patch(talk: Talk, assumed: list[str], gpus: Fake | None = None) -> None:
     """For the rest of this process. What is assumed because of it is added to `assumed`."""
 
     def note(text: str) -> None:
         if text not in assumed:
             assumed.append(text)
 
+    if gpus is None:
+        no_gpu(talk.translator.boundary)
+    else:
+        gpus.joins(talk.translator.boundary)
     _patch_building(note)
     _patch_conversion()
     _patch_copies(talk)
@@ -81,6 +87,7 @@ def patch(talk: Talk, assumed: list[str]) -> None:
     before = dict(vars(c10d))
     _patch_pipelines(talk, note)
     _patch_storage(talk)
+    loading.install(talk.translator.stand_ins, talk.translator.boundary.assume, outside)
     _patch_objects(talk, note)
     _patch_groups(talk)
     everywhere({id(f): vars(c10d)[n] for n, f in before.items() if vars(c10d)[n] is not f})

@@ -22,6 +22,7 @@ from trainverify.torch.agreement import disagreements, left_over, numbers, restr
 from trainverify.torch.cache import Cache
 from trainverify.torch.capture import STEPS, capture
 from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
+from trainverify.torch.cuda import CPU, CUDA, hinted
 from trainverify.torch.inputs import Batch
 from trainverify.torch.launch import Failed, Reads, Traced, run
 from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
@@ -70,6 +71,7 @@ def captures(
     accept: bool = False,
     real: bool = False,
     cache: Cache | None = None,
+    device: str = CPU,
 ) -> list[Processes]:
     """Every step of the reference and of all ranks (of many, a sample; or those that are given), each in a process of its own, or from
     `cache`."""
@@ -81,8 +83,10 @@ def captures(
 
         def one(target: Target, rank: int | None) -> Callable[[], Steps]:
             given = (batch, mesh, rank, world_size, ops, meanings, "step", tuple(choices), accept, store)
-            return lambda: capture(resolve(target), *given)
+            return lambda: capture(lambda: resolve(target), *given, device=device)
 
+        if real and device == CUDA:
+            raise CaptureError("on real tensors there is no device cuda")
         if real and len(ranks) < world_size:
             raise CaptureError(f"{world_size} ranks: on real tensors all of them run at once")
         works = [one(reference, None), *(one(distributed, r) for r in ranks)]
@@ -95,7 +99,7 @@ def captures(
         if cache is None or real:  # ranks that talk to each other run together
             found = run(works, real, seconds, count)
         else:
-            keys = [(t, r, repr(batch), mesh, choices, accept) for t, r in ((reference, None), *((distributed, r) for r in ranks))]
+            keys = [(t, r, repr(batch), mesh, choices, accept, device) for t, r in ((reference, None), *((distributed, r) for r in ranks))]
             kept = cache.captured(dict(zip(keys, works, strict=True)), lambda result: (result, None), count, seconds)
             found = [k if isinstance(k, Failed) else k[0] for k in kept]
     good: list[Steps] = []
@@ -103,7 +107,7 @@ def captures(
         who = "the reference" if i == 0 else f"rank {ranks[i - 1]}"
         if isinstance(result, Failed):
             where = f" ({result.where})" if result.where else ""
-            raise kind_of(result)(f"{who}{where}: {result.kind}: {result.message}") from Traced(result.trace)
+            raise kind_of(result)(f"{who}{where}: {result.kind}: {hinted(result.message, device)}") from Traced(result.trace)
         good.append(result)
     return by_step(good)
 
@@ -247,6 +251,7 @@ def verify(
     all_ranks: bool = False,
     accept_choices: bool = False,
     real: bool = False,
+    device: str = CPU,
 ) -> Report:
     """Is the training step that ranks run the reference's? Both functions build a model and return its step.
 
@@ -256,6 +261,7 @@ def verify(
     Up to three conditions on data are captured both ways; with `accept_choices` more of them are taken to be true, and assumed to be.
     With `real` the code runs on real random tensors, ranks at once through gloo: for code that reads data. The verdict then is about the
     choices that this run made, which are listed as assumptions.
+    With `device="cuda"` the code runs as on GPUs, which need not be there, and the batch lies on the current one.
     """
     named = mesh if isinstance(mesh, Mesh) else Mesh(mesh or {"dp": world_size})
     if named.size != world_size:
@@ -263,7 +269,7 @@ def verify(
 
     def run_way(choices: Sequence[Choices]) -> list[Processes]:
         given = (reference, distributed, world_size, batch, named, ops, meanings, progress, seconds)
-        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept_choices, real=real)
+        return captures(*given, all_ranks=all_ranks, choices=choices, accept=accept_choices, real=real, device=device)
 
     def judge_way(way: Way) -> Report:
         return judge(way.reference, way.ranks, named, batch, cuts, loss, ops, points, seed, engine, progress)

@@ -68,7 +68,7 @@ def user_frame(frame: FrameType | None, passed: list[FrameType] | None = None) -
             passed_engine = passed_engine or code is ENGINE
             if passed is not None and not is_ours(code.co_filename):
                 passed.append(frame)
-        elif is_ours(code.co_filename) and code.co_name == "capture":
+        elif is_ours(code.co_filename) and code.co_name in ("capture", "capture_script"):
             break
         frame = frame.f_back
     return source(tuple(lines)), passed_engine

@@ -19,6 +19,7 @@ from trainverify.torch.frames import torchs
 from trainverify.torch.functional import Functional
 from trainverify.torch.translate import Translator, is_computed
 
+OVERFLOW: Final = "GradScaler finds no inf and no NaN: steps that it would skip, and whether ranks agree on them, are not compared"
 _OWN: Final = frozenset(torch.library._impls)  # kernels that PyTorch itself writes in Python
 _SILENT: Final = ("prim", "profiler")
 _COLLECTIVES: Final = ("_c10d_functional", "_c10d_functional_autograd")
@@ -57,6 +58,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.translator.item(args[0])
+        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+            self.translator.boundary.assume(OVERFLOW)
         given = self.translator.stood_in(func, args, kwargs)
         fault = self._fault(func, given.args, given.kwargs)
         if fault is None and func not in self._inside and (body := python_body(func)) is not None:

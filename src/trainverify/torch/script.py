@@ -25,9 +25,11 @@ from trainverify.ops.table import OpTable
 from trainverify.torch.boundary import Watched
 from trainverify.torch.capture import STEPS, LaterStep, Session, Ways, optimizer_hooks
 from trainverify.torch.captured import Captured, Steps
+from trainverify.torch.cuda import CPU, CUDA, Fake
 from trainverify.torch.discover import Found, search
 from trainverify.torch.environment import patch, start_group
 from trainverify.torch.inputs import Flags, Ids, Input, Reals, Spelling
+from trainverify.torch.loading import LOADED
 from trainverify.torch.patching import everywhere
 from trainverify.translate.targets import CaptureError
 
@@ -45,6 +47,8 @@ class Running:
     steps: list[Captured] = field(default_factory=list)
     specs: dict[str, Input] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    scalers: list[Any] = field(default_factory=list)
+    loaded: list[list[int]] = field(default_factory=list)  # rows of data loaders, for every step
 
 
 RUNNING: Final = Running()
@@ -84,6 +88,7 @@ class step:  # noqa: N801 (a context manager)
         if RUNNING.steps and (RUNNING.specs, RUNNING.settings) != (specs, self.settings):
             raise LaterStep(f"step {len(RUNNING.steps) + 1} has another batch, or is said to lie otherwise, than the first")
         RUNNING.specs, RUNNING.settings = specs, self.settings
+        RUNNING.loaded.append(LOADED.taken())
         session.batch = specs
         session.begin(self._found(), self.batch, RUNNING.choices[len(RUNNING.steps)])
         self._hooks = optimizer_hooks(session)
@@ -112,7 +117,7 @@ class step:  # noqa: N801 (a context manager)
             raise StepEnded
 
     def _found(self) -> Found:
-        return search([self.model], [self.optimizer])
+        return search([self.model], [self.optimizer], *({f"scaler{i or ''}": s} for i, s in enumerate(RUNNING.scalers)))
 
     def _spec(self, name: str, t: torch.Tensor) -> Input:
         def chosen(value: Any) -> Any:
@@ -138,6 +143,7 @@ def capture_script(
     table: OpTable,
     choices: Ways = ((),) * STEPS,
     accept: bool = False,
+    device: str = CPU,
 ) -> tuple[Steps, Any, Any]:
     """Run a script as one rank until its third step ends: the programs, what its batch holds, and what it says about the mesh."""
     began = time.process_time()
@@ -145,7 +151,10 @@ def capture_script(
     torch.autograd.set_multithreading_enabled(False)
     session = Session({}, Mesh(one=1), None if reference else rank, table, None, accept)
     session.reader.install()
-    patch(session.talk, session.assumed)
+    gpus = Fake(world) if device == CUDA else None
+    if gpus is not None:
+        gpus.install()
+    patch(session.talk, session.assumed, gpus)
     session.lines.wrappers.install()
     environment = {
         "RANK": rank,
@@ -163,6 +172,13 @@ def capture_script(
     original = c10d.init_process_group
     c10d.init_process_group = dist.init_process_group = init
     everywhere({id(original): init})
+    made = torch.amp.GradScaler.__init__
+
+    def scaler_made(scaler: Any, *args: Any, **kwargs: Any) -> None:
+        RUNNING.scalers.append(scaler)
+        made(scaler, *args, **kwargs)
+
+    torch.amp.GradScaler.__init__ = scaler_made
     handles = session.lines.hooks()
     RUNNING.session, RUNNING.choices = session, choices
     sys.argv = [script, *arguments]
@@ -178,4 +194,4 @@ def capture_script(
     if len(steps) < len(choices):
         raise CaptureError(f"{script} ended after {len(steps)} of {len(choices)} steps: let its loop run longer")
     steps[0].seconds = time.process_time() - began
-    return tuple(steps), RUNNING.specs, RUNNING.settings
+    return tuple(steps), RUNNING.specs, {**RUNNING.settings, "loaded": RUNNING.loaded, "loader": LOADED.where}

@@ -339,6 +339,8 @@ class Translator:
         if found is None:
             place = self._place()
             text = f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)"
+            if str(t.dtype) in DTYPES and getattr(self.memory.read(self.keep(t), *memory_of(t)), "reason", "") == "a random number":
+                text += "; it was drawn by torch, which draws none here: choose data by a DataLoader, or by NumPy with a seed"
             raise self.boundary.refused(ReadsData(text))
         return plain(found)
 
@@ -542,7 +544,7 @@ class Translator:
                 return self.known(value)
             if isinstance(value, list | tuple):
                 return type(value)(real(v) for v in value)
-            return value
+            return torch.device("cpu") if isinstance(value, torch.device) else value
 
         with unset_fake_temporarily():
             given, named = [real(v) for v in args], {k: real(v) for k, v in kwargs.items()}
@@ -633,6 +635,8 @@ class Translator:
         def given(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return real[id(value)]
+            if isinstance(value, torch.device):
+                return torch.device("cpu")
             return type(value)(given(v) for v in value) if isinstance(value, list | tuple) else value
 
         with unset_fake_temporarily():

@@ -13,12 +13,13 @@ from trainverify.torch.mappings import (
     neural,
     optimizers,
     reductions,
+    scaling,
     shaping,
     sharded,
 )
 from trainverify.torch.mappings.table import Row, Table
 
-_MODULES = (arithmetic, convolution, creation, indexing, linear, losses, neural, optimizers, reductions, sharded, shaping)
+_MODULES = (arithmetic, convolution, creation, indexing, linear, losses, neural, optimizers, reductions, scaling, sharded, shaping)
 MAPPINGS: Table = {name: row for m in _MODULES for name, row in m.ROWS.items()}
 COMPLEX: Table = complex.ROWS  # of calls with complex tensors
 
