@@ -484,7 +484,7 @@ class Session:
         return [Finding("TV504", f"communicated: {why}", self.rank, None, at, None, "unsupported") for why, at in poisoned]
 
     def _strays(self) -> list[Finding]:
-        """Memory that is older than the step, is still used, and was written."""
+        """Memory that is older than the step, and carries values to the next one. What is written before it is read carries none."""
         step, found = self.translator.step, []
         assert step is not None
         for key, source in step.strays.items():
@@ -494,9 +494,6 @@ class Session:
             if step.carried(key, self.translator.memory.old_reads.get(key, ())):
                 text = f"memory of {storage.nbytes()} bytes, no tensor of a model or an optimizer, carries values from step to step"
                 found.append(Finding("TV505", text, self.rank, None, source, None, "unsupported"))
-            elif key in self.translator.built and torch._C._storage_Use_Count(key) > 1 + (storage is None):
-                text = f"memory of {storage.nbytes()} bytes that is older than the step is written by it and is compared with nothing"
-                found.append(Finding("TV505", text, self.rank, None, source, None, "warning"))
         return list(dict.fromkeys(found))
 
 

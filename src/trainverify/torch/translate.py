@@ -149,7 +149,6 @@ class Translator:
         self.again: Any = None  # the recorder, for functions that are captured in an op's place
         self.notes = Notes()
         self.step: Step | None = None
-        self.built: set[int] = set()  # storages that are older than the first step
         self.padding: list[tuple[int, Piece]] = []  # constants beside sources in one memory that no step changes
         self.real = False  # tensors have values: what Python reads of them is noted
         self._place = place
@@ -296,9 +295,7 @@ class Translator:
 
     def begin(self) -> None:
         """A step starts here: what ran before only made what it starts from."""
-        if self.step is None:
-            self.built = set(self._alive)
-        else:
+        if self.step is not None:
             self._renew()
         self.step = Step(before=set(self._alive))
         self.memory.begin()
@@ -311,7 +308,6 @@ class Translator:
     def _renew(self) -> None:
         """Between two steps: of what the first one left in memory only what follows from constants has a value."""
         gone = {key for key in self._alive if torch._C._storage_Use_Count(key) <= 1}
-        self.built -= gone
         for held in (self._alive, self._known, self._shadowed, self._counts):
             for key in gone.intersection(held):
                 del held[key]
