@@ -264,3 +264,28 @@ def test_parameters_by_hand(wrong: bool, verdict: str) -> None:
 
     found = tvt.verify(lambda: build(0, 1), build, 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)
     assert found.verdict == verdict, found.reason
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [(False, "PROVED"), (True, "REFUTED")])
+def test_a_group_in_a_closure_holds_nothing_of_the_user(wrong: bool, verdict: str) -> None:
+    """What the capture keeps behind a group, such as AdamW's counters, is no state of the step."""
+
+    def build(rank: int, world: int) -> Any:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        group = dist.new_group([0, 1]) if world > 1 else None
+
+        def step(batch: Any) -> Any:
+            optimizer.zero_grad()
+            loss = model(batch["x"]).square().mean()
+            loss.backward()
+            for p in model.parameters():
+                if group is not None and not (wrong and p.ndim == 1):
+                    dist.all_reduce(p.grad, op=dist.ReduceOp.AVG, group=group)
+            optimizer.step()
+            return loss
+
+        return step
+
+    found = tvt.verify(lambda: build(0, 1), build, 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)
+    assert found.verdict == verdict, found.reason

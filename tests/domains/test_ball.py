@@ -16,7 +16,7 @@ from trainverify.domains.numeric import NUMERIC
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.primitives import node as F
-from trainverify.primitives.scalars import Undecided
+from trainverify.primitives.scalars import SCALARS, Undecided
 
 RNG = np.random.default_rng(2)
 
@@ -100,6 +100,30 @@ def test_undefined_values_decide_nothing() -> None:
     y = F.call("log", x)
     with pytest.raises(Undecided):
         Ball().run([F.call("eq", y, y)], [balls(np.array(-1.0))])
+
+
+ACROSS = arb(0, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("certain", "fn", "param", "args"),
+    [
+        (False, "pow", Fraction(1, 2), [ACROSS]),
+        (False, "pow", Fraction(-1, 2), [ACROSS]),
+        (False, "pow", Fraction(3, 2), [ACROSS]),
+        (False, "pow", -1, [ACROSS]),
+        (False, "log", None, [ACROSS]),
+        (False, "div", None, [arb(1), ACROSS]),
+        (True, "pow", Fraction(3, 2), [ACROSS - 1]),
+        (True, "log", None, [ACROSS - 1]),
+        (True, "div", None, [ACROSS + 1, arb(0)]),
+        (True, "tanh", None, [arb("nan")]),
+    ],
+)
+def test_only_what_no_point_of_a_ball_has_a_value_for_is_no_number(certain: bool, fn: str, param: Any, args: list[arb]) -> None:
+    found = SCALARS[fn].ball(*args) if param is None else SCALARS[fn].ball(*args, param)
+    assert found.is_nan() is certain
+    assert found.overlaps(arb(7))
 
 
 def test_argmax_needs_only_the_largest_to_be_certain() -> None:

@@ -94,6 +94,13 @@ def _ball_sign(x: arb) -> arb:
     return arb(1) if _lt(arb(0), x) else arb(-1)
 
 
+def _defined(value: arb, *args: Any, never: bool = False) -> arb:
+    """What a function makes of balls that lie only partly where it is defined: any number, or none. That is no certain `nan`."""
+    if never or not value.is_nan() or any(isinstance(a, arb) and a.is_nan() for a in args):
+        return value
+    return value if all(not isinstance(a, arb) or a.is_exact() for a in args) else arb(0, math.inf)
+
+
 def rational(value: int | Fraction | float) -> Fraction:
     return Fraction(value)
 
@@ -119,15 +126,25 @@ def integer_power(x: int, p: int) -> int:
     return int(x**p)
 
 
+def _ball_div(a: Any, b: Any) -> arb:
+    return _defined(a / b, a, b, never=arb(b).is_exact())
+
+
+def _ball_log(x: arb) -> arb:
+    return _defined(x.log(), x, never=bool(x < 0))
+
+
 def _ball_pow(x: arb, p: int | Fraction | float) -> arb:
     if isinstance(p, int):
-        return x**p if isinstance(x, arb) else integer_power(x, p)
+        return _defined(x**p, x) if isinstance(x, arb) else integer_power(x, p)
     if p == Fraction(1, 2):
-        return x.sqrt()
-    if p == Fraction(-1, 2):
-        return x.rsqrt()
-    q = rational(p)
-    return x ** arb(fmpq(q.numerator, q.denominator))
+        power = x.sqrt()
+    elif p == Fraction(-1, 2):
+        power = x.rsqrt()
+    else:
+        q = rational(p)
+        power = x ** arb(fmpq(q.numerator, q.denominator))
+    return _defined(power, x, never=bool(x < 0))
 
 
 def _numeric_pow(x: Any, p: int | Fraction | float) -> Any:
@@ -214,7 +231,7 @@ _ROWS = (
         "real",
         None,
         np.divide,
-        lambda a, b: a / b,
+        _ball_div,
         lambda F, y, a, b: [1 / b, -(y / b)],
         ((1, "nonzero"),),
         "{0} / {1}",
@@ -224,11 +241,19 @@ _ROWS = (
     Scalar("pow", 1, "number", None, _numeric_pow, _ball_pow, _pow_partial, text="{0}^{p}", finite=(0,)),
     # smooth functions
     Scalar("exp", 1, "real", None, np.exp, lambda a: a.exp(), lambda F, y, a: [y]),
-    Scalar("log", 1, "real", None, np.log, lambda a: a.log(), lambda F, y, a: [1 / a], ((0, "positive"),), finite=(0,)),
+    Scalar("log", 1, "real", None, np.log, _ball_log, lambda F, y, a: [1 / a], ((0, "positive"),), finite=(0,)),
     Scalar("sin", 1, "real", None, np.sin, lambda a: a.sin(), lambda F, y, a: [F.call("cos", a)], finite=(0,)),
     Scalar("cos", 1, "real", None, np.cos, lambda a: a.cos(), lambda F, y, a: [-F.call("sin", a)], finite=(0,)),
-    Scalar("tanh", 1, "real", None, np.tanh, lambda a: a.tanh(), lambda F, y, a: [1 - y * y]),
-    Scalar("erf", 1, "real", None, _erf, lambda a: a.erf(), lambda F, y, a: [F.call("exp", -(a * a)) * 2 * F.power(F.call("pi"), -_HALF)]),
+    Scalar("tanh", 1, "real", None, np.tanh, lambda a: _defined(a.tanh(), a), lambda F, y, a: [1 - y * y]),
+    Scalar(
+        "erf",
+        1,
+        "real",
+        None,
+        _erf,
+        lambda a: _defined(a.erf(), a),
+        lambda F, y, a: [F.call("exp", -(a * a)) * 2 * F.power(F.call("pi"), -_HALF)],
+    ),
     Scalar("pi", 0, "any", "real", lambda: np.float64(math.pi), lambda: arb.pi()),
     Scalar(
         "one_minus_power",  # 1 − bⁿ for the parameter (b, n) with 0 < b < 1 and n ≥ 1: a number too long to be written as a fraction

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import torch
+import torch.distributed as dist
 from torch.optim import Adam, AdamW, Optimizer
 
 from trainverify.torch.frames import is_ours, torchs
@@ -186,7 +187,7 @@ class Search:
         elif isinstance(value, type):
             held = vars(value).items() if _is_users(value) else ()
             yield from (((*path, n), v) for n, v in held if isinstance(v, torch.Tensor | dict | list | tuple | collections.deque))
-        elif hasattr(value, "__dict__"):
+        elif hasattr(value, "__dict__") and not isinstance(value, dist.ProcessGroup | dist.Work):  # those lead to the capture's own memory
             yield from (((n,) if path == ("self",) else (*path, n), v) for n, v in vars(value).items())
 
     def _optimizer(self, path: Path, optimizer: Optimizer, depth: int) -> None:
