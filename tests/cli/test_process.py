@@ -330,6 +330,6 @@ def test_shells_complete_commands_and_options(typed: str, word: str, found: str)
 
 
 def test_completion_for_a_shell_is_shown() -> None:
-    code, out, _ = run("--show-completion", "bash")
-    assert code == 0
+    code, out, err = run("--show-completion", "bash")
+    assert code == 0, (out, err)
     assert "_TRAINVERIFY_COMPLETE" in out

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jax", reason="JAX is absent: pip install 'trainverify[jax]'")
+pytest.importorskip("jaxlib", reason="JAX is absent: pip install 'trainverify[jax]'")
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = 8

@@ -89,11 +89,7 @@ def command(
     except ImportError as error:
         raise Refused(str(error)) from error
     others = _other_rows(targets, real, also or ())
-    on = device or ("cuda" if targets[0] == "run" else "cpu")
-    if on not in ("cpu", "cuda"):
-        raise Refused(f"--device {on}: cpu or cuda")
-    if on == "cuda" and replayed:
-        raise Refused("--replay runs the code for real, on the CPU: without --device cuda")
+    on, whole = _on(device, targets, replayed), f"the ranks of {targets[-1]}"
     key = (targets, world_size, reference_args, on, None if ops is None else (str(ops), mark(str(ops))))
     cache = Cache(default_folder(), key) if cached else None
 
@@ -105,8 +101,7 @@ def command(
         return capture.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real, cache, rows, on)
 
     def at(tell: Callable[[str], None], rows: int | None) -> Report:
-        out = folder if rows is None else None
-        return capture.verdict(subject(tell, rows), table_with(ops), points, seed, engine, replayed, out, tell)
+        return capture.verdict(subject(tell, rows), table_with(ops), points, seed, engine, replayed, folder if rows is None else None, tell)
 
     def work(tell: Callable[[str], None]) -> Report:
         try:
@@ -114,15 +109,23 @@ def command(
             notes = (*report.notes, *([] if cache is None else cache.notes()))
             return replace(report, notes=notes, accept_sampled=accept_sampled)
         except Reads as error:
-            return Report("UNKNOWN", str(error), f"the ranks of {targets[-1]}")
+            return Report("UNKNOWN", str(error), whole)
         except CaptureError as error:
             raise Refused(str(error)) from error
 
     if list_ops:
         return _listed(lambda tell: capture.operations(subject(tell)), as_json)
-    return judged(
-        "torch", f"the ranks of {targets[-1]}", work, as_json, timeout, memory, outputs=outputs, artifact=targets[-1].partition(":")[0]
-    )
+    return judged("torch", whole, work, as_json, timeout, memory, outputs=outputs, artifact=targets[-1].partition(":")[0])
+
+
+def _on(device: str | None, targets: list[str], replayed: bool) -> str:
+    """The device that the code runs as on: scripts on GPUs, functions on the processor, if nothing is said."""
+    on = device or ("cuda" if targets[0] == "run" else "cpu")
+    if on not in ("cpu", "cuda"):
+        raise Refused(f"--device {on}: cpu or cuda")
+    if on == "cuda" and replayed:
+        raise Refused("--replay runs the code for real, on the CPU: without --device cuda")
+    return on
 
 
 def _listed(operations: Callable[[Callable[[str], None]], list[tuple[str, int, str]]], as_json: bool) -> int:

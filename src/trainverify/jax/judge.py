@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -20,7 +20,7 @@ from trainverify.evaluate.small import TooMuch, shrink_system
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.obligations import obligations
 from trainverify.graph.plan import Plan, units
-from trainverify.graph.program import Program
+from trainverify.graph.program import Program, Source
 from trainverify.jax.beside import Beside
 from trainverify.jax.beside import run as run_beside
 from trainverify.jax.corrections import in_all
@@ -157,21 +157,24 @@ def pair(
     parts = (logical, *ranks.parts)
     whole = with_whole(with_constants(logical.program, ranks.parts), ranks.moved)
     line = next((m for m in ranks.maps if m is not None), None)
-    findings += [
-        Finding("TV510", f"{n} comes out cut otherwise than it went in", None, n, line, "out_specs that are the in_specs", "warning")
-        for n in ranks.moved
-    ]
-    findings += [*_unknown(parts), *_other_keys(logical, ranks.parts)]
+    findings += [*_moved(ranks.moved, line), *_unknown(parts), *_other_keys(logical, ranks.parts)]
     progress("running every call beside its mapping")
     beside = run_beside({k: c for p in parts for k, c in p.noted.items()}, smaller)
-    findings += [
-        Finding("TV504", f"{call} is not translated to what JAX computes: {why}", None, None, None, None, "unsupported")
-        for call, why in beside.differs
-    ]
+    findings += _differing(beside.differs)
     whole, plan = in_all(whole, with_all_constants(ranks.plan, parts))
     return Pair(
         whole, plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), (*_notes(parts, ranks, literal), *_run_notes(beside))
     )
+
+
+def _moved(names: Iterable[str], line: Source | None) -> list[Finding]:
+    text = "{} comes out cut otherwise than it went in"
+    return [Finding("TV510", text.format(n), None, n, line, "out_specs that are the in_specs", "warning") for n in names]
+
+
+def _differing(calls: Iterable[tuple[str, str]]) -> list[Finding]:
+    text = "{} is not translated to what JAX computes: {}"
+    return [Finding("TV504", text.format(*c), None, None, None, None, "unsupported") for c in calls]
 
 
 def compiled(step: Callable[..., Any], args: Sequence[Any], mesh: Mesh) -> Partitioned:

@@ -115,7 +115,6 @@ def script(
             return lambda: capture_script(*given, table, tuple(choices), accept, device)
 
         works = [work(r) for r in ranks]
-        found = []
 
         def count(n: int) -> None:
             tell(f"captured {n} of {len(works)} processes")
@@ -127,14 +126,7 @@ def script(
             keys = [(path, "only" if r is None else r, choices, accept, device) for r in ranks]
             kept = cache.captured(dict(zip(keys, works, strict=True)), lambda made: (made[0], plain(made[1], made[2])), count)
             results = [k if isinstance(k, Failed) else (k[0], *spelled(k[1])) for k in kept]
-        for r, result in zip(ranks, results, strict=True):
-            if isinstance(result, Failed):
-                who = "the only rank" if r is None else f"rank {r}"
-                raise kind_of(result)(
-                    f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {hinted(result.message, device)}"
-                )
-            found.append(result)
-        return found
+        return [_made(r, result, device) for r, result in zip(ranks, results, strict=True)]
 
     def run_way(choices: Sequence[Choices]) -> list[Processes]:
         (one, specs, _), first = captured([None, 0], choices)
@@ -152,6 +144,14 @@ def script(
     every = all_ways(run_way)
     mesh, specs, said = told[0]
     return Subject(every[0].reference, every[0].ranks, mesh, specs, said["cuts"], said["loss"], None, every)
+
+
+def _made(rank: int | None, result: Any, device: str) -> Any:
+    """What a process captured, or the error that ended it."""
+    if isinstance(result, Failed):
+        who = "the only rank" if rank is None else f"rank {rank}"
+        raise kind_of(result)(f"{who}{f' ({result.where})' if result.where else ''}: {result.kind}: {hinted(result.message, device)}")
+    return result
 
 
 KINDS: Final = {"Ids": Ids, "Reals": Reals, "Flags": Flags}

@@ -156,15 +156,8 @@ def capture_script(
         gpus.install()
     patch(session.talk, session.assumed, gpus)
     session.lines.wrappers.install()
-    environment = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": world,
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": 1,
-    }
-    os.environ.update({k: str(v) for k, v in environment.items()})
+    os.environ.update({n: str(rank) for n in ("RANK", "LOCAL_RANK")} | {n: str(world) for n in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")})
+    os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"})
 
     def init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         start_group(session.talk, rank, world, original, asked=backend)
