@@ -251,6 +251,7 @@ def test_too_many() -> None:
     assert verify(many).verdict == "UNKNOWN"
 
 
+@pytest.mark.capture
 def test_accepted() -> None:
     report = verify(many, accept_choices=True)
     assert report.verdict == "PROVED", report.reason
