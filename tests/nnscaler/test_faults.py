@@ -13,7 +13,6 @@ from nnscaler.wrong import LLAMA, WRONG, Wrong
 from trainverify.nnscaler import parse
 from trainverify.nnscaler.suspects import suspects
 
-
 LONG = ("backward_left_out",)  # a minute and more
 
 
