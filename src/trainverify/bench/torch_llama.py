@@ -114,6 +114,7 @@ def trained(model: Any) -> Callable[[Any], dict[str, Any]]:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": whole(loss), "norm": whole(norm)}
 
     return step

@@ -25,7 +25,7 @@ from trainverify.torch.captured import Captured, Steps, compared_name, condition
 from trainverify.torch.cuda import CPU, CUDA, hinted
 from trainverify.torch.inputs import Batch
 from trainverify.torch.launch import Failed, Reads, Traced, run
-from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage
+from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage, is_partial
 from trainverify.torch.mappings import Row
 from trainverify.torch.positions import aligned
 from trainverify.torch.sample import NoSample, assumption, chosen, everyone
@@ -133,6 +133,8 @@ def pair(reference: Captured, ranks: Sequence[Captured], mesh: Mesh, batch: Batc
     held = [Held(i, p, c.placed) for i, (p, c) in enumerate(zip(programs, ranks, strict=True))]
     lineages = Lineages(logical, held, mesh, batch, cuts or {})
     lineage: list[Layout] = list(lineages.layouts())
+    if (left := next((x.logical for x in lineage if x.logical in reference.left and is_partial(x.form)), None)) is not None:
+        raise NoLineage(f"{left}, which the step before left there, is a summand on every rank: is zero_grad called in every step?")
     gradients, partial = lineages.gradients()
     notes = []
     if partial:
