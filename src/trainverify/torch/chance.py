@@ -91,7 +91,14 @@ class Chance:
 
 def generators() -> dict[str, object]:
     """How far the generators of Python and of NumPy that all code shares have come."""
-    return {"random": random.getstate(), "numpy.random": repr(np.random.get_state(legacy=False))}
+    return {"random": random.getstate(), "numpy.random": _state_of(np.random.get_state(legacy=False))}
+
+
+def _state_of(value: Any) -> object:
+    """The state of a generator, as something that is compared quickly."""
+    if isinstance(value, dict):
+        return tuple((name, _state_of(part)) for name, part in value.items())
+    return value.tobytes() if isinstance(value, np.ndarray) else value
 
 
 def noting(function: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:

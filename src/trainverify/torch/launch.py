@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from trainverify.torch.patching import look_up
 from trainverify.translate.targets import CaptureError
 
 T = TypeVar("T")
@@ -46,8 +47,10 @@ def users_line(error: BaseException) -> str | None:
 
 def _preload() -> None:
     """What every process would import by itself."""
-    for name in ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.testing._internal.distributed.fake_pg"):
+    distributed = ("tensor", "fsdp", "pipelining")
+    for name in ("torch._dynamo", *(f"torch.distributed.{n}" for n in distributed), "torch.testing._internal.distributed.fake_pg"):
         importlib.import_module(name)
+    look_up()
 
 
 def _child(work: Callable[[], Any], pipe: Connection) -> None:
