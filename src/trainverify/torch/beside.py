@@ -21,6 +21,7 @@ from trainverify.domains.arrays import Array
 from trainverify.domains.numeric import NUMERIC
 from trainverify.graph.program import Op
 from trainverify.ops import OPS
+from trainverify.primitives.node import Node, ordered
 from trainverify.torch.agreed import AGREED, digest
 from trainverify.torch.constants import ancestors, value_of
 from trainverify.torch.drawn import Drawing, smaller, wide
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 CLOSE: Final = 1e-7  # relative error of an element, and of a tensor's largest element: some kernels have constants in float32
 TINY: Final = 1e-11  # absolute error where numbers cancel
 MOST: Final = 1_000_000  # elements of arguments and results
-WORK: Final = 30_000_000  # elements of all tensors that the translated call computes
+WORK: Final = 60_000_000  # elements of all arrays that the translated call computes, one-hots of ids among them
 FAR: Final = 1 << 40  # an integer beyond this is no size: the end of a slice
 LIMITS: Final = (MOST, 100_000, 1000)  # a call at its own sizes; a larger one, and then smaller still
 # Memory without a value: the call writes it, and another one writes all of it before it is read
@@ -48,10 +49,18 @@ def computed(e: Emitter, wanted: Sequence[str], given: Mapping[str, Array]) -> d
     """The wanted tensors of a program under construction, where its sources have these values."""
     values = dict(given)
     for op in _needed(e, wanted):
-        lowered = e.table.lower(op.name, dict(op.attrs), tuple(None if i is None else e.tensors[i] for i in op.inputs))
-        made = NUMERIC.run(lowered.outputs, [values[i] if i is not None else np.zeros(0) for i in op.inputs])
+        made = NUMERIC.run(_nodes(e, op), [values[i] if i is not None else np.zeros(0) for i in op.inputs])
         values.update(zip(op.outputs, made, strict=True))
     return {n: values[n] for n in wanted}
+
+
+def _nodes(e: Emitter, op: Op) -> tuple[Node, ...]:
+    return e.table.lower(op.name, dict(op.attrs), tuple(None if i is None else e.tensors[i] for i in op.inputs)).outputs
+
+
+def _work(e: Emitter, wanted: Sequence[str]) -> int:
+    """How many numbers are computed for these tensors."""
+    return sum(math.prod(node.shape) for op in _needed(e, wanted) for node in ordered(_nodes(e, op)))
 
 
 def _needed(e: Emitter, wanted: Sequence[str]) -> list[Op]:
@@ -282,7 +291,7 @@ class Trial:
             if not any(isinstance(n, str) for n in told):
                 raise NotRun(next((str(n) for n, _ in found if isinstance(n, Unknown)), "no results")[:100])
             wanted = [n for n, _ in pairs]
-            if sum(math.prod(e.shape(o)) for op in _needed(e, wanted) for o in op.outputs) > WORK:
+            if _work(e, wanted) > WORK:
                 raise TooLarge
             made = computed(e, wanted, given)
             for n, t in pairs:
