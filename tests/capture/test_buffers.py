@@ -113,3 +113,47 @@ def test_constants_that_ranks_start_with(table: list[float], bias: float, known:
     report = tvt.verify(lambda: trained(Scaled([0.3, 2, 5], 0.0)), ranks, 2, batch, {"cp": 2}, loss={"cp": "avg"}, points=1)
     assert report.verdict == ("PROVED" if known else "UNKNOWN"), report.reason
     assert known or "when it is built" in report.reason
+
+
+class Masked(nn.Module):
+    """Two tables that are made with the model, which DDP broadcasts in every forward pass."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.linear = nn.Linear(3, 5)
+        self.register_buffer("slopes", torch.arange(5.0) * factor, persistent=False)
+        self.register_buffer("mask", torch.tril(torch.ones(5, 5)), persistent=False)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x):
+        self.seen += 1
+        return ((self.linear(x) * self.slopes) @ self.mask).square().mean()
+
+
+@pytest.mark.parametrize(("factors", "verdict"), [((0.3, 0.3), "PROVED"), ((0.3, 0.4), "UNKNOWN"), ((0.4, 0.4), "REFUTED")])
+def test_tables_that_ddp_broadcasts_in_the_step(factors: tuple[float, float], verdict: str) -> None:
+    """PROVED; UNKNOWN where rank 1 made another table; REFUTED where both did. A buffer that the step changes is state as before."""
+
+    def stepped(model: nn.Module, called: nn.Module):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch):
+            optimizer.zero_grad()
+            loss = called(batch["x"])
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    def reference():
+        model = Masked(0.3)
+        return stepped(model, model)
+
+    def ranks(rank: int, world: int):
+        model = Masked(factors[rank])
+        return stepped(model, nn.parallel.DistributedDataParallel(model))
+
+    report = tvt.verify(reference, ranks, 2, {"x": tvt.Reals((4, 3), "(dp b) k")}, {"dp": 2}, loss={"dp": "avg"}, points=1)
+    assert report.verdict == verdict, report.reason
+    assert verdict != "UNKNOWN" or "constants" in report.reason

@@ -53,7 +53,7 @@ class Ledger:
     messages: dict[str, list[Said]] = field(default_factory=dict)  # group → its collectives in order
     created: list[Said] = field(default_factory=list)  # process groups
     objects: list[Said] = field(default_factory=list)  # Python objects that ranks exchange
-    settled: dict[str, list[Said]] = field(default_factory=dict)  # group → constants that are broadcast before the step, by their formulas
+    settled: dict[str, list[Said]] = field(default_factory=dict)  # group → constants that are broadcast, by their formulas
     numbers: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(
         default_factory=dict
     )  # small constants, before and after the step
@@ -83,7 +83,7 @@ def disagreements(groups: Sequence[Mapping[str, tuple[int, ...]]], ledgers: Mapp
         yield from _unlike(f"group {name}", lists, "error", "the collectives of a group are the same on all its members, in one order")
         before = {r: ledgers[r].settled.get(name, []) for r in ranks if r in ledgers}
         yield from _unlike(
-            f"group {name} before the step", before, "unsupported", "a rank is captured as if a broadcast of constants gave it its own"
+            f"group {name}, constants", before, "unsupported", "a rank is captured as if a broadcast of constants gave it its own"
         )
     created = {r: led.created for r, led in ledgers.items()}
     yield from _unlike("process groups", created, "error", "every rank calls new_group for every group, in the same order")

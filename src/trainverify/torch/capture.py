@@ -157,6 +157,7 @@ class Session:
                 continue
             if n.buffer == "made" and isinstance(value := t.read_parts(here), str) and t.emitter.is_constant(value):
                 self.now.made[n.name] = value
+                t.step.tables.add(value)
                 t.step.sources.setdefault(t.keep(here), n.name)
                 continue  # computed from constants when the model is built: ranks may compute it differently, so nothing is assumed of it
             if here.is_complex():

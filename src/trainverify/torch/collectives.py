@@ -291,9 +291,7 @@ class Talk:
     def broadcast(self, group: Group, tensor: torch.Tensor, root: int) -> Flight:
         (tensor,) = self.in_memory([tensor])
         if not self._begin() and isinstance(value := self.translator.read(tensor), str):
-            source = self.translator.emitter.place.source
-            formula = self.translator.emitter.fingerprint(value)
-            self.ledger.settled.setdefault(group.name, []).append(Said(f"broadcast of {lying(tensor)}, {formula}", source))
+            self._settled(group, f"broadcast before the step of {lying(tensor)}", value)
             return Flight(-1, [], [], None, True)
         if (counted := self.counted(tensor)) is not None:
             self.ledger.calls.append(call_of("broadcast", group.members, [tensor]))
@@ -303,9 +301,32 @@ class Talk:
 
         def make() -> list[Value]:
             self.contiguous(tensor)
-            return [self.from_root("broadcast", group, tensor, root, type_of(tensor))]
+            return [self._sent(group, tensor, root)]
 
         return self.guarded([tensor], [tensor], make, "broadcast", group, f"broadcast from {root} of {lying(tensor)}")
+
+    def _settled(self, group: Group, what: str, value: str) -> None:
+        e = self.translator.emitter
+        self.ledger.settled.setdefault(group.name, []).append(Said(f"{what}, {e.fingerprint(value)}", e.place.source))
+
+    def _sent(self, group: Group, tensor: torch.Tensor, root: int) -> str:
+        """What a broadcast gives. Tables that the model has computed from constants stay what they are: those of all ranks are compared."""
+        t, e = self.translator, self.translator.emitter
+        whole = t.read(tensor)
+        assert t.step is not None
+        pieces = (buffered(e, whole) if isinstance(whole, str) else None) or [(str(whole), tensor.numel())]
+        if not any(piece in t.step.tables for piece, _ in pieces):
+            return self.from_root("broadcast", group, tensor, root, type_of(tensor))
+        made: list[str] = []
+        for piece, size in pieces:
+            found = piece
+            if piece in t.step.tables:
+                self._settled(group, f"broadcast of {size} constants", piece)
+            elif len(group.members) > 1:
+                given = (piece,) if root == self.rank else ()
+                found = str(e.communicate("broadcast", given, {"group": group.name, "root": root}, e.tensors[piece]))
+            made.append(e.reshape(found, (size,)))
+        return e.reshape(made[0] if len(made) == 1 else e.op("concat", made, {"dim": 0}), tuple(tensor.shape))
 
     def counted(self, tensor: torch.Tensor) -> list[int] | None:
         """The integers of a tensor that constants lead to (steps that a buffer counts): compared between ranks, they stay known."""

@@ -93,6 +93,7 @@ class Step:
     numbered: dict[int, str] = field(default_factory=dict)  # storage of a small known tensor that has a name → its name
     generators: dict[str, object] = field(default_factory=dict)  # of random numbers, Python's: how far they were when the step began
     counts: dict[int, torch.Tensor] = field(default_factory=dict)  # integers that are followed beside the program, before the step
+    tables: set[str] = field(default_factory=set)  # what buffers hold that are computed from constants when the model is built
     bounds: dict[int, set[int]] = field(default_factory=dict)  # storage → where sources begin and end in it
 
     def carried(self, key: int, reads: Sequence[tuple[int, int]]) -> bool:
