@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trainverify.domains.arrays import Array
-from trainverify.torch.beside import CLOSE, array, computed, difference
+from trainverify.torch.beside import CLOSE, array, difference
+from trainverify.torch.constants import computed
 from trainverify.torch.record import Recorder
 from trainverify.torch.translate import Translator, memory_of, parts_type
 from trainverify.torch.values import Unknown

@@ -57,11 +57,12 @@ def test_the_same_positions_on_both_ranks() -> None:
     assert verdict((0, 0)).verdict == "REFUTED"
 
 
-def test_a_kept_buffer_of_another_shape_needs_a_word() -> None:
-    """UNKNOWN: nobody says which part of the reference's buffer a rank holds."""
-    report = verdict((0, 5), persistent=True)
-    assert report.verdict == "UNKNOWN"
-    assert "table" in report.reason
+@pytest.mark.parametrize(("starts", "expected"), [((0, 5), "PROVED"), ((0, 0), "REFUTED")])
+def test_a_kept_table_that_no_step_changes(starts: tuple[int, int], expected: str) -> None:
+    """PROVED with an assumption: each rank holds the positions of its rows. REFUTED where both hold the first ones."""
+    report = verdict(starts, persistent=True)
+    assert report.verdict == expected
+    assert any("table, which no captured step changes" in a for a in report.assumptions)
 
 
 def broadcast_verdict(starts: tuple[int, int]):
@@ -107,12 +108,51 @@ class Scaled(nn.Module):
     [([0.3, 2, 5], 0.0, True), ([0.1 * 3, 4 / 2, 5], 0.0, True), ([0.3, 2, 6], 0.0, False), ([0.3, 2, 5], 1.0, False)],
 )
 def test_constants_that_ranks_start_with(table: list[float], bias: float, known: bool) -> None:
-    """PROVED where they are the reference's; UNKNOWN where they are others."""
+    """PROVED where they are the reference's. Where they are others: REFUTED of a table that no step changes, UNKNOWN of a parameter."""
     batch = {"x": tvt.Reals((10, 3), "(cp s) k")}
     ranks = lambda rank, world: trained(Scaled(table if rank else [0.3, 2, 5], bias if rank else 0.0))  # noqa: E731
     report = tvt.verify(lambda: trained(Scaled([0.3, 2, 5], 0.0)), ranks, 2, batch, {"cp": 2}, loss={"cp": "avg"}, points=1)
-    assert report.verdict == ("PROVED" if known else "UNKNOWN"), report.reason
-    assert known or "when it is built" in report.reason
+    assert report.verdict == ("PROVED" if known else "UNKNOWN" if bias else "REFUTED"), report.reason
+    assert known or not bias or "when it is built" in report.reason
+
+
+class Queued(nn.Module):
+    """A table of positions that every step rolls on: state, though constants lead to it when it is built."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("table", torch.arange(3.0) * 0.5)
+
+    def forward(self, x, by: int):
+        self.table.copy_(torch.cat((self.table[by:], self.table[:by])))
+        return x * self.weight * self.table
+
+
+@pytest.mark.parametrize(("by", "expected"), [(1, "PROVED"), (2, "REFUTED")])
+def test_a_table_that_steps_change_is_state(by: int, expected: str) -> None:
+    """PROVED as state that may hold anything before the step; REFUTED where ranks roll it the other way."""
+
+    def stepped(by: int):
+        model = Queued()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch):
+            optimizer.zero_grad()
+            loss = model(batch["x"], by).square().mean()
+            loss.backward()
+            for p in model.parameters():
+                if torch.distributed.is_initialized():
+                    torch.distributed.all_reduce(p.grad, op=torch.distributed.ReduceOp.AVG)
+            optimizer.step()
+            return loss
+
+        return step
+
+    batch = {"x": tvt.Reals((10, 3), "(dp s) k")}
+    report = tvt.verify(lambda: stepped(1), lambda rank, world: stepped(by), 2, batch, {"dp": 2}, loss={"dp": "avg"}, points=1)
+    assert report.verdict == expected, report.reason
+    assert not any("which no captured step changes" in a for a in report.assumptions)
 
 
 class Masked(nn.Module):

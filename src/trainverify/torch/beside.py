@@ -18,12 +18,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.domains.arrays import Array
-from trainverify.domains.numeric import NUMERIC
-from trainverify.graph.program import Op
 from trainverify.ops import OPS
-from trainverify.primitives.node import Node, ordered
 from trainverify.torch.agreed import AGREED, digest
-from trainverify.torch.constants import ancestors, value_of
+from trainverify.torch.constants import ancestors, computed, value_of, work
 from trainverify.torch.drawn import Drawing, smaller, wide
 from trainverify.torch.integers import never_negative
 from trainverify.torch.mappings import MAPPINGS
@@ -43,34 +40,6 @@ LIMITS: Final = (MOST, 100_000, 1000)  # a call at its own sizes; a larger one, 
 WITHOUT_VALUE: Final = frozenset((("fsdp::all_gather_copy_in", "all_gather_output"),))
 Key = tuple[Any, ...]
 _NUMPY: Final = torch.Tensor.numpy  # as PyTorch has it: the user's code is refused it in a step
-
-
-def computed(e: Emitter, wanted: Sequence[str], given: Mapping[str, Array]) -> dict[str, Array]:
-    """The wanted tensors of a program under construction, where its sources have these values."""
-    values = dict(given)
-    for op in _needed(e, wanted):
-        made = NUMERIC.run(_nodes(e, op), [values[i] if i is not None else np.zeros(0) for i in op.inputs])
-        values.update(zip(op.outputs, made, strict=True))
-    return {n: values[n] for n in wanted}
-
-
-def _nodes(e: Emitter, op: Op) -> tuple[Node, ...]:
-    return e.table.lower(op.name, dict(op.attrs), tuple(None if i is None else e.tensors[i] for i in op.inputs)).outputs
-
-
-def _work(e: Emitter, wanted: Sequence[str]) -> int:
-    """How many numbers are computed for these tensors."""
-    return sum(math.prod(node.shape) for op in _needed(e, wanted) for node in ordered(_nodes(e, op)))
-
-
-def _needed(e: Emitter, wanted: Sequence[str]) -> list[Op]:
-    needed = set(wanted)
-    kept: list[Op] = []
-    for op in reversed(e.ops):
-        if not needed.isdisjoint(op.outputs):
-            kept.append(op)
-            needed.update(i for i in op.inputs if i is not None)
-    return kept[::-1]
 
 
 def array(t: torch.Tensor) -> Array:
@@ -291,7 +260,7 @@ class Trial:
             if not any(isinstance(n, str) for n in told):
                 raise NotRun(next((str(n) for n, _ in found if isinstance(n, Unknown)), "no results")[:100])
             wanted = [n for n, _ in pairs]
-            if _work(e, wanted) > WORK:
+            if work(e, wanted) > WORK:
                 raise TooLarge
             made = computed(e, wanted, given)
             for n, t in pairs:
@@ -402,4 +371,4 @@ def _known(t: torch.Tensor, translator: Translator) -> Known:
     return Known(None, "", "", never_negative(e, value))
 
 
-__all__ = ["Beside", "Call", "array", "computed", "described", "difference"]
+__all__ = ["Beside", "Call", "array", "described", "difference"]

@@ -74,6 +74,13 @@ def buffered(e: Emitter, name: str) -> list[tuple[str, int]] | None:
     return [(_unflattened(e, str(i)), e.shape(str(i))[0]) for i in op.inputs]
 
 
+def in_order(e: Emitter, name: str) -> str:
+    """The tensor that another has the elements of, in the same order."""
+    while (op := e.made.get(name)) is not None and op.name == "reshape":
+        name = str(op.inputs[0])
+    return name
+
+
 def _unflattened(e: Emitter, name: str) -> str:
     """The tensor that another is the flat form of, by itself or multiplied by a number."""
     op = e.made.get(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,11 +21,13 @@ from trainverify.graph.program import Domain, Output, Program
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
 from trainverify.torch import kinds
-from trainverify.torch.beside import Beside, computed
+from trainverify.torch.beside import Beside
 from trainverify.torch.boundary import Watched
+from trainverify.torch.buffers import in_order
 from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
 from trainverify.torch.chance import generators
 from trainverify.torch.collectives import Talk
+from trainverify.torch.constants import is_table, numbers_of
 from trainverify.torch.cuda import CPU, Fake
 from trainverify.torch.discover import Found, Named, NotSupported, counted, flat_copies, kept, owner_of, search, structure
 from trainverify.torch.environment import patch, start_group
@@ -41,13 +42,11 @@ from trainverify.torch.record import Recorder
 from trainverify.torch.states import After, Outputs, Started
 from trainverify.torch.translate import Translator, type_of
 from trainverify.torch.values import DTYPES, ReadsData, Unknown, Value
-from trainverify.translate.emit import Emitter
 from trainverify.translate.signs import Signs
 
 STEPS: Final = 3  # that are captured, one after the other, in one process
 IDLE: Final = "in step {} a rate of an optimizer is 0: what acts through it alone is not compared there"
 LATER: Final = "later steps do what the third one does"
-SMALL: Final = 4096  # elements of a constant that ranks and the reference start with, up to which it is computed
 Ways = tuple[Sequence[bool], ...]  # for every step, the ways to take at its conditions on data
 
 
@@ -63,8 +62,10 @@ class Session:
         meanings: Mapping[str, Row] | None = None,
         accept: bool = False,
         device: str = CPU,
+        changing: Collection[str] = (),
     ):
         self.batch, self.mesh, self.rank, self.device = batch, mesh, rank, device
+        self.changing = changing  # buffers that a step changes, though they follow from constants when they are built
         self.lines = Lines()
         self.translator = Translator(self.lines.here, table, meanings)
         self.talk = Talk(self.translator, rank or 0)
@@ -155,11 +156,11 @@ class Session:
             if n.counts and (value := t.known(here)) is not None:
                 self._number(n.name, here, value)
                 continue
-            if n.buffer == "made" and isinstance(value := t.read_parts(here), str) and t.emitter.is_constant(value):
+            if n.buffer is not None and isinstance(value := t.read_parts(here), str) and self._follows(n, value):
                 self.now.made[n.name] = value
-                t.step.tables.add(value)
+                t.step.tables.add(in_order(t.emitter, value))
                 t.step.sources.setdefault(t.keep(here), n.name)
-                continue  # computed from constants when the model is built: ranks may compute it differently, so nothing is assumed of it
+                continue  # computed from constants when the model is built: ranks may compute it differently, so no two are assumed equal
             if here.is_complex():
                 raise NotSupported(f"{n.name} is complex, and not computed from constants when the model is built: {t.read_parts(here)}")
             if n.buffer is not None and self.number == 1:
@@ -170,7 +171,7 @@ class Session:
                     self._not_negative({n.name: value}, set())
                 if not t.emitter.is_constant(value):
                     initial.setdefault(value, n.name)
-                elif (numbers := _numbers(t.emitter, value)) is not None:
+                elif (numbers := numbers_of(t.emitter, value)) is not None:
                     self.talk.ledger.initial[n.name] = numbers
             t.emitter.declare(n.name, type_of(here))
             t.define(here, n.name)
@@ -183,6 +184,19 @@ class Session:
             t.padding = t.memory.constants_beside(t.step.sources)
             if t.padding:
                 self.assumed.append("memory beside the parameters of flat buffers holds after a step what it held when they were built")
+
+    def _follows(self, buffer: Named, value: str) -> bool:
+        """Whether a buffer is what it is computed as: one that is made anew with the model, or a table that no step changes."""
+        e = self.translator.emitter
+        if not e.is_constant(value):
+            return False
+        if buffer.buffer == "made":
+            return True
+        if buffer.name in self.changing or not is_table(e, value):
+            return False
+        self.now.tables.add(buffer.name)
+        self.talk.assume(f"buffer {buffer.name}, which no captured step changes, holds what it is computed as when the model is built")
+        return True
 
     def _by_hand(self) -> Iterator[Named]:
         """Tensors kept by hand that the step before left are sources. The first step has their values, where these follow from constants
@@ -266,6 +280,7 @@ class Session:
         for key, metric in metrics.items():
             made.add(metric, "metric", key, key)
         after = After(found)
+        changed = self._rewritten(after)
         changes = self._changed(after)
         self._updates(made, after, changes)
         self.talk.lost()
@@ -310,7 +325,21 @@ class Session:
             structure=changes,
             left=left,
             by_hand=tuple(n.name for n in self.now.named if n.by_hand),
+            tables=frozenset(self.now.tables),
+            changed=changed,
         )
+
+    def _rewritten(self, after: After) -> frozenset[str]:
+        """Tables of constants that are not any more what they were computed as."""
+        there = after.tensors
+        return frozenset(n for n in self.now.made if n not in there or not self._as_made(n, local(there[n].tensor)))
+
+    def _as_made(self, name: str, now: torch.Tensor) -> bool:
+        """Whether a table of constants is still what it was computed as."""
+        e, value, before = self.translator.emitter, self.translator.read_parts(now), str(self.now.made[name])
+        if not isinstance(value, str) or e.shape(value) != e.shape(before):
+            return False
+        return e.fingerprint(in_order(e, value)) == e.fingerprint(in_order(e, before))
 
     def _of_kind(self, kind: str) -> list[Named]:
         return [n for n in self.now.named if n.kind == kind]
@@ -394,7 +423,7 @@ class Session:
         known = {*(n.name for n in self.now.named), *self.now.tied, *self.now.numbers, *self.now.made}
         for name, n in after.tensors.items():
             here = local(n.tensor)
-            new = name not in known or name in changes or (name in self.now.made and t.read_parts(here) != self.now.made[name])
+            new = name not in known or name in changes or (name in self.now.made and not self._as_made(name, here))
             if not new or name in {x.name for x in self.now.named} or not here.numel() or str(here.dtype) not in DTYPES:
                 continue
             if (n.counts or n.by_hand) and t.known(here) is not None:
@@ -523,16 +552,6 @@ def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:
         return torch.from_numpy(np.array(whole)).to(getattr(torch, spec.dtype))
 
 
-def _numbers(e: Emitter, constant: str) -> tuple[float, ...] | None:
-    """The numbers of a constant: one, if it is so everywhere; None of many."""
-    op = e.made[constant]
-    if op.name == "full":
-        return (float(op.get("value")),)
-    if math.prod(e.shape(constant)) > SMALL:
-        return None
-    return tuple(float(v) for v in np.ravel(computed(e, [constant], {})[constant]))
-
-
 def _values(value: torch.Tensor) -> tuple[float, ...]:
     with _disable_current_modes():
         return tuple(float(v) for v in value.reshape(-1).tolist())
@@ -573,6 +592,7 @@ def capture(
     accept: bool = False,
     store: str | None = None,
     device: str = CPU,
+    changing: Collection[str] = (),
 ) -> Steps:
     """The programs of one rank's first steps; `resolved` gives a function that builds it and returns its step.
 
@@ -584,7 +604,7 @@ def capture(
     if gpus is not None:
         gpus.install()
     build = resolved()
-    session = Session(batch, mesh, rank, table, meanings, accept, device)
+    session = Session(batch, mesh, rank, table, meanings, accept, device, changing)
     if store is None:
         session.reader.install()
     else:

@@ -15,7 +15,7 @@ from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.torch.agreement import Ledger, Said, call_of, lying
-from trainverify.torch.buffers import Group, buffered, gathered_apart, pieces_of, reduced_to_owners
+from trainverify.torch.buffers import Group, buffered, gathered_apart, in_order, pieces_of, reduced_to_owners
 from trainverify.torch.integers import NARROW
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart, uncut
@@ -305,6 +305,11 @@ class Talk:
 
         return self.guarded([tensor], [tensor], make, "broadcast", group, f"broadcast from {root} of {lying(tensor)}")
 
+    def same_constant(self, group: Group, tensor: torch.Tensor) -> None:
+        """What a broadcast before the step would make equal is compared, where it follows from constants."""
+        if isinstance(value := self.translator.read(tensor), str) and self.translator.emitter.is_constant(value):
+            self._settled(group, f"broadcast before the step of {lying(tensor)}", value)
+
     def _settled(self, group: Group, what: str, value: str) -> None:
         e = self.translator.emitter
         self.ledger.settled.setdefault(group.name, []).append(Said(f"{what}, {e.fingerprint(value)}", e.place.source))
@@ -315,12 +320,12 @@ class Talk:
         whole = t.read(tensor)
         assert t.step is not None
         pieces = (buffered(e, whole) if isinstance(whole, str) else None) or [(str(whole), tensor.numel())]
-        if not any(piece in t.step.tables for piece, _ in pieces):
+        if not any(in_order(e, piece) in t.step.tables for piece, _ in pieces):
             return self.from_root("broadcast", group, tensor, root, type_of(tensor))
         made: list[str] = []
         for piece, size in pieces:
             found = piece
-            if piece in t.step.tables:
+            if in_order(e, piece) in t.step.tables:
                 self._settled(group, f"broadcast of {size} constants", piece)
             elif len(group.members) > 1:
                 given = (piece,) if root == self.rank else ()

@@ -18,11 +18,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch import loading
 from trainverify.torch.agreement import Said
+from trainverify.torch.buffers import Group
 from trainverify.torch.chance import Chance, by_user, noting
-from trainverify.torch.collectives import Talk
+from trainverify.torch.collectives import Talk, group_name
 from trainverify.torch.cuda import Fake, no_gpu
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.patching import everywhere
+from trainverify.torch.placed import local
 from trainverify.torch.process_group import BACKEND, CapturedGroup, register
 
 
@@ -80,7 +82,7 @@ def patch(talk: Talk, assumed: list[str], gpus: Fake | None = None) -> None:
         no_gpu(talk.translator.boundary)
     else:
         gpus.joins(talk.translator.boundary)
-    _patch_building(note)
+    _patch_building(talk, note)
     _patch_conversion()
     _patch_copies(talk)
     _patch_questions(talk)
@@ -95,13 +97,16 @@ def patch(talk: Talk, assumed: list[str], gpus: Fake | None = None) -> None:
     chance.install()
 
 
-def _patch_building(note: Callable[[str], None]) -> None:
+def _patch_building(talk: Talk, note: Callable[[str], None]) -> None:
     """DDP's talk when it is built, and meshes, which are tables of real numbers."""
     import torch.distributed.device_mesh as device_mesh
     import torch.nn.parallel.distributed as ddp
 
-    def synced(*args: Any, **kwargs: Any) -> None:
+    def synced(module: Any, process_group: Any, *args: Any, **kwargs: Any) -> None:
         note("DDP's broadcast of parameters and buffers when it is built has made all replicas equal")
+        members = tuple(dist.get_process_group_ranks(process_group))
+        for buffer in module.buffers():
+            talk.same_constant(Group(group_name(members, 0), members), local(buffer))
 
     def shapes(*args: Any, **kwargs: Any) -> None:
         note("DDP's check that all ranks have parameters of the same shapes is left out")

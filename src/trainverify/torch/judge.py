@@ -81,27 +81,31 @@ def captures(
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store") if real else None
 
-        def one(target: Target, rank: int | None) -> Callable[[], Steps]:
+        def one(target: Target, rank: int | None, changing: frozenset[str]) -> Callable[[], Steps]:
             given = (batch, mesh, rank, world_size, ops, meanings, "step", tuple(choices), accept, store)
-            return lambda: capture(lambda: resolve(target), *given, device=device)
+            return lambda: capture(lambda: resolve(target), *given, device=device, changing=changing)
 
         if real and device == CUDA:
             raise CaptureError("on real tensors there is no device cuda")
         if real and len(ranks) < world_size:
             raise CaptureError(f"{world_size} ranks: on real tensors all of them run at once")
-        works = [one(reference, None), *(one(distributed, r) for r in ranks)]
         tell(f"capturing 1 + {len(ranks)} processes")
 
         def count(n: int) -> None:
-            tell(f"captured {n} of {len(works)} processes")
+            tell(f"captured {n} of {1 + len(ranks)} processes")
 
-        found: list[Steps | Failed]
-        if cache is None or real:  # ranks that talk to each other run together
-            found = run(works, real, seconds, count)
-        else:
-            keys = [(t, r, repr(batch), mesh, choices, accept, device) for t, r in ((reference, None), *((distributed, r) for r in ranks))]
+        def all_of_them(changing: frozenset[str]) -> list[Steps | Failed]:
+            processes: list[tuple[Target, int | None]] = [(reference, None), *((distributed, r) for r in ranks)]
+            works = [one(target, rank, changing) for target, rank in processes]
+            if cache is None or real:  # ranks that talk to each other run together
+                return run(works, real, seconds, count)
+            keys = [(t, r, repr(batch), mesh, choices, accept, device, changing) for t, r in processes]
             kept = cache.captured(dict(zip(keys, works, strict=True)), lambda result: (result, None), count, seconds)
-            found = [k if isinstance(k, Failed) else k[0] for k in kept]
+            return [k if isinstance(k, Failed) else k[0] for k in kept]
+
+        changing = frozenset[str]()
+        while more := _no_tables(found := all_of_them(changing)):
+            changing |= more
     good: list[Steps] = []
     for i, result in enumerate(found):
         who = "the reference" if i == 0 else f"rank {ranks[i - 1]}"
@@ -110,6 +114,13 @@ def captures(
             raise kind_of(result)(f"{who}{where}: {result.kind}: {hinted(result.message, device)}") from Traced(result.trace)
         good.append(result)
     return by_step(good)
+
+
+def _no_tables(found: Sequence[Steps | Failed]) -> frozenset[str]:
+    """Buffers that were taken for tables of constants, and that a step changes, or that are none in another process."""
+    steps = [c for result in found if not isinstance(result, Failed) for c in result]
+    kept = {n for c in steps for n in (*c.changed, *c.program.state)}
+    return frozenset(n for c in steps for n in c.tables if n in kept)
 
 
 def by_step(found: Sequence[Steps]) -> list[Processes]:

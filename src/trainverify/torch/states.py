@@ -31,6 +31,7 @@ class Started:
     numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)  # small known tensors, and their values
     tied: dict[str, str] = field(default_factory=dict)  # other names of a tensor → the first one
     made: dict[str, Value] = field(default_factory=dict)  # buffers that follow from constants
+    tables: set[str] = field(default_factory=set)  # of these, those that a checkpoint keeps
     left: dict[str, Named] = field(default_factory=dict)  # gradients that the step before left
     structure: dict[str, object] = field(default_factory=dict)
     gradients: dict[str, tuple[Value, torch.Tensor]] = field(default_factory=dict)
