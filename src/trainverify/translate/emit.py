@@ -54,6 +54,9 @@ class Emitter:
         self.reserved: set[str] = set()  # names that no op's result gets: state that may become a source has them
         self.bounds: dict[str, tuple[int, int]] = {}  # of sources of integers: the smallest and the largest
         self.intervals: dict[str, tuple[int, int] | None] = {}  # the same of what was made from them, where it was asked for
+        self.spreads: dict[str, tuple[tuple[int, int], ...]] = {}  # where integers of sources lie, if not everywhere between two bounds
+        self.functions: dict[str | None, Any] = {}  # what tensors are functions of, where it was asked for
+        self.witnesses: dict[Any, str] = {}  # the first tensor that has the elements of an integer tensor in an order
         self._numbers: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], str] = {}
         self._fingerprints: dict[str, str] = {}
@@ -106,7 +109,8 @@ class Emitter:
                 self.made.update(dict.fromkeys(op.outputs, op))
             if not gone.isdisjoint(n for n in op.inputs if n is not None):
                 gone.update(o for o in op.outputs if o not in names)
-        self._fingerprints.clear()
+        for known in (self._fingerprints, self.functions, self.witnesses):
+            known.clear()
         return gone
 
     def _talks(self, op: Op) -> bool:
