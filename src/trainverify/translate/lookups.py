@@ -124,7 +124,9 @@ def _one(row: Pieces, weight: Pieces, rows: int, within: Range) -> tuple[Fractio
 def _made(e: Emitter, look: Lookup, found: Found) -> str:
     """A lookup by the ids themselves, moved as before."""
     factor, starts, by = found
-    op = look.op
+    op, first = look.op, look.row.layout.offset + by
+    if look.row.source == POSITIONS and first < 0:  # counted from 0 on
+        starts, by = tuple(s - first for s in starts), by - first
     start: Any = starts[0] if len(starts) == 1 else list(starts)
     place = _IDS[op.name]
     ids, lead = _witness(e, str(op.inputs[place]), by)
@@ -179,8 +181,9 @@ def _witness(e: Emitter, ids: str, by: int = 0) -> tuple[str, tuple[int, ...]]:
 
 def _computed_ids(e: Emitter, op: Op) -> str | None:
     """A lookup by computed ids."""
-    f = function(e, op.inputs[_IDS[op.name]])
-    if f is None or f.source is None or _as_given(f):
+    ids = op.inputs[_IDS[op.name]]
+    f, made = function(e, ids), e.made.get(ids)
+    if f is None or f.source is None or (_as_given(f) and (f.source == ids or made is None or made.name in (*MOVES, "to", "arange"))):
         return None
     look = _lookup(e, op)
     if len(f.columns) == len(f.columns[0]) == 1 and (value := f.columns[0][0][1]) is not None and value.rest:
