@@ -57,6 +57,7 @@ class Emitter:
         self.spreads: dict[str, tuple[tuple[int, int], ...]] = {}  # where integers of sources lie, if not everywhere between two bounds
         self.functions: dict[str | None, Any] = {}  # what tensors are functions of, where it was asked for
         self.witnesses: dict[Any, str] = {}  # the first tensor that has the elements of an integer tensor in an order
+        self.spelled: dict[str, Op] = {}  # lookups that are written otherwise
         self._numbers: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], str] = {}
         self._fingerprints: dict[str, str] = {}
@@ -109,7 +110,7 @@ class Emitter:
                 self.made.update(dict.fromkeys(op.outputs, op))
             if not gone.isdisjoint(n for n in op.inputs if n is not None):
                 gone.update(o for o in op.outputs if o not in names)
-        for known in (self._fingerprints, self.functions, self.witnesses):
+        for known in (self._fingerprints, self.functions, self.witnesses, self.spelled):
             known.clear()
         return gone
 

@@ -23,7 +23,7 @@ from trainverify.translate.emit import Emitter
 from trainverify.translate.finite import is_finite
 from trainverify.translate.functions import POSITIONS, Function, beside, each, function, spread_of
 from trainverify.translate.layouts import MOVES, Digit, Layout, free
-from trainverify.translate.pieces import IDENTITY, INTEGERS, Pieces, Range, Refused, Value, constant, inside, inverted, linear, picked
+from trainverify.translate.pieces import IDENTITY, INTEGERS, Pieces, Range, Refused, constant, floored, inside, inverted, linear, picked, same
 
 _IDS: Final = {"embedding": 0, "one_hot": 0, "index_select": 1, "take_along_dim": 1}  # which argument of a lookup has the ids
 _ONE: Final = Function(None, Layout(0, ()), (constant(1),))
@@ -69,7 +69,7 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
 def looked(e: Emitter, name: str | None) -> Lookup:
     """What a tensor was looked up by; refused if it was not."""
     steps: list[Op] = []
-    while (op := e.made.get(name)) is not None and op.name in (*MOVES, "to"):
+    while (op := e.spelled.get(str(name), e.made.get(name))) is not None and op.name in (*MOVES, "to"):
         steps.append(op)
         name = op.inputs[0]
     changed = any(s.name == "to" and e.kind(str(s.inputs[0])) != e.kind(s.outputs[0]) for s in steps)
@@ -186,30 +186,34 @@ def _computed_ids(e: Emitter, op: Op) -> str | None:
     if f is None or f.source is None or (_as_given(f) and (f.source == ids or made is None or made.name in (*MOVES, "to", "arange"))):
         return None
     look = _lookup(e, op)
-    if len(f.columns) == len(f.columns[0]) == 1 and (value := f.columns[0][0][1]) is not None and value.rest:
-        return _of_digits(e, look, value, spread_of(e, f))
-    return _made(e, look, _found(e, look, _ONE, (), look.shape))
+    try:
+        return _made(e, look, _found(e, look, _ONE, (), look.shape))
+    except Refused:
+        made_of = _of_digits(e, look, f.columns, spread_of(e, f))
+        e.spelled[made_of] = op
+        return made_of
 
 
-def _of_digits(e: Emitter, look: Lookup, value: Value, within: Range) -> str:
+def _of_digits(e: Emitter, look: Lookup, columns: Sequence[Pieces], within: Range) -> str:
     """A lookup by v mod n, or by v // n: one-hots of v, of which one digit counts."""
-    n, ((low, high),) = value.period, within if len(within) == 1 else ((1, 0),)
-    if low != 0 or math.isinf(high) or (high + 1) % n or look.start != (0,) or look.op.name == "take_along_dim":
+    ((low, high),) = within if len(within) == 1 else ((1, 0),)
+    if low != 0 or math.isinf(high) or (high + 1) % look.rows or look.start != (0,) or look.op.get("dim", 0) != 0:
         raise Refused
-    count = int(high + 1) // n
-    digits = {Value(0, 0, 1, n): (-2, n), Value(Fraction(1, n), 0, Fraction(-1, n), n): (-1, count)}
-    if digits.get(value, (0, 0))[1] != look.rows or look.op.get("dim", 0) != 0:
+    count = int(high + 1) // look.rows
+    slow, fast = floored(IDENTITY, count, within), linear(1, IDENTITY, -look.rows, floored(IDENTITY, look.rows, within))
+    if not all(same(x, fast, within) for x in columns) and not all(same(x, slow, within) for x in columns):
         raise Refused
+    d = -2 if same(columns[0], fast, within) else -1
     place = _IDS[look.op.name]
     ids, lead = _witness(e, str(look.op.inputs[place]))
-    hot = e.reshape(e.op("one_hot", (ids,), {"num_classes": count * n}), (*lead, count, n))
-    hot = e.op("sum", (hot,), {"dim": (digits[value][0],)})
+    hot = e.op("one_hot", (ids,), {"num_classes": count * look.rows})
+    hot = e.op("sum", (e.reshape(hot, (*lead, count, look.rows) if d == -2 else (*lead, look.rows, count)),), {"dim": (d,)})
     if look.op.name == "one_hot":
         return hot
     table = str(look.op.inputs[1 - place])
     rest = e.shape(table)[1:]
-    flat = e.op("matmul", (e.cast(e.reshape(hot, (math.prod(lead), look.rows)), e.tensors[table].dtype), e.reshape(table, (look.rows, math.prod(rest)))))
-    return e.reshape(flat, (*lead, *rest))
+    flat = e.cast(e.reshape(hot, (math.prod(lead), look.rows)), e.tensors[table].dtype)
+    return e.reshape(e.op("matmul", (flat, e.reshape(table, (look.rows, math.prod(rest))))), (*lead, *rest))
 
 
 def _is_zero(e: Emitter, name: str | None) -> bool:

@@ -121,8 +121,7 @@ class Forms(Windowed):
                 return self.padded(args[0], given[0], dims, d, offsets.get(id(node), Offset(low)))
             case "one_hot":
                 start = offsets.get(id(node), Offset(node.attrs[0]))
-                line = axes.lines[id(node.args[0])]
-                return {key: self._one_hot(p, given[0], dims[-1], line, start) for key, p in args[0].items()}
+                return self._hot(args[0], given[0], dims, axes.lines[id(node.args[0])], start)
             case "gather":
                 return self._gather(node, args, given, axes)
             case "rowwise":
