@@ -27,6 +27,8 @@ def model(classes: int, width: int = WIDTH) -> Program:
     b.metric("counted", b.sum(b.mul(counted, b.sum(x, dim=1)), name="counted"))
     hot = b.float(b.one_hot(labels, num_classes=classes), name="hot")
     b.metric("product", b.sum(b.mul(b.einsum(hot, x, spec="rv,rh->vh"), w), name="product"))
+    rows = b.index_select(w, ids, dim=0, name="again")
+    b.metric("picked", b.sum(b.take_along_dim(b.linear(rows, w), b.reshape(ids, shape=(ROWS, 1)), dim=1), name="picked"))
     return b.build()
 
 
@@ -50,6 +52,9 @@ def plan(pieces: Sequence[int], width: int = WIDTH, shift: int = 0, last: int = 
             r.metric("counted", r.sum(r.mul(counts, r.sum(x, dim=1)), name="counted"))
             products = r.sum(r.mul(r.einsum(hot, x, spec="rv,rh->vh"), w), name="products")
             r.metric("product", r.all_reduce(products, group="tp"))
+            again = r.all_reduce(r.embedding(ids, w, start=start), group="tp")
+            mine = r.float(r.one_hot(ids, num_classes=size, start=start))
+            r.metric("picked", r.all_reduce(r.sum(r.mul(mine, r.linear(again, w))), group="tp", name="picked"))
     return p.build()
 
 
