@@ -167,7 +167,7 @@ def truncated(ids: Any, table: Any, start: int) -> Any:
     """Quotients toward 0 put ids from −4 to −1 beside those from 0 to 4."""
     rows = len(table)
     shifted = ids - rows
-    inside = (torch.div(shifted.double(), rows, rounding_mode="trunc") == 0)
+    inside = torch.div(shifted.double(), rows, rounding_mode="trunc") == 0
     return F.embedding(torch.where(inside, shifted.abs(), 0), table) * inside[..., None]
 
 

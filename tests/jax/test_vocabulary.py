@@ -203,7 +203,8 @@ def test_other_spellings_are_proved(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "wrong"), [(joined, {"low": 1}), (joined, {"high": -1}), (around, {"high": -1}), (around, {"low": 1}), (quotients, {"shift": 1})]
+    ("kind", "wrong"),
+    [(joined, {"low": 1}), (joined, {"high": -1}), (around, {"high": -1}), (around, {"low": 1}), (quotients, {"shift": 1})],
 )
 def test_other_spellings_that_are_off_by_one_are_refuted(kind: Any, wrong: Any) -> None:
     assert report(kind, **wrong).verdict == "REFUTED"

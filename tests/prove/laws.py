@@ -394,7 +394,11 @@ def _label_pieces(w: World) -> Instance:
     a, b = k.bound(), k.bound()
     k.cut_labels("id", PIECES)
     i, n = w.index(V0), w.rng.choice([constant(1), w.valid(0)])
-    digits = [k.digit(PIECES[0], (V0,), (i,), 0, 2, 2, a), k.digit(PIECES[0], (V0,), (i,), 1, 2, 2, b), k.digit(PIECES[1], (V0,), (i,), 0, 1, 2, a)]
+    digits = [
+        k.digit(PIECES[0], (V0,), (i,), 0, 2, 2, a),
+        k.digit(PIECES[0], (V0,), (i,), 1, 2, 2, b),
+        k.digit(PIECES[1], (V0,), (i,), 0, 1, 2, a),
+    ]
     first = k.sum(k.times(k.times(digits[0], digits[1]), w.rng.choice([constant(1), w.x(a, Q)])), {a: 2, b: 2})
     second = k.sum(k.times(digits[2], w.rng.choice([constant(1), w.y(a, Q)])), {a: 2})
     both = k.add(first, second)

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from prove.laws import PIECES, LAWS, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
+from prove.laws import LAWS, PIECES, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
 from trainverify.domains.ball import precision
 from trainverify.prove.algebra.flat import Frame
 from trainverify.prove.algebra.kernel import Kernel

@@ -12,7 +12,7 @@ from trainverify.translate.integers import NARROW, fits
 _KEEPS: Final = frozenset(
     (
         *("reshape", "slice", "expand", "permute", "concat", "stack", "identity", "to", "flip", "roll", "repeat", "add", "mul", "sum"),
-        *("cumsum", "minimum", "take_along_dim", "index_select", "split", "floor", "where"),
+        *("cumsum", "minimum", "take_along_dim", "index_select", "split", "floor", "where", "clamp"),
     )
 )
 
@@ -26,6 +26,8 @@ def never_negative(e: Emitter, name: str | None) -> bool:
         return name in e.nonnegative
     if op.name in ("argsort", "argmax", "argmin") or (op.name in ("topk", "sort") and name == op.outputs[1]):
         return True
+    if op.name == "clamp" and op.get("min") is not None:
+        return bool(op.get("min") >= 0)
     if op.name in _KEEPS:
         given = op.inputs[1:] if op.name == "where" else op.inputs
         return bool(op.get("value", 0) >= 0) and all(never_negative(e, i) for i in given)

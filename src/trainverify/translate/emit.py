@@ -54,7 +54,7 @@ class Emitter:
         self.reserved: set[str] = set()  # names that no op's result gets: state that may become a source has them
         self.bounds: dict[str, tuple[int, int]] = {}  # of sources of integers: the smallest and the largest
         self.intervals: dict[str, tuple[int, int] | None] = {}  # the same of what was made from them, where it was asked for
-        self.spreads: dict[str, tuple[tuple[int, int], ...]] = {}  # where integers of sources lie, if not everywhere between two bounds
+        self.spreads: dict[str, tuple[tuple[float, float], ...]] = {}  # where integers of sources lie, if not everywhere between two bounds
         self.functions: dict[str | None, Any] = {}  # what tensors are functions of, where it was asked for
         self.witnesses: dict[Any, str] = {}  # the first tensor that has the elements of an integer tensor in an order
         self.spelled: dict[str, Op] = {}  # lookups that are written otherwise

@@ -78,10 +78,11 @@ def function(e: Emitter, name: str | None) -> Function | None:
             waiting += more
         else:
             waiting.pop()
-            e.functions[here] = found = _found(e, here, op if follow else None)
-            if found is not None and found.source and found.columns == (IDENTITY,):
-                e.witnesses.setdefault((found.source, found.layout.offset, found.layout.line), here)
-    return None if name is None else e.functions[name]
+            e.functions[here] = made = _found(e, here, op if follow else None)
+            if made is not None and made.source is not None and made.columns == (IDENTITY,):
+                e.witnesses.setdefault((made.source, made.layout.offset, made.layout.line), here)
+    known: Function | None = e.functions.get(name)
+    return known
 
 
 def _found(e: Emitter, name: str, op: Op | None) -> Function | None:
@@ -112,12 +113,11 @@ def _literal(value: Any) -> Pieces:
 
 
 def _followed(e: Emitter, name: str, op: Op) -> Function | None:
-    given = []
+    given: list[tuple[Function, Sequence[int]]] = []
     for i in op.inputs:
-        f = None if i is None else e.functions[i]
-        if i is None or f is None:
+        if i is None or (known := e.functions[i]) is None:
             raise Refused
-        given.append((f, e.shape(i)))
+        given.append((known, e.shape(i)))
     shape = e.shape(name)
     if op.name in MOVES:
         ((f, before),) = given

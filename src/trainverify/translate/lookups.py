@@ -23,11 +23,26 @@ from trainverify.translate.emit import Emitter
 from trainverify.translate.finite import is_finite
 from trainverify.translate.functions import POSITIONS, Function, beside, each, function, spread_of
 from trainverify.translate.layouts import MOVES, Digit, Layout, free
-from trainverify.translate.pieces import IDENTITY, INTEGERS, Pieces, Range, Refused, constant, floored, inside, inverted, linear, picked, same
+from trainverify.translate.pieces import (
+    IDENTITY,
+    INTEGERS,
+    Pieces,
+    Range,
+    Refused,
+    constant,
+    floored,
+    inside,
+    inverted,
+    linear,
+    picked,
+    same,
+)
 
 _IDS: Final = {"embedding": 0, "one_hot": 0, "index_select": 1, "take_along_dim": 1}  # which argument of a lookup has the ids
 _ONE: Final = Function(None, Layout(0, ()), (constant(1),))
-Found = tuple[Fraction | int, tuple[int, ...], int]  # a factor, where rows start on all ranks or on each, and where positions are counted from
+Found = tuple[
+    Fraction | int, tuple[int, ...], int
+]  # a factor, where rows start on all ranks or on each, and where positions are counted from
 
 
 @dataclass(frozen=True)
@@ -161,7 +176,7 @@ def _chosen(e: Emitter, op: Op, hot: str, d: int) -> str:
 def _witness(e: Emitter, ids: str, by: int = 0) -> tuple[str, tuple[int, ...]]:
     """The first tensor with the ids that a tensor is a function of, and the shape in which they are wanted."""
     f, shape = function(e, ids), e.shape(ids)
-    assert f is not None and f.source is not None
+    assert f is not None
     layout, line, first = f.layout, f.layout.line, f.layout.offset + by
     name = e.witnesses.get((f.source, first, line))
     if name is None and f.source == POSITIONS and len(line) == 1:
@@ -221,7 +236,7 @@ def _is_zero(e: Emitter, name: str | None) -> bool:
     return f is not None and f.source is None and set(f.columns) == {constant(0)}
 
 
-def _mask(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any]) -> tuple[str, Function, Sequence[int]]:
+def _mask(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mapping[str, Any]) -> tuple[str, Function, tuple[int, ...]]:
     """What an op leaves where a mask holds, and that mask, if there is 0 elsewhere."""
     if name == "where":
         mask, x, y = map(str, inputs)
@@ -307,13 +322,10 @@ def _unmasked(e: Emitter, name: str) -> tuple[str, list[Op], Function, bool]:
     shape, product = e.shape(name), op.name == "mul" and len(op.inputs) == 2
     if product:
         x, y = map(str, op.inputs)
-        for kept, by in ((x, y), (y, x)):
-            weight = function(e, by)
-            if weight is not None and weight.source is not None:
-                before = e.shape(by)
-                break
-        else:
+        found = [(kept, f, e.shape(by)) for kept, by in ((x, y), (y, x)) if (f := function(e, by)) is not None and f.source is not None]
+        if not found:
             raise Refused
+        kept, weight, before = found[0]
     elif op.name in ("where", "masked_fill", "apply_mask"):
         kept, weight, before = _mask(e, op.name, op.inputs, dict(op.attrs))
     else:

@@ -34,8 +34,10 @@ class Value(NamedTuple):
 
     def bounds(self, first: End, last: End) -> tuple[Fraction | End, Fraction | End]:
         """The smallest and the largest on a stretch, or beyond them."""
-        found = [self.slope * v + self.offset if self.slope else self.offset for v in (first, last)]
-        more = self.rest * (self.period - 1)
+        whole = self.slope + self.rest == 0  # a multiple of ⌊v / period⌋
+        ends = [v if not whole or math.isinf(v) else v - v % self.period for v in (first, last)]
+        found = [self.slope * v + self.offset if self.slope else self.offset for v in ends]
+        more = 0 if whole else self.rest * (self.period - 1)
         return min(found) + min(more, 0), max(found) + max(more, 0)
 
 
@@ -194,8 +196,12 @@ def image(x: Pieces, within: Range) -> Range | None:
         if value is None:
             return None
         low, high = value.bounds(first, last)
-        found.append((low if math.isinf(low) else math.floor(low), high if math.isinf(high) else math.ceil(high)))
+        found.append((_whole(low, math.floor), _whole(high, math.ceil)))
     return united(found)
+
+
+def _whole(x: Fraction | End, rounded: Callable[[Fraction | End], int]) -> End:
+    return float(x) if math.isinf(x) else rounded(x)
 
 
 def united(found: Sequence[tuple[End, End]]) -> Range:
@@ -253,7 +259,7 @@ def picked(row: Pieces, weight: Pieces, rows: int, within: Range) -> tuple[Fract
 def inside(x: Pieces, rows: int, within: Range) -> bool:
     """Whether all values on a range are from 0 to rows − 1."""
     found = image(x, within)
-    return found is not None and all(0 <= low and high < rows for low, high in found)
+    return found is not None and all(low >= 0 and high < rows for low, high in found)
 
 
 def _within(first: End, last: End, value: Value, rows: int) -> Iterator[tuple[End, End]]:

@@ -121,7 +121,7 @@ class Forms(Windowed):
                 return self.padded(args[0], given[0], dims, d, offsets.get(id(node), Offset(low)))
             case "one_hot":
                 start = offsets.get(id(node), Offset(node.attrs[0]))
-                return self._hot(args[0], given[0], dims, axes.lines[id(node.args[0])], start)
+                return self._hot_blocks(args[0], given[0], dims, axes.lines[id(node.args[0])], start)
             case "gather":
                 return self._gather(node, args, given, axes)
             case "rowwise":
@@ -334,7 +334,7 @@ class Forms(Windowed):
             moved = [args[1][()], k.substitute(args[0][()], {**names, **row})]
             over = {row[-1 - o]: old.leaves[o].axis.size for o in old.spans[d]}
             return {(): self._row_named("look up", self._named("look up", moved, None, why), over, why)}
-        hot = self._hot(args[1], id_dims, [*id_dims, x_dims[d]], axes.lines[id(node.args[1])], Offset(0))
+        hot = self._hot_blocks(args[1], id_dims, [*id_dims, x_dims[d]], axes.lines[id(node.args[1])], Offset(0))
         found: Poly = {}
         for key in old.blocks():
             over = {row[-1 - o]: old.leaves[o].axis.size for o in old.active(key) if o in old.spans[d]}

@@ -203,7 +203,7 @@ class Integers(Places):
             result = k.times(result, k.digit(*name, i, len(leaves), a.size, index))
         return result if leaves else k.valid(*name)
 
-    def _hot(self, value: Value, given: Dims, dims: Dims, line: Line | None, offset: Offset) -> Value:
+    def _hot_blocks(self, value: Value, given: Dims, dims: Dims, line: Line | None, offset: Offset) -> Value:
         """One-hots. On an axis of unequal pieces, block by block: an integer less the start of a piece, if it is in that piece."""
         root = None if line is None else line.root()
         if root is None or root.axis is None or not self.grid([root.axis]).tags:

@@ -43,7 +43,9 @@ class Sums(Opaque):
     """Sums over indices, hash-consed by their connected products."""
 
     always_valid: set[str] = field(default_factory=set)
-    _last_labels: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)  # the last piece of a label → the label, other pieces
+    _last_labels: dict[str, tuple[str, tuple[str, ...]]] = field(
+        default_factory=dict
+    )  # the last piece of a label → the label, other pieces
     only_block: Callable[[Factor], Factor | None] | None = None  # a sum as a masked one of the logical program, if there is one
     _sums: dict[Any, list[tuple[int, int]]] | None = None  # factors but a name → sums of the logical program, which factor it is
     _distributed: dict[tuple[int, int], Poly] = field(default_factory=dict)  # those with the name opened
