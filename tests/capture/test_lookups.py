@@ -37,7 +37,7 @@ def translated(look: Look, spread: Range, ids: Any, table: Any, start: int) -> l
     for name, x in (("ids", ids), ("table", table)):
         t.emitter.declare(name, type_of(x))
         t.define(x, name)
-    t.emitter.spreads["ids"] = spread
+    t.emitter.ids.spreads["ids"] = spread
     with Recorder(t):
         result = look(ids, table, start)
     made = value(t, result)

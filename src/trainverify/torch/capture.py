@@ -42,7 +42,6 @@ from trainverify.torch.record import Recorder
 from trainverify.torch.states import After, Outputs, Started
 from trainverify.torch.translate import Translator, type_of
 from trainverify.torch.values import DTYPES, ReadsData, Unknown, Value
-from trainverify.translate.pieces import united
 from trainverify.translate.signs import Signs
 
 STEPS: Final = 3  # that are captured, one after the other, in one process
@@ -133,12 +132,9 @@ class Session:
         for name, tensor in made.items():
             t.emitter.declare(name, type_of(tensor))
             t.define(tensor, name)
-            domain = self.batch[name].domain if name in self.batch else None
-            if domain is not None and domain.kind == "ids" and (domain.ignore is None or domain.ignore >= 0):
-                t.emitter.nonnegative.add(name)
-            if domain is not None and domain.kind == "ids" and domain.size is not None:
-                ignored = () if domain.ignore is None else ((domain.ignore, domain.ignore),)
-                t.emitter.spreads[name] = united(((0, domain.size - 1), *ignored))
+            if isinstance(spec := self.batch.get(name), Ids):
+                t.emitter.ids.spreads[name] = spec.spread
+                t.emitter.nonnegative |= {name} if spec.spread[0][0] >= 0 else set()
             self.now.inputs[name] = tensor
         for name, tensor in self.now.counts.items():
             value = t.known(tensor)

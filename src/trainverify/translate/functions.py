@@ -69,19 +69,19 @@ def function(e: Emitter, name: str | None) -> Function | None:
     while waiting:  # inputs first, without a recursion as deep as the program
         here = waiting[-1]
         op = e.made.get(here)
-        if here is None or here in e.functions:
+        if here is None or here in e.ids.functions:
             waiting.pop()
             continue
         follow = op is not None and (op.name in MOVES or op.name in _OPS)
-        more = [i for i in op.inputs if i is not None and i not in e.functions] if op is not None and follow else []
+        more = [i for i in op.inputs if i is not None and i not in e.ids.functions] if op is not None and follow else []
         if more:
             waiting += more
         else:
             waiting.pop()
-            e.functions[here] = made = _found(e, here, op if follow else None)
+            e.ids.functions[here] = made = _found(e, here, op if follow else None)
             if made is not None and made.source is not None and made.columns == (IDENTITY,):
-                e.witnesses.setdefault((made.source, made.layout.offset, made.layout.line), here)
-    known: Function | None = e.functions.get(name)
+                e.ids.witnesses.setdefault((made.source, made.layout.offset, made.layout.line), here)
+    known: Function | None = e.ids.functions.get(name)
     return known
 
 
@@ -115,7 +115,7 @@ def _literal(value: Any) -> Pieces:
 def _followed(e: Emitter, name: str, op: Op) -> Function | None:
     given: list[tuple[Function, Sequence[int]]] = []
     for i in op.inputs:
-        if i is None or (known := e.functions[i]) is None:
+        if i is None or (known := e.ids.functions[i]) is None:
             raise Refused
         given.append((known, e.shape(i)))
     shape = e.shape(name)
@@ -273,8 +273,8 @@ _JOINS: Final = frozenset(("concat", "stack", "pad", "where"))
 
 def _spread(e: Emitter, source: str) -> Range:
     """Of a source: as it is declared, or as it is made."""
-    if source in e.spreads:
-        return e.spreads[source]
+    if source in e.ids.spreads:
+        return e.ids.spreads[source]
     op = e.made.get(source)
     if op is not None and op.name in _JOINS:
         given = [spread(e, i) for i in op.inputs if i is not None and e.kind(i) == "int"]

@@ -84,7 +84,7 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
 def looked(e: Emitter, name: str | None) -> Lookup:
     """What a tensor was looked up by; refused if it was not."""
     steps: list[Op] = []
-    while (op := e.spelled.get(str(name), e.made.get(name))) is not None and op.name in (*MOVES, "to"):
+    while (op := e.ids.spelled.get(str(name), e.made.get(name))) is not None and op.name in (*MOVES, "to"):
         steps.append(op)
         name = op.inputs[0]
     changed = any(s.name == "to" and e.kind(str(s.inputs[0])) != e.kind(s.outputs[0]) for s in steps)
@@ -178,7 +178,7 @@ def _witness(e: Emitter, ids: str, by: int = 0) -> tuple[str, tuple[int, ...]]:
     f, shape = function(e, ids), e.shape(ids)
     assert f is not None
     layout, line, first = f.layout, f.layout.line, f.layout.offset + by
-    name = e.witnesses.get((f.source, first, line))
+    name = e.ids.witnesses.get((f.source, first, line))
     if name is None and f.source == POSITIONS and len(line) == 1:
         ((n, step),) = line
         assert step is not None
@@ -205,7 +205,7 @@ def _computed_ids(e: Emitter, op: Op) -> str | None:
         return _made(e, look, _found(e, look, _ONE, (), look.shape))
     except Refused:
         made_of = _of_digits(e, look, f.columns, spread_of(e, f))
-        e.spelled[made_of] = op
+        e.ids.spelled[made_of] = op
         return made_of
 
 
