@@ -381,6 +381,31 @@ def _digit_valid(w: World) -> Instance:
     return made, lambda at: w.value(d, at) * w.value(v, at) * w.value(w.mask(), at) * w.value(x, at)
 
 
+PIECES: Final = ("@from 0 2,2 id", "@from 4 2 id")  # of the range of labels
+
+
+@law(
+    "label pieces",
+    "Σ_p valid(id in p) = valid(id); valid(id)·Σ_v D(id in p)[v]·f(v) is that Σ, also under a name",
+    "the pieces are the whole range; the same label, and a digit in every term",
+)
+def _label_pieces(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    k.cut_labels("id", PIECES)
+    i, n = w.index(V0), w.rng.choice([constant(1), w.valid(0)])
+    digits = [
+        k.digit(PIECES[0], (V0,), (i,), 0, 2, 2, a),
+        k.digit(PIECES[0], (V0,), (i,), 1, 2, 2, b),
+        k.digit(PIECES[1], (V0,), (i,), 0, 1, 2, a),
+    ]
+    first = k.sum(k.times(k.times(digits[0], digits[1]), w.rng.choice([constant(1), w.x(a, Q)])), {a: 2, b: 2})
+    second = k.sum(k.times(digits[2], w.rng.choice([constant(1), w.y(a, Q)])), {a: 2})
+    both = k.add(first, second)
+    made = k.times(w.valid(i), k.times(n, k.single(both) if both and w.rng.random() < 0.5 else both))
+    return made, lambda at: w.value(w.valid(i), at) * w.value(n, at) * (w.value(first, at) + w.value(second, at))
+
+
 def causal(w: World, a: Index, b: Index, p: Index = P, q: Index = Q) -> Poly:
     """1 where position (a, b) is not after (p, q)."""
     k = w.kernel

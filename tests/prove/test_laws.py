@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from prove.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
+from prove.laws import LAWS, PIECES, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
 from trainverify.domains.ball import precision
 from trainverify.prove.algebra.flat import Frame
 from trainverify.prove.algebra.kernel import Kernel
@@ -405,6 +405,22 @@ def another_label(w: World) -> None:
         k.power(w.mask(), -1)
     with pytest.raises(Unsupported):
         k.power(k.times(w.mask(), w.positive()), -1)
+
+
+@broken("label pieces")
+def a_term_without_a_digit(w: World) -> None:
+    """Nor the digit of another label, one that is summed over, or pieces that leave something out."""
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    k.cut_labels("id", PIECES)
+    inside = k.sum(k.times(k.digit(PIECES[1], (V0,), (P,), 0, 1, 2, a), w.y(a, Q)), {a: 2})
+    assert k.times(w.valid(P), inside) == inside
+    differ(k.times(w.valid(1), inside), inside)
+    for more in (w.x(), k.sum(k.times(k.digit(PIECES[1], (V0,), (b,), 0, 1, 2, 0), w.x(b, Q)), {b: V0})):
+        total = k.single(k.add(inside, more))
+        differ(k.times(w.valid(P), total), total)
+    differ(k.add(*(k.valid(n, (V0,), (P,)) for n in PIECES[1:])), w.valid(P))
+    assert k.add(*(k.valid(n, (V0,), (P,)) for n in PIECES)) == w.valid(P)
 
 
 @broken("exp of sum")

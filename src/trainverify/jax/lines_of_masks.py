@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from trainverify.graph.program import Op
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.values import Grid
-from trainverify.jax.vocabulary import places
+from trainverify.translate.layouts import of
+from trainverify.translate.pieces import Refused
 
 
 def note_lines(e: RankEmitter, mask: str, name: str, x: Grid, y: Grid) -> None:
@@ -34,15 +35,20 @@ def note_lines(e: RankEmitter, mask: str, name: str, x: Grid, y: Grid) -> None:
 
 def full_lines(e: RankEmitter, choice: Op, dims: Sequence[int]) -> bool:
     """Whether where(mask, x, y) has an element of x in every line along (one of) the dimensions."""
-    shape = e.shape(choice.outputs[0])
-    where = places(e, choice.inputs[0], shape)
-    if where is None:
+    mask, steps = str(choice.inputs[0]), []
+    while ("lines", mask) not in e.kept and (op := e.made.get(mask)) is not None and op.name in ("reshape", "expand"):
+        mask = str(op.inputs[0])
+        steps.append(op)
+    shape, before = e.shape(choice.outputs[0]), e.shape(mask)
+    try:
+        own = at = of(before)
+        for s in reversed(steps):
+            at = at.moved(s.name, dict(s.attrs), e.shape(str(s.inputs[0])), e.shape(s.outputs[0]))
+        at = at.expanded(e.shape(str(choice.inputs[0])), shape)
+    except Refused:
         return False
-    mask, entries = where
-    wide = [d for d, n in enumerate(shape) if n != 1]
-    kept = e.kept.get(("lines", mask), ())
-    own = [d for d, n in enumerate(e.shape(mask)) if n != 1]
-    return any(k is not None and wide[i] in dims and own[k] in kept for i, k in enumerate(entries))
+    kept = [own.dims[d] for d in e.kept.get(("lines", mask), ()) if own.dims[d]]
+    return any(at.dims[d % len(shape)] in kept for d in dims)
 
 
 __all__ = ["full_lines", "note_lines"]

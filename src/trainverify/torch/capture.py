@@ -132,9 +132,9 @@ class Session:
         for name, tensor in made.items():
             t.emitter.declare(name, type_of(tensor))
             t.define(tensor, name)
-            domain = self.batch[name].domain if name in self.batch else None
-            if domain is not None and domain.kind == "ids" and (domain.ignore is None or domain.ignore >= 0):
-                t.emitter.nonnegative.add(name)
+            if isinstance(spec := self.batch.get(name), Ids):
+                t.emitter.ids.spreads[name] = spec.spread
+                t.emitter.nonnegative |= {name} if spec.spread[0][0] >= 0 else set()
             self.now.inputs[name] = tensor
         for name, tensor in self.now.counts.items():
             value = t.known(tensor)

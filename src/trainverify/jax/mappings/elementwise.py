@@ -16,7 +16,6 @@ from trainverify.jax.mappings.table import Arguments, is_real, rows
 from trainverify.jax.ranges import bounds
 from trainverify.jax.signs import never_negative
 from trainverify.jax.values import TABLE_ELEMENTS, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
-from trainverify.jax.vocabulary import chosen_bounds
 from trainverify.translate.emit import Unmapped
 
 ROWS, row = rows()
@@ -210,18 +209,28 @@ def mul(a: Arguments) -> Value:
 
 @row("div")
 def div(a: Arguments) -> Value:
-    """Of integers it truncates: only known ones."""
+    """Of integers it truncates."""
     if not is_real(a):
-        found = folded(a, "div")
-        if found is None:
-            raise Unmapped("a division of integers that are not known")
-        return found
+        return folded(a, "div") or spread(a, _quotient(a)[1])
     by = a.number(1)
     if by == 1 and isinstance(a.operand(0), str) and _shape(a, a.operand(0)) == a.shape:
         return a.operand(0)
     if isinstance(by, Fraction) and by != 0 and isinstance(a.operand(0), str):
         return spread(a, a.e.op("mul", (a.tensor(0),), {"value": 1 / by}))
     return binary(a, "div", "div")
+
+
+def _quotient(a: Arguments) -> tuple[str, str]:
+    """Integers, and what they are divided by a positive number, without the digits behind the point."""
+    x, n = a.e.slim(a.operand(0)), a.number(1)
+    if type(n) is not int or n < 1:
+        raise Unmapped("a division of integers by what is not known")
+    found = bounds(a.e, a.operand(0))
+    above = a.e.op("floordiv", (x,), {"value": n})
+    if found is not None and found[0] >= 0:
+        return x, above
+    below = a.e.op("neg", (a.e.op("floordiv", (a.e.op("neg", (x,)),), {"value": n}),))
+    return x, a.e.op("where", (a.e.op("lt", (x,), {"value": 0}), below, above))
 
 
 @row("rem")
@@ -231,7 +240,12 @@ def rem(a: Arguments) -> Value:
         x, by = bounds(a.e, a.operand(0)), a.number(1)
         if not is_real(a) and isinstance(by, int) and x is not None and x[0] >= 0 and x[1] < by:
             return a.operand(0)
-        raise Unmapped("a remainder of numbers that are not known")
+        if is_real(a):
+            raise Unmapped("a remainder of numbers that are not known")
+        given, quotient = _quotient(a)
+        if x is not None and x[0] >= 0:
+            return spread(a, a.e.op("mod", (given,), {"value": by}))
+        return spread(a, a.e.op("sub", (given, a.e.op("mul", (quotient,), {"value": by}))))
     return found
 
 
@@ -289,7 +303,10 @@ for _name in COMPARISONS:
 def _logic(name: str) -> Callable[[Arguments], Value]:
     def logic(a: Arguments) -> Value:
         if a.dtype != "bool":
-            found = None if name not in ("and", "or", "xor") else folded(a, name)
+            found = folded(a, name)
+            for i in (0, 1) if found is None and name == "and" else ():
+                if type(bits := a.number(i)) is int and bits > 0 and not bits & (bits + 1):  # the lowest bits, also of negative integers
+                    return spread(a, a.e.op("mod", (a.e.slim(a.operand(1 - i)),), {"value": bits + 1}))
             if found is None:
                 raise Unmapped("bits of integers")
             return found
@@ -310,6 +327,15 @@ def _logic(name: str) -> Callable[[Arguments], Value]:
 
 for _name in ("and", "or", "xor"):
     row(_name)(_logic(_name))
+
+
+@row("shift_left", "shift_right_arithmetic", "shift_right_logical")
+def shift(a: Arguments) -> Value:
+    """x · 2ⁿ, or ⌊x / 2ⁿ⌋."""
+    n, found = a.number(1), bounds(a.e, a.operand(0))
+    if type(n) is not int or not 0 <= n < 31 or (a.name == "shift_right_logical" and (found is None or found[0] < 0)):
+        raise Unmapped("bits of integers")
+    return spread(a, a.e.op("mul" if a.name == "shift_left" else "floordiv", (a.e.slim(a.operand(0)),), {"value": 1 << n}))
 
 
 @row("not")
@@ -494,10 +520,7 @@ def select_n(a: Arguments) -> Value:
         left, right = table_of(other), table_of(then)
         if left is not None and right is not None:
             return listed(np.where(which.data, right, left), a.dtype)
-    made = a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other)))
-    if (limits := chosen_bounds(a.e, made)) is not None:
-        a.e.intervals[made] = limits
-    return spread(a, made)
+    return spread(a, a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other))))
 
 
 def _numbered(a: Arguments, which: Value) -> Value:

@@ -213,6 +213,26 @@ class Names(Facts):
         assert definition is not None
         return self.substitute(definition, {-1 - k: i for k, i in enumerate(idx)})
 
+    def _digits(self, factors: list[Factor]) -> list[Factor]:
+        """valid(id)·Σ_v D(id in a piece)[v]·f(v) is that Σ; so it is with a sum of such under a name."""
+        left = super()._digits(factors)
+        if not self._labels:
+            return left
+        known = [f for f in left if self.atoms[f[0]].kind == "valid" and f[2] > 0]
+        idle = [f for f in known if any(g[2] > 0 and self._only_where(g, self.atoms[f[0]].data, f[1]) for g in left if g is not f)]
+        return [f for f in left if f not in idle]
+
+    def _only_where(self, factor: Factor, label: str, at: tuple[Index, ...], depth: int = 3) -> bool:
+        """Whether a factor is 0 unless an integer input is in range, as its digits in pieces of the range show."""
+        uid, idx, power = factor
+        a = self.atoms[uid]
+        if a.kind == "digit" and a.data[0] in self._labels:
+            return self._labels[a.data[0]] == label and idx[:-1] == at
+        if power != 1 or not depth or a.kind not in ("sum", "cut"):
+            return False
+        terms = [self.opened_sum(uid, idx)[0]] if a.kind == "sum" else [list(m) for m in self.open(factor)]
+        return all(any(self._only_where(f, label, at, depth - 1) for f in m if f[2] > 0) for m in terms)
+
     def flat(self, p: Poly, keep: Callable[[int], bool] | None = None) -> Poly:
         """Cuts that stand alone in a term (up to other factors without cuts) opened, so that sums of sums are one sum."""
         parts: list[Poly] = []

@@ -43,6 +43,9 @@ class Sums(Opaque):
     """Sums over indices, hash-consed by their connected products."""
 
     always_valid: set[str] = field(default_factory=set)
+    _last_labels: dict[str, tuple[str, tuple[str, ...]]] = field(
+        default_factory=dict
+    )  # the last piece of a label → the label, other pieces
     only_block: Callable[[Factor], Factor | None] | None = None  # a sum as a masked one of the logical program, if there is one
     _sums: dict[Any, list[tuple[int, int]]] | None = None  # factors but a name → sums of the logical program, which factor it is
     _distributed: dict[tuple[int, int], Poly] = field(default_factory=dict)  # those with the name opened
@@ -478,10 +481,20 @@ class Sums(Opaque):
         return {((uid, (*indices, at), 1),): 1}
 
     def valid(self, name: str, sizes: tuple[int, ...], indices: Sequence[Index]) -> Poly:
-        """1 where an integer input is in range. Inputs that always are get the constant (`always_valid`)."""
+        """1 where an integer input is in range. Inputs that always are get the constant (`always_valid`); for the last piece of an axis
+        it is what the others leave."""
         if name in self.always_valid:
             return constant(1)
+        if name in self._last_labels:
+            whole, others = self._last_labels[name]
+            return self.add(self.valid(whole, sizes, indices), *(scale(self.valid(n, sizes, indices), -1) for n in others))
         return {((self.atom("valid", name, sizes, indicator=True, nonnegative=True), tuple(indices), 1),): 1}
+
+    def cut_labels(self, name: str, pieces: Sequence[str]) -> None:
+        """An integer input in the pieces of its range: it is in one of them, if it is in range."""
+        *others, last = pieces
+        self._last_labels[last] = name, tuple(others)
+        self._labels |= dict.fromkeys(pieces, name)
 
     def collapse(self, p: Poly) -> Poly:
         """n terms that differ only by the constants 0 … n−1, in the same places of size n, are a Σ (or lose their δ)."""
