@@ -7,7 +7,6 @@ Exit codes: 0 PROVED (validate: VALID), 1 REFUTED or INVALID, 2 unreadable input
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -70,6 +69,8 @@ def loaded(name: str) -> Any:
 
 def print_version(wanted: bool) -> None:
     if wanted:
+        import importlib.metadata
+
         print(f"trainverify {importlib.metadata.version('trainverify')}")
         raise typer.Exit(0)
 

@@ -6,21 +6,23 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rich.console import Console
 from rich.markup import escape
 
-from trainverify.approximate import Change
 from trainverify.check.findings import CODES, Finding, names
-from trainverify.evaluate.compare import Difference
 from trainverify.evaluate.moved import described, seed_of
-from trainverify.explain.place import Place
-from trainverify.graph.plan import Plan
-from trainverify.graph.program import Op, Program
-from trainverify.ops.table import OpTable
 from trainverify.report.heirs import computed_from, heirs
 from trainverify.report.next_steps import what_to_try
+
+if TYPE_CHECKING:  # a command that compares nothing reports without them
+    from trainverify.approximate import Change
+    from trainverify.evaluate.compare import Difference
+    from trainverify.explain.place import Place
+    from trainverify.graph.plan import Plan
+    from trainverify.graph.program import Op, Program
+    from trainverify.ops.table import OpTable
 
 Verdict = Literal["PROVED", "PROVED(reduced)", "PROVED(sampled)", "REFUTED", "INVALID", "UNKNOWN"]
 EXIT: Final[dict[str, int]] = {"PROVED": 0, "REFUTED": 1, "INVALID": 1, "UNKNOWN": 3, "PROVED(reduced)": 3, "PROVED(sampled)": 3}
