@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "ops": "The operators, or the meaning, shapes and derivative of one.",
     "mutate": "Random single mistakes anywhere in a plan: what is said of each.",
     "bugs": "Real bugs of distributed training, each as a right and a wrong plan: verdicts, and explanations against what is expected.",
+    "doctor": "Versions of what is installed, what they support, and what is missing.",
     "bench": "Measure what proofs cost.",
 }
 

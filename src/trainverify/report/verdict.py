@@ -71,6 +71,7 @@ class Report:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     accept_reduced: bool = False  # the user takes a proof at reduced sizes for a proof
+    options: frozenset[str] | None = None  # of the command that reports; None: it may have any
     accept_sampled: bool = False  # the user takes a proof about captured ranks for one about all ranks
     forms: tuple[str, ...] = ()  # got and want in normal form, of what is not proved
     approximations: tuple[Change, ...] = ()  # changes of the logical program that the user allowed
@@ -119,7 +120,7 @@ class Report:
 
     def next_steps(self) -> list[str]:
         """What to try where there is no verdict, or one that is not accepted."""
-        return what_to_try(self.verdict, self.reason, self.findings, self.notes) if self.exit_code == 3 else []
+        return what_to_try(self.verdict, self.reason, self.findings, self.notes, self.options) if self.exit_code == 3 else []
 
     def print(self, console: Console, verbose: bool = False) -> None:
         """As text; `verbose` has all obligations and assumptions one by one, and the normal forms."""
