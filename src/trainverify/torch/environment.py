@@ -212,7 +212,7 @@ def _patch_storage(talk: Talk) -> None:
 
 
 def _patch_objects(talk: Talk, note: Callable[[str], None]) -> None:
-    """Python objects that ranks exchange arrive as copies, and are compared when all ranks are there. Other ways to send them are refused."""
+    """Python objects that ranks exchange arrive as copies, and are compared when all ranks are there. Others are refused."""
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
         note("objects that ranks exchange (all_gather_object) are the same on all of them")
