@@ -105,6 +105,7 @@ class Kernel(Sums):
     def log(self, p: Poly) -> Poly:
         """log(exp(m)^p·X) = p·m + log X; log of a product of positive factors is the sum of logs."""
         self.finite(p)
+        p = self.collapse(self.plus(p)) if len(p) > 1 else p
         if not p:
             raise Unsupported("log of zero")
         lead, factors, prim = self.content(p)
@@ -144,6 +145,7 @@ class Kernel(Sums):
         if e == 0:
             return constant(1)
         p = self.finite(p) if e > 0 else self.number(p)  # 1/∞ is 0
+        p = self.collapse(self.plus(p)) if len(p) > 1 else p
         c = as_constant(p)
         if c is not None:
             return self._number_power(c, e)
@@ -299,11 +301,11 @@ class Kernel(Sums):
     def _counts_peaks(self, uid: int, idx: tuple[Index, ...]) -> bool:
         """Whether a Σ counts where the values of a row equal their maximum: one of them does."""
         (body, sizes), _ = self.atoms[uid].data
-        if len(body) != 1 or self.name(body[0][0]) != SAME or len(sizes) > PEAK_DIGITS:
+        if len(body) != 1 or self.name(body[0][0]) not in (SAME, "eq0") or len(sizes) > PEAK_DIGITS:
             return False
         ((counted, at, _),), over = self.opened_sum(uid, idx)
-        pair = self.arguments(counted, at)
-        for value, peak in (pair, pair[::-1]):
+        pairs = [tuple(self.arguments(counted, at))] if self.name(counted) == SAME else self._sides(self.argument(counted, at))
+        for value, peak in (side for pair in pairs for side in (pair, pair[::-1])):
             single = next(iter(peak)) if len(peak) == 1 and set(peak.values()) == {1} else ()
             if len(single) != 1 or single[0][2] != 1 or self.atoms[single[0][0]].kind != "max" or over.keys() & set(single[0][1]):
                 continue
@@ -312,6 +314,11 @@ class Kernel(Sums):
                 if [over[v] for v in order] == [*fresh.values()] and self.substitute(inside, dict(zip(fresh, order, strict=True))) == value:
                     return True
         return False
+
+    def _sides(self, p: Poly) -> list[tuple[Poly, Poly]]:
+        """Ways to write p = 0 as value = maximum: one for each maximum that stands alone in p."""
+        alone = [m for m in p if len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "max"]
+        return [({n: tidy(Fraction(-c) / p[m]) for n, c in p.items() if n != m}, {m: 1}) for m in alone]
 
     def _unmasked(self, uid: int, idx: tuple[Index, ...], known: Collection[Need]) -> bool:
         """Whether a maximum of masked values is one of values: the Σ of their exponentials, 0 at −∞, is known not to be 0."""

@@ -269,7 +269,8 @@ class Sums(Opaque):
                 return self._open_sum(uid, idx, over)
             if self._opens(factors[0], over):
                 return self.sum(self.open(factors[0]), over)
-        return self._known_whole(factors, over) or self._regrouped(factors, over)
+        known = self._known_whole(factors, over)
+        return self._regrouped(factors, over) if known is None else known
 
     def _opens(self, factor: Factor, over: Collection[Index]) -> bool:
         """Whether a Σ of a sum under a name is taken term by term. That of a high tower of sums, as residual streams are, stays as it is:
@@ -323,29 +324,37 @@ class Sums(Opaque):
         return found
 
     def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
-        """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, and Σ_i f(i)·(g(i) + h(i)) as two, if what is opened is the plan's own and the outcome
-        one that the logical program has."""
-        if not self.named or self._opening or len(factors) < 2:
+        """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, and Σ_i f(i)·(g(i) + h(i)) as two, if the outcome is 0, or what is opened is the plan's own
+        and the outcome one that the logical program has."""
+        if self._opening or len(factors) < 2:
             return None
         for n, (uid, idx, power) in enumerate(factors):
-            a = self.atoms[uid]
-            sums = a.kind == "sum" and len(a.data[0][0]) > 1
-            if (uid >= self.named and power == 1 and sums) or self._own_cut(uid, power):
-                rest = [f for m, f in enumerate(factors) if m != n]
-                self._opening = True  # one at a time
-                try:
-                    if sums:
-                        body, inner = self.opened_sum(uid, idx)
-                        made = self.sum(self.monomial([*body, *rest]), {**inner, **over})
-                    else:
-                        made = self.sum(self.times(self.monomial(rest), self.open((uid, idx, 1))), over)
-                except TooLarge:
-                    continue
-                finally:
-                    self._opening = False
-                if all(u < self.named for m in made for u, _, _ in m):
-                    return made
+            sums = self.atoms[uid].kind == "sum" and len(self.atoms[uid].data[0][0]) > 1
+            own = self.named and uid >= self.named and power == 1 and (sums or self._own_cut(uid, power))
+            if not own and not self._may_cancel(uid, power):
+                continue
+            rest = [f for m, f in enumerate(factors) if m != n]
+            self._opening = True  # one at a time
+            try:
+                if sums:
+                    body, inner = self.opened_sum(uid, idx)
+                    made = self.sum(self.monomial([*body, *rest]), {**inner, **over})
+                else:
+                    made = self.sum(self.times(self.monomial(rest), self.open((uid, idx, 1))), over)
+            except TooLarge:
+                continue
+            finally:
+                self._opening = False
+            if not made or (own and all(u < self.named for m in made for u, _, _ in m)):
+                return made
         return None
+
+    def _may_cancel(self, uid: int, power: Power) -> bool:
+        """Whether a factor is a short sum of both signs under a name: terms may be left that cancel."""
+        a = self.atoms[uid]
+        if power != 1 or a.kind != "cut" or a.indicator or a.definition is None or not 1 < len(a.definition) <= SHORT:
+            return False
+        return min(a.definition.values()) < 0 < max(a.definition.values())
 
     def _regrouped(self, factors: list[Factor], over: dict[Index, int]) -> Poly:
         """Σ_i f(i)·(Σ_j g(i,j)·h(j)) as Σ_j h(j)·(Σ_i f(i)·g(i,j)), if that is what the logical program has."""
