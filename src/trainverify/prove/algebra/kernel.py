@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from trainverify.prove.algebra.sums import Sums
+from trainverify.prove.algebra.cancelled import Cancelled
 from trainverify.prove.algebra.terms import (
     NOTHING,
     SAME,
@@ -52,7 +52,7 @@ AT_ZERO: Final[Mapping[str, int]] = {"tanh": 0, "erf": 0, "sin": 0, "cos": 1, "a
 
 
 @dataclass
-class Kernel(Sums):
+class Kernel(Cancelled):
     """Functions of polynomials, over sums, names and facts."""
 
     closed: Callable[[int], bool] | None = None  # sums that exp and maxima do not open; none if they open all

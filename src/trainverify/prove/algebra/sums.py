@@ -326,11 +326,11 @@ class Sums(Opaque):
     def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
         """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, and Σ_i f(i)·(g(i) + h(i)) as two, if the outcome is 0, or what is opened is the plan's own
         and the outcome one that the logical program has."""
-        if self._opening or len(factors) < 2:
+        if not self.named or self._opening or len(factors) < 2:
             return None
         for n, (uid, idx, power) in enumerate(factors):
             sums = self.atoms[uid].kind == "sum" and len(self.atoms[uid].data[0][0]) > 1
-            own = self.named and uid >= self.named and power == 1 and (sums or self._own_cut(uid, power))
+            own = uid >= self.named and power == 1 and (sums or self._own_cut(uid, power))
             if not own and not self._may_cancel(uid, power):
                 continue
             rest = [f for m, f in enumerate(factors) if m != n]
