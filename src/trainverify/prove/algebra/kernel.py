@@ -299,7 +299,7 @@ class Kernel(Cancelled):
         return min(found, default=None)
 
     def _counts_peaks(self, uid: int, idx: tuple[Index, ...]) -> bool:
-        """Whether a Σ counts where the values of a row equal their maximum: one of them does."""
+        """Whether a Σ counts where the values of a row, or the largest of its parts, equal their maximum: one of them does."""
         (body, sizes), _ = self.atoms[uid].data
         if len(body) != 1 or self.name(body[0][0]) not in (SAME, "eq0") or len(sizes) > PEAK_DIGITS:
             return False
@@ -310,8 +310,15 @@ class Kernel(Cancelled):
             if len(single) != 1 or single[0][2] != 1 or self.atoms[single[0][0]].kind != "max" or over.keys() & set(single[0][1]):
                 continue
             inside, fresh = self.opened_max(single[0])
-            for order in itertools.permutations(over):
-                if [over[v] for v in order] == [*fresh.values()] and self.substitute(inside, dict(zip(fresh, order, strict=True))) == value:
+            part = next(iter(value)) if len(value) == 1 and set(value.values()) == {1} else ()
+            element, every = value, over
+            if len(part) == 1 and part[0][2] == 1 and self.atoms[part[0][0]].kind == "max":
+                element, rest = self.opened_max(part[0])
+                every = {**over, **rest}
+            element = self.flat(element)
+            for order in itertools.permutations(every) if len(every) <= PEAK_DIGITS else ():
+                moved = self.substitute(inside, dict(zip(fresh, order, strict=True)))
+                if [every[v] for v in order] == [*fresh.values()] and self.flat(moved) == element:
                     return True
         return False
 

@@ -459,13 +459,16 @@ class Sums(Opaque):
         return name in self.always_valid and every and free
 
     def _reached(self, uid: int, entries: Sequence[int]) -> bool:
-        """Whether an atom is 1 − [Σ c·(position of a bound variable − position of a free one) > 0]: 1 where both are equal."""
+        """Whether an atom is 1 − [Σ c·(position of a bound variable − position of a free one) > 0]: 1 where both are equal.
+        Or 1 − [Σ c·(position of a bound variable) − what is not negative > 0]: 1 where bound variables are 0."""
         a = self.atoms[uid]
         if not (a.kind == "cut" and a.indicator and a.definition is not None and a.definition.get(ONE) == 1 and len(a.definition) == 2):
             return False
         ((m, c),) = [(m, c) for m, c in a.definition.items() if m != ONE]
         if c != -1 or len(m) != 1 or self.name(m[0][0]) != "gt0":
             return False
+        if self._allows_first(m[0], entries):
+            return True
         free: dict[tuple[int, Coef], list[Index]] = {}
         bound: dict[tuple[int, Coef], list[Index]] = {}
         for n, weight in self.argument(m[0][0], m[0][1]).items():
@@ -480,6 +483,16 @@ class Sums(Opaque):
             self.trace.looked.add(uid)
         variables_ = [entries[-1 - s] for slots in bound.values() for s in slots]
         return len(set(variables_)) == len(variables_) and {k: len(v) for k, v in bound.items()} == {k: len(v) for k, v in free.items()}
+
+    def _allows_first(self, f: Factor, entries: Sequence[int]) -> bool:
+        """Whether [p > 0] is 0 where the bound variables are 0: everything else in p is a position times a number that is not positive."""
+        for n, weight in self.argument(f[0], f[1]).items():
+            if n != ONE and (len(n) != 1 or n[0][2] != 1 or self.atoms[n[0][0]].kind != "iota"):
+                return False
+            at = n[0][1][0] if n != ONE else 0
+            if weight > 0 and not (at < 0 and entries[-1 - at] >= 0):
+                return False
+        return True
 
     def digit(self, name: str, sizes: tuple[int, ...], indices: Sequence[Index], which: int, count: int, size: int, at: Index) -> Poly:
         """1 where digit `which` (of `count`) of an integer input is `at`; 0 also where the integer is out of range."""
