@@ -296,10 +296,18 @@ def a_masked_sum_is_positive_where_the_mask_is_reached(w: World) -> None:
     after = k.add(k.iota(V1, b), scale(k.iota(V1, Q), -1), constant(1))  # strictly before: nobody at the start
     strict = k.single(k.add(constant(1), scale(k.indicator_of("gt0", after), -1)), indicator=True)
     assert not positive(k.sum(k.times(strict, k.substitute(body, {a: P})), {b: V1}))
-    backwards = k.single(
-        k.add(constant(1), scale(k.indicator_of("gt0", k.add(k.iota(V1, b), scale(k.iota(V0, P), -1))), -1)), indicator=True
-    )
-    assert not positive(k.sum(k.times(backwards, k.substitute(body, {a: P})), {b: V1}))  # digits of other sizes
+
+    def masked(*terms: Poly) -> Poly:
+        mask = k.single(k.add(constant(1), scale(k.indicator_of("gt0", k.add(*terms)), -1)), indicator=True)
+        return k.sum(k.times(mask, k.substitute(body, {a: P})), {b: V1})
+
+    assert positive(masked(k.iota(V1, b), scale(k.iota(V0, P), -1)))  # position 0 is in front of everything, whatever the sizes
+    assert positive(masked(k.iota(V1, b), scale(k.iota(V0, P), -1), constant(-2)))
+    assert not positive(masked(k.iota(V1, b), scale(k.iota(V0, P), -1), constant(1)))
+    assert not positive(masked(k.iota(V1, b), k.iota(V0, P)))
+    assert not positive(masked(k.iota(V1, b), k.iota(V0, 1)))
+    assert not positive(masked(k.iota(V0, P), scale(k.iota(V1, b), -1)))  # digits of other sizes
+    assert not positive(masked(scale(k.iota(V0, P), -1), k.times(k.iota(V1, b), w.x(P, b))))
 
 
 @broken("symmetric factors")

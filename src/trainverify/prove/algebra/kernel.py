@@ -317,8 +317,9 @@ class Kernel(Cancelled):
                 every = {**over, **rest}
             element = self.flat(element)
             for order in itertools.permutations(every) if len(every) <= PEAK_DIGITS else ():
-                moved = self.substitute(inside, dict(zip(fresh, order, strict=True)))
-                if [every[v] for v in order] == [*fresh.values()] and self.flat(moved) == element:
+                if [every[v] for v in order] != [*fresh.values()]:
+                    continue
+                if self.flat(self.substitute(inside, dict(zip(fresh, order, strict=True)))) == element:
                     return True
         return False
 
