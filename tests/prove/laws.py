@@ -590,7 +590,9 @@ def _cancelled(w: World) -> Instance:
     return k.settle(p), lambda at: w.value(p, at)
 
 
-@law("peaks", "Σ_i [f(i) = max f] is positive", "f is a number; the Σ is over all that the maximum is over, or over parts with their maxima")
+@law(
+    "peaks", "Σ_i [f(i) = max f] is positive", "f is a number; the Σ is over all that the maximum is over, or over parts with their maxima"
+)
 def _peaks(w: World) -> Instance:
     k = w.kernel
     a, b, c = k.bound(), k.bound(), k.bound()

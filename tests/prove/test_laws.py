@@ -626,7 +626,8 @@ def what_was_tried_leaves_no_trace(w: World) -> None:
     before = len(k.atoms)
     k.settle(p)
     assert all(k.atoms[u].kind == "cut" for u in range(before, len(k.atoms)))  # the name of the sum itself, at most
-    assert k.sum(k.times(w.positive(P, a), w.x(P, a)), {a: V1}) and not k.needs
+    assert k.sum(k.times(w.positive(P, a), w.x(P, a)), {a: V1})
+    assert not k.needs
 
 
 @broken("peaks")

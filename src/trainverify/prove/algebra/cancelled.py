@@ -80,7 +80,7 @@ class Cancelled(Sums):
         return made
 
     def _sum_opened(self, f: Factor, whole: bool) -> Poly:
-        """A Σ with the sums under a name in it opened: the plan's own; all that are short, and Σ in it too, if it is to be written out whole."""
+        """A Σ with sums under a name in it opened: the plan's own; if it is written out whole, all short ones and Σ in it too."""
         a = self.atoms[f[0]]
         if f[2] != 1 or a.kind != "sum":
             return {(f,): 1}

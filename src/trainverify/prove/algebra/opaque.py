@@ -127,7 +127,9 @@ class Opaque(Names):
         """Whether something in p may be infinite, and is not known to be finite."""
         for m in p:
             for u, idx, _ in m:
-                if self.infinite(u) and (self.unbounded(self.open((u, idx, 1))) if self.atoms[u].kind == "cut" else not self._noted("finite", u, idx)):
+                if self.infinite(u) and (
+                    self.unbounded(self.open((u, idx, 1))) if self.atoms[u].kind == "cut" else not self._noted("finite", u, idx)
+                ):
                     return True
         return False
 

@@ -386,20 +386,6 @@ def softplus(a: Arguments) -> str:
     return smooth if threshold >= ROUNDED else a.e.op("where", (a.e.op("gt", (scaled,), {"value": threshold}), x, smooth))
 
 
-@row("aten::log_sigmoid_forward")
-def log_sigmoid(a: Arguments) -> tuple[str, str]:
-    """−softplus(−x), and e^−|x|, which the kernel keeps for the gradient."""
-    x = a.tensor("self")
-    kept = a.e.op("exp", (a.e.op("neg", (a.e.op("abs", (x,)),)),))
-    return a.e.op("neg", (a.e.op("softplus", (a.e.op("neg", (x,)),)),)), kept
-
-
-@row("aten::log_sigmoid_backward")
-def log_sigmoid_backward(a: Arguments) -> str:
-    a.tensor("buffer")  # another form of what x says
-    return a.e.op("mul", (a.tensor("grad_output"), a.e.op("sigmoid", (a.e.op("neg", (a.tensor("self"),)),))))
-
-
 def _threshold(a: Arguments, grad: str, x: str) -> str:
     """Gradient where x > threshold, else 0 (relu's backward, given x or relu(x))."""
     if (threshold := a.number("threshold")) != 0:
