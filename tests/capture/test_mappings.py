@@ -84,7 +84,7 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     *((n, getattr(torch, n), (p,)) for n in ("reciprocal", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "erf", "sigmoid")),
     *((n, getattr(torch, n), (p,)) for n in ("expm1", "log1p")),
     ("logical_not", torch.logical_not, (mask(4),)),
-    *((n, getattr(torch, n), (x, y)) for n in ("lt", "le", "gt", "ge", "eq", "ne", "minimum", "maximum")),
+    *((n, getattr(torch, n), (x, y)) for n in ("lt", "le", "gt", "ge", "eq", "ne", "minimum", "maximum", "logaddexp")),
     *((n, lambda a, n=n: getattr(torch, n)(a, 2), (ids(5, 7),)) for n in ("lt", "le", "gt", "ge", "eq", "ne")),
     ("logical_and", torch.logical_and, (mask(4), mask(4))),
     ("logical_or", torch.logical_or, (mask(4), mask(4))),

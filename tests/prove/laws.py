@@ -595,6 +595,37 @@ def _maximum(w: World) -> Instance:
     return made, meaning
 
 
+@law(
+    "cancelled",
+    "a·Σ_i f(i)·c(i) + … = 0, if it is 0 with the sums c in all Σ opened; N⁻¹·a·x + N⁻¹·b·x = x for a sum N = a + b",
+    "all terms are there; nothing is noted on the way",
+)
+def _cancelled(w: World) -> Instance:
+    """What a shift under exponentials gets of a softmax: Σ_i e(i)·(g(i)/N − Σ_j e(j)·g(j)/N²) with N = Σ e, or something like that."""
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    e, g = w.rng.choice([w.positive, w.divisor]), w.x
+    other = w.rng.choice([g, g, w.y])
+    total = k.sum(e(P, a), {a: V1})
+    inverse = k.power(total, -1)
+    mixed = k.sum(k.times(e(P, b), other(P, b)), {b: V1})
+    k.named = w.rng.choice([0, len(k.atoms)])
+    part = k.single(k.add(g(P, a), scale(k.times(inverse, mixed), -w.rng.choice([1, 1, 2]))))
+    p = k.add(k.sum(k.times(e(P, a), part), {a: V1}), w.rng.choice([{}, {}, scale(mixed, -1), mixed]))
+    return k.settle(p), lambda at: w.value(p, at)
+
+
+@law(
+    "peaks", "Σ_i [f(i) = max f] is positive", "f is a number; the Σ is over all that the maximum is over, or over parts with their maxima"
+)
+def _peaks(w: World) -> Instance:
+    k = w.kernel
+    a, b, c = k.bound(), k.bound(), k.bound()
+    inner = w.rng.choice([w.x(a, b), k.maximum(w.x(a, c), {c: V1})])
+    count = k.sum(k.indicator_of("eq0", k.add(k.maximum(w.x(a, b), {a: V0, b: V1}), scale(inner, -1))), {a: V0, b: V1})
+    return k.times(w.y(), k.power(count, -1)), lambda at: w.value(w.y(), at) / w.value(count, at)
+
+
 @law("row", "a function of a row depends on the order of its positions", "digits of the row keep their order, slow first")
 def _row(w: World) -> Instance:
     k = w.kernel

@@ -322,6 +322,7 @@ def _two(name: str, ours: str) -> None:
 
 _two("aten::minimum", "minimum")
 _two("aten::maximum", "maximum")
+_two("aten::logaddexp", "logaddexp")
 
 
 @row("aten::where")
