@@ -285,7 +285,7 @@ class Session:
         for key, metric in metrics.items():
             made.add(metric, "metric", key, key)
         after = After(found)
-        changed = self._rewritten(after)
+        tables = self._tables(after)
         changes = self._changed(after)
         self._updates(made, after, changes)
         self.talk.lost()
@@ -330,14 +330,13 @@ class Session:
             structure=changes,
             left=left,
             by_hand=tuple(n.name for n in self.now.named if n.by_hand),
-            tables=frozenset(self.now.tables),
-            changed=changed,
+            tables=tables,
         )
 
-    def _rewritten(self, after: After) -> frozenset[str]:
-        """Tables of constants that are not any more what they were computed as."""
+    def _tables(self, after: After) -> dict[str, bool]:
+        """Buffers of checkpoints that were taken for tables of constants, and whether the step changes them."""
         there = after.tensors
-        return frozenset(n for n in self.now.made if n not in there or not self._as_made(n, local(there[n].tensor)))
+        return {n: n not in there or not self._as_made(n, local(there[n].tensor)) for n in self.now.tables}
 
     def _as_made(self, name: str, now: torch.Tensor) -> bool:
         """Whether a table of constants is still what it was computed as."""

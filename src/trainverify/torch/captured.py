@@ -34,8 +34,7 @@ class Captured:
     used: dict[str, Source | None] = field(default_factory=dict)  # parameter → where its gradient is used
     structure: dict[str, str] = field(default_factory=dict)  # what decides on later steps besides values, and what the step made of it
     by_hand: tuple[str, ...] = ()  # of the program's sources and state, tensors in variables, containers and attributes
-    tables: frozenset[str] = frozenset()  # buffers of checkpoints that are taken for what they are computed as when the model is built
-    changed: frozenset[str] = frozenset()  # buffers that follow from constants when the step begins, and that it changes
+    tables: dict[str, bool] = field(default_factory=dict)  # buffers that count as tables of constants; whether a step changes them
     left: list[str] = field(default_factory=list)  # gradients that the step before left, and that this one uses
 
 

@@ -119,8 +119,8 @@ def captures(
 def _no_tables(found: Sequence[Steps | Failed]) -> frozenset[str]:
     """Buffers that were taken for tables of constants, and that a step changes, or that are none in another process."""
     steps = [c for result in found if not isinstance(result, Failed) for c in result]
-    kept = {n for c in steps for n in (*c.changed, *c.program.state)}
-    return frozenset(n for c in steps for n in c.tables if n in kept)
+    kept = {n for c in steps for n in c.program.state}
+    return frozenset(n for c in steps for n, changed in c.tables.items() if changed or n in kept)
 
 
 def by_step(found: Sequence[Steps]) -> list[Processes]:
