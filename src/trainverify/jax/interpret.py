@@ -70,6 +70,7 @@ class Interpreter:
         self.missing: dict[str, Missing] = {}
         self.primitives: dict[str, Any] = {}  # of JAX, by name
         self.phase: Phase = "forward"
+        self.inside = False  # of a formula: what it writes has the place of the call
 
     def closed(self, jaxpr: ClosedJaxpr, args: Sequence[Item]) -> list[Item]:
         return self.run(jaxpr.jaxpr, [self.constant(c) for c in jaxpr.consts], args)
@@ -99,10 +100,11 @@ class Interpreter:
     def equation(self, eqn: Any, given: list[Item]) -> Sequence[Item]:
         """The results of one equation; without a meaning they are opaque, and the primitive is noted."""
         name, outer, place, label = eqn.primitive.name, self.phase, self.e.place, self.e.label
-        source, function, variable = where(eqn.source_info)
-        self.phase = phase_of(eqn.source_info, outer)
-        self.e.place = Place(source or place.source, function or place.module, self.phase)
-        self.e.label = variable or name
+        if not self.inside:
+            source, function, variable = where(eqn.source_info)
+            self.phase = phase_of(eqn.source_info, outer)
+            self.e.place = Place(source or place.source, function or place.module, self.phase)
+            self.e.label = variable or name
         self.calls[name] += 1
         self.primitives.setdefault(name, eqn.primitive)
         try:

@@ -167,6 +167,9 @@ def _arithmetic(op: Op, found: Sequence[Bounds], value: Bounds) -> Bounds:
         return -1, 1
     if op.name == "square" and found[0] is not None:
         return _corners(*(max(map(abs, found[0])),) * 2, 0, max(map(abs, found[0])))
+    if op.name in ("mod", "floordiv") and found[0] is not None and value is not None and value[0] == value[1]:
+        low, high = found[0][0] // value[0], found[0][1] // value[0]
+        return (low, high) if op.name == "floordiv" else (0, min(value[0] - 1, found[0][1])) if low >= 0 else (0, value[0] - 1)
     both = [*found, value] if len(found) == 1 else list(found)
     if op.get("alpha", 1) != 1 or len(both) != 2 or both[0] is None or both[1] is None or op.name not in _ARITHMETIC:
         return None

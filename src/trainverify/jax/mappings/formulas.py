@@ -1,0 +1,241 @@
+"""Primitives that are functions of others, written in JAX: each is traced where it is called, and its body is translated.
+
+A formula takes the operands and the parameters that it reads, by name; a call with another parameter is refused. Like a row, it is run
+beside the primitive.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from trainverify.jax.mappings.table import Arguments, Result, Row
+from trainverify.translate.emit import Unmapped
+
+Formula = Callable[..., Any]
+Array = np.ndarray[Any, Any]
+Sizes = Sequence[int]
+Padding = Sequence[tuple[int, int]]
+FORMULAS: Final[dict[str, Formula]] = {}
+MOST_PLACES: Final = 256  # in a window
+
+
+def formula(name: str) -> Callable[[Formula], Formula]:
+    def add(fn: Formula) -> Formula:
+        FORMULAS[name] = fn
+        return fn
+
+    return add
+
+
+def _row(fn: Formula) -> Row:
+    named = [p.name for p in inspect.signature(fn).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+    def row(a: Arguments) -> Result:
+        from trainverify.jax.control import CONTROL  # both interpret rows
+        from trainverify.jax.interpret import Interpreter
+
+        a.ignore("accuracy")
+        params = {n: a.param(n) for n in named}
+        given = [jax.ShapeDtypeStruct(t.shape, _DTYPES[t.kind]) for t in a.types]
+        with jax.enable_x64(True):  # types of the results are set by the caller
+            traced = jax.make_jaxpr(lambda *operands: fn(*operands, **params))(*given)
+        i = Interpreter(a.e, a.literal, CONTROL)
+        i.inside = True
+        found = i.closed(traced, [a.operand(n) for n in range(len(a.operands))])
+        if i.missing:
+            name, missing = next(iter(i.missing.items()))
+            raise Unmapped(missing.reason if missing.reason != "no mapping" else f"no mapping for {name}")
+        return found  # type: ignore[return-value]
+
+    return row
+
+
+_DTYPES: Final = {"real": np.dtype("float64"), "int": np.dtype("int64"), "bool": np.dtype("bool")}
+
+
+# -- functions of a number ------------------------------------------------------------------------------------------------
+
+
+FORMULAS["log1p"] = lambda x: jnp.log(x + 1)
+FORMULAS["expm1"] = lambda x: jnp.exp(x) - 1
+FORMULAS["ceil"] = lambda x: -jnp.floor(-x)
+FORMULAS["erfc"] = lambda x: 1 - lax.erf(x)
+FORMULAS["sinh"] = lambda x: (jnp.exp(x) - jnp.exp(-x)) / 2
+FORMULAS["cosh"] = lambda x: (jnp.exp(x) + jnp.exp(-x)) / 2
+FORMULAS["tan"] = lambda x: lax.sin(x) / lax.cos(x)
+FORMULAS["asinh"] = lambda x: lax.sign(x) * jnp.log(jnp.abs(x) + jnp.sqrt(x * x + 1))
+FORMULAS["acosh"] = lambda x: jnp.log(x + jnp.sqrt(x * x - 1))
+FORMULAS["atanh"] = lambda x: jnp.log((1 + x) / (1 - x)) / 2
+
+
+@formula("round")
+def round_(x: Any, *, rounding_method: lax.RoundingMethod) -> Any:
+    """Halves go away from zero, or to the even neighbour."""
+    if rounding_method == lax.RoundingMethod.AWAY_FROM_ZERO:
+        return lax.sign(x) * jnp.floor(jnp.abs(x) + 0.5)
+    up = jnp.floor(x + 0.5)
+    odd = (up - x == 0.5) & (up - 2 * jnp.floor(up / 2) == 1)
+    return jnp.where(odd, up - 1, up)
+
+
+# -- from the first element on --------------------------------------------------------------------------------------------
+
+
+def _running(x: Any, axis: int, reverse: bool, reduce: Callable[[Any], Any]) -> Any:
+    """reduce of [… , i, j] over j: elements up to each one, the first one for those after it."""
+    n = x.shape[axis]
+    x = jnp.moveaxis(x, axis, -1)
+    kept = np.tril(np.ones((n, n), bool))
+    wide = jnp.broadcast_to(x[..., None, :], (*x.shape, n))
+    found = reduce(wide, kept.T if reverse else kept, x[..., -1:, None] if reverse else x[..., :1, None])
+    return jnp.moveaxis(found, -1, axis)
+
+
+@formula("cumprod")
+def cumprod(x: Any, *, axis: int, reverse: bool) -> Any:
+    return _running(x, axis, reverse, lambda wide, kept, _: jnp.where(kept, wide, 1).prod(-1))
+
+
+@formula("cummax")
+def cummax(x: Any, *, axis: int, reverse: bool) -> Any:
+    return _running(x, axis, reverse, lambda wide, kept, first: jnp.where(kept, wide, first).max(-1))
+
+
+@formula("cummin")
+def cummin(x: Any, *, axis: int, reverse: bool) -> Any:
+    return _running(x, axis, reverse, lambda wide, kept, first: jnp.where(kept, wide, first).min(-1))
+
+
+@formula("cumlogsumexp")
+def cumlogsumexp(x: Any, *, axis: int, reverse: bool) -> Any:
+    most = x.max(axis, keepdims=True)
+    return jnp.log(lax.cumsum(jnp.exp(x - most), axis, reverse)) + most
+
+
+# -- windows --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of an array: one array for each position in them, and which windows have that position inside of the array."""
+
+    parts: list[Any]
+    inside: list[Array]
+
+    @classmethod
+    def of(cls, x: Any, filler: Any, size: Sizes, strides: Sizes, padding: Padding, base: Sizes, dilation: Sizes) -> Windows:
+        if math.prod(size) > MOST_PLACES:
+            raise Unmapped(f"windows of {math.prod(size)} positions")
+        config = [(int(low), int(high), b - 1) for (low, high), b in zip(padding, base, strict=True)]
+        wide = lax.pad(x, jnp.asarray(filler, x.dtype), config)
+        counts = [(n - (w - 1) * d - 1) // s + 1 for n, w, s, d in zip(wide.shape, size, strides, dilation, strict=True)]
+        if min(counts, default=1) < 1:
+            raise Unmapped("no windows")
+        parts, inside = [], []
+        for at in itertools.product(*map(range, size)):
+            start = [k * d for k, d in zip(at, dilation, strict=True)]
+            stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, counts, strides, strict=True)]
+            parts.append(lax.slice(wide, start, stop, strides))
+            places = [np.arange(a, b, s) - low for a, b, s, (low, _, _) in zip(start, stop, strides, config, strict=True)]
+            one = [(p >= 0) & (p <= (n - 1) * b) & (p % b == 0) for p, n, b in zip(places, x.shape, base, strict=True)]
+            inside.append(np.array(True).reshape((1,) * len(one)))
+            for d, here in enumerate(one):  # a dimension of size 1 where all are inside
+                shape = [len(here) if e == d and not here.all() else 1 for e in range(len(one))]
+                inside[-1] = inside[-1] & (np.array(True).reshape(shape) if here.all() else here.reshape(shape))
+        return cls(parts, inside)
+
+    def best(self, pick: Callable[[Any, Any], Any]) -> Any:
+        """The largest or smallest of what is inside."""
+        found, known = self.parts[0], self.inside[0]
+        for part, here in zip(self.parts[1:], self.inside[1:], strict=True):
+            both = pick(found, part)
+            if not (known & here).all():
+                both = _where(known & here, both, _where(here, part, found))
+            found, known = both, known | here
+        if not known.all():
+            raise Unmapped("windows of nothing but padding")
+        return found
+
+    def first(self, pick: Callable[[Any, Any], Any]) -> list[Any]:
+        """Whether each position is the first one that has the best value."""
+        best = self.best(pick)
+        found, taken = [], jnp.zeros(best.shape, bool)
+        for part, here in zip(self.parts, self.inside, strict=True):
+            found.append(_where(here, part == best, False) & ~taken)
+            taken = taken | found[-1]
+        return found
+
+
+def _where(known: Array, x: Any, y: Any) -> Any:
+    return x if known.all() else y if not known.any() else jnp.where(known, x, y)
+
+
+@formula("reduce_window_sum")
+def window_sum(
+    x: Any, *, window_dimensions: Sizes, window_strides: Sizes, padding: Padding, base_dilation: Sizes, window_dilation: Sizes
+) -> Any:
+    return sum(Windows.of(x, 0, window_dimensions, window_strides, padding, base_dilation, window_dilation).parts)
+
+
+def _window_best(pick: Callable[[Any, Any], Any]) -> Formula:
+    def best(
+        x: Any, *, window_dimensions: Sizes, window_strides: Sizes, padding: Padding, base_dilation: Sizes, window_dilation: Sizes
+    ) -> Any:
+        return Windows.of(x, 0, window_dimensions, window_strides, padding, base_dilation, window_dilation).best(pick)
+
+    return best
+
+
+FORMULAS["reduce_window_max"] = _window_best(jnp.maximum)
+FORMULAS["reduce_window_min"] = _window_best(jnp.minimum)
+
+
+def _picks(select_prim: Any) -> Callable[[Any, Any], Any]:
+    if select_prim.name not in ("ge", "le"):
+        raise Unmapped(f"windows from which {select_prim.name} selects")
+    return jnp.maximum if select_prim.name == "ge" else jnp.minimum
+
+
+@formula("select_and_gather_add")
+def gathered_best(
+    values: Any,
+    x: Any,
+    *,
+    select_prim: Any,
+    window_dimensions: Sizes,
+    window_strides: Sizes,
+    padding: Padding,
+    base_dilation: Sizes,
+    window_dilation: Sizes,
+) -> Any:
+    """Of every window the value where x is the best."""
+    plan = window_dimensions, window_strides, padding, base_dilation, window_dilation
+    chosen = Windows.of(x, 0, *plan).first(_picks(select_prim))
+    return sum(jnp.where(c, v, 0) for c, v in zip(chosen, Windows.of(values, 0, *plan).parts, strict=True))
+
+
+@formula("select_and_scatter_add")
+def scattered_best(values: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes, padding: Padding) -> Any:
+    """The value of every window added where x is the best in it."""
+    ones = (1,) * x.ndim
+    chosen = Windows.of(x, 0, window_dimensions, window_strides, padding, ones, ones).first(_picks(select_prim))
+    found = jnp.zeros(x.shape, x.dtype)
+    for at, c in zip(itertools.product(*map(range, window_dimensions)), chosen, strict=True):
+        config = []
+        for a, n, count, s, (low, _) in zip(at, x.shape, values.shape, window_strides, padding, strict=True):
+            config.append((a - int(low), n + int(low) - a - ((count - 1) * s + 1), s - 1))
+        found = found + lax.pad(jnp.where(c, values, 0), jnp.zeros((), x.dtype), config)
+    return found
+
+
+ROWS: Final[dict[str, Row]] = {name: _row(fn) for name, fn in FORMULAS.items()}
