@@ -8,7 +8,7 @@ from typing import Final
 
 from trainverify.graph.program import Op
 from trainverify.jax.emit import RankEmitter
-from trainverify.jax.lines_of_masks import full_lines
+from trainverify.jax.lines_of_masks import finite_lines
 from trainverify.jax.signs import never_negative
 
 Infinities = frozenset[float]
@@ -61,10 +61,9 @@ def _found(e: RankEmitter, op: Op) -> Infinities:
 
 def _reaches(e: RankEmitter, op: Op) -> bool:
     """Whether every maximum is over at least one value that is not masked."""
-    choice, dims = e.made.get(op.inputs[0]), op.get("dim")
-    if choice is None or choice.name != "where" or may_be_infinite(e, str(choice.inputs[1])):
-        return False
-    return full_lines(e, choice, dims if isinstance(dims, tuple) else (dims,))
+    dims = op.get("dim")
+    found = finite_lines(e, str(op.inputs[0]), lambda name: not may_be_infinite(e, name))
+    return bool(found & set(dims if isinstance(dims, tuple) else (dims,)))
 
 
 _PARTIAL: Final = frozenset(("div", "reciprocal", "log", "sqrt", "rsqrt", "norm", "grad_norm", "std"))

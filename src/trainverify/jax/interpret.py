@@ -82,7 +82,17 @@ class Interpreter:
         dtype = DTYPES[str(value.dtype)]
         if (rule := whole_numbers(found)) is not None and kind_of(dtype) == "real":
             return self.e.cast(self.e.tensor(rule), dtype)
-        return self.e.closed_over(found, dtype)
+        return self.closed_over(found, dtype)
+
+    def closed_over(self, data: np.ndarray[Any, Any], dtype: str) -> Item:
+        """An array as an input; where it is infinite, that is written: inputs are real numbers."""
+        if np.isnan(data).any():
+            return Opaque("an array that the code closes over has elements that are no numbers")
+        made = self.e.closed_over(np.where(np.isinf(data), 0, data), dtype)
+        for value in sorted({float(v) for v in data[np.isinf(data)]}):
+            mask = self.e.closed_over(data == value, "bool")
+            made = self.e.op("where", (mask, self.e.full((), value, dtype), made))
+        return made
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Item], args: Sequence[Item]) -> list[Item]:
         env: dict[Any, Item] = {}

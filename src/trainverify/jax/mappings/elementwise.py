@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from trainverify.graph.program import Ref
+from trainverify.jax.choices import literal, unrepeated
 from trainverify.jax.infinities import is_number, may_be_infinite, why_not_finite
 from trainverify.jax.lines_of_masks import note_lines
 from trainverify.jax.mappings.table import Arguments, is_real, rows
@@ -234,7 +236,7 @@ def _divided(a: Arguments, ours: str) -> Value:
     x, by = bounds(a.e, a.operand(0)), a.number(1)
     if not isinstance(by, int) or by == 0:
         raise Unmapped("integers that are divided by what is not known")
-    if ours == "mod" and x is not None and 0 <= x[0] and x[1] < abs(by):
+    if ours == "mod" and x is not None and x[0] >= 0 and x[1] < abs(by):
         return a.operand(0)
     given = a.e.slim(a.operand(0))
     turned = ours == "floordiv" and by < 0
@@ -291,7 +293,9 @@ def _compare(name: str) -> Callable[[Arguments], Value]:
             return found
         for i, ours in ((1, name), (0, _SWAPPED[name])):
             by = column(a, i)
-            if by is not None and isinstance(a.operand(1 - i), str):
+            if by is not None and isinstance(x := a.operand(1 - i), str):
+                if (answer := _answered(a, x, ours, by)) is not None:
+                    return answer
                 return spread(a, a.e.op(ours, (a.tensor(1 - i),), {"value": by}))
         made = a.e.op(name, (a.e.slim(a.operand(0)), a.e.slim(a.operand(1))))
         x, y = a.operand(0), a.operand(1)
@@ -303,6 +307,22 @@ def _compare(name: str) -> Callable[[Arguments], Value]:
         return made
 
     return compare
+
+
+def _answered(a: Arguments, x: str, ours: str, by: Any) -> Value | None:
+    """where(m, c, d) ⋛ b for literals: m, not m, or the same everywhere."""
+    _, op = unrepeated(a.e, x)
+    if op is None or op.name != "where" or isinstance(by, np.ndarray):
+        return None
+    values = [literal(a.e, i) for i in op.inputs[1:]]
+    if any(v is None or isinstance(v, bool | Ref) for v in values):
+        return None
+    answers = [bool(COMPARISONS[ours](v, by)) for v in values]
+    if answers[0] == answers[1]:
+        return uniform(answers[0], a.shape, "bool")
+    if a.e.shape(mask := str(op.inputs[0])) != a.shape:
+        return None
+    return mask if answers[0] else a.e.op("logical_not", (mask,))
 
 
 for _name in COMPARISONS:
@@ -490,6 +510,8 @@ def select_n(a: Arguments) -> Value:
     if a.types[0].dtype != "bool":
         return _numbered(a, which)
     other, then = a.operand(1), a.operand(2)
+    if a.dtype == "bool" and isinstance(which, str) and {a.number(1), a.number(2)} == {0, 1}:
+        return _as_wide(a, which if a.number(2) else a.e.op("logical_not", (which,)))
     if isinstance(which, str) and ("answers", which) in a.e.kept and isinstance(other, Grid | Table) and isinstance(then, Grid | Table):
         name, x, y = a.e.kept["answers", which]  # a mask of known integers that chooses among known integers
         left, right = table_of(x), table_of(y)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import jax.numpy as jnp
 import numpy as np
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from trainverify.jax.mappings.table import Arguments, Result, Row
 from trainverify.translate.emit import Unmapped
