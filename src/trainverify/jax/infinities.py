@@ -10,6 +10,7 @@ from trainverify.graph.program import Op
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.lines_of_masks import finite_lines
 from trainverify.jax.signs import never_negative
+from trainverify.translate.integers import Bounds, hull, tensor_bounds
 
 Infinities = frozenset[float]
 NONE: Final[Infinities] = frozenset()
@@ -168,13 +169,13 @@ def _never_zero(e: RankEmitter, op: Op) -> bool:
     return any(v > 0 for v in values) if any(v != 0 for v in values) else any(never_zero(e, i) for i in given)
 
 
-Fact = tuple[Infinities, bool]  # the infinities that may be in it, and whether it has a value whatever the inputs are
+Fact = tuple[Infinities, bool, Bounds]  # the infinities that may be in it, whether it has a value whatever the inputs are, its integers
 
 
 def _told(e: RankEmitter, op: Op) -> Fact | None:
     """What is known about the values of an op that come from other ranks, if these run other programs."""
     label = e.labels.get(op.outputs[0]) if op.outputs else None
-    return None if label is None or e.facts is None else e.facts.get(label, (BOTH, False))
+    return None if label is None or e.facts is None else e.facts.get(label, (BOTH, False, None))
 
 
 def exchanged(e: RankEmitter) -> dict[str, Fact]:
@@ -182,7 +183,8 @@ def exchanged(e: RankEmitter) -> dict[str, Fact]:
     found: dict[str, Fact] = {}
     for label, inputs in e.traffic:
         given = [i for i in inputs if e.kind(i) == "real"]
-        found[label] = frozenset().union(*(may_be_infinite(e, i) for i in given)), all(_is_defined(e, i) for i in given)
+        limits = hull([tensor_bounds(e, i) for i in inputs if e.kind(i) != "real"])
+        found[label] = frozenset().union(*(may_be_infinite(e, i) for i in given)), all(_is_defined(e, i) for i in given), limits
     return found
 
 
@@ -190,15 +192,22 @@ def joined(traffic: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:
     """What holds whoever sends."""
     found: dict[str, Fact] = {}
     for one in traffic:
-        for label, (inf, defined) in one.items():
-            old = found.get(label, (NONE, True))
-            found[label] = old[0] | inf, old[1] and defined
+        for label, (inf, defined, limits) in one.items():
+            old = found.get(label, (NONE, True, limits))
+            found[label] = old[0] | inf, old[1] and defined, hull([old[2], limits])
     return found
 
 
 def covers(facts: Mapping[str, Fact], traffic: Mapping[str, Fact]) -> bool:
     """Whether what was taken for granted is so."""
-    return all(label in facts and inf <= facts[label][0] and defined >= facts[label][1] for label, (inf, defined) in traffic.items())
+
+    def inside(label: str, inf: Infinities, defined: bool, limits: Bounds) -> bool:
+        if label not in facts:
+            return False
+        most, total, wide = facts[label]
+        return inf <= most and defined >= total and (wide is None or hull([limits, wide]) == wide)
+
+    return all(inside(label, *fact) for label, fact in traffic.items())
 
 
 __all__ = ["Fact", "covers", "exchanged", "is_number", "joined", "may_be_infinite", "never_zero", "why_not_finite"]

@@ -174,6 +174,10 @@ class Interpreter:
             check(self.e, self.e.ops[start:], lambda: lowered(self.primitives[name], params, types, self.e.mesh))
         return made
 
+    def everywhere(self, item: Sharded | Free) -> Value:
+        """An array that lies on a mesh, whole on every rank."""
+        raise Unmapped("an array that lies on a mesh")
+
     def checked(self, value: Value, kind: TensorType) -> Value:
         """A result of the type that JAX says. Integers that its dtype does not have would wrap around."""
         if isinstance(value, Opaque):

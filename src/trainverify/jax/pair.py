@@ -22,12 +22,12 @@ from trainverify.jax.hlo.dump import Partitioned
 from trainverify.jax.hlo.run import HloInterpreter
 from trainverify.jax.infinities import Fact, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
-from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
 from trainverify.jax.randomness import argument_key
+from trainverify.jax.replicas import differences
 from trainverify.jax.rewrites import rewritten
 from trainverify.jax.trace import Argument, Result, Traced
-from trainverify.jax.values import DTYPES, Key, Opaque, Value
+from trainverify.jax.values import DTYPES, Divergent, Key, Opaque, Value
 from trainverify.jax.whole import WholeInterpreter
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -246,7 +246,7 @@ def _unit(
         e.place = Place(i.maps[-1])
     values, moved = _landed(i, traced, found)
     outputs, unknown = _outputs(e, traced.results, values)
-    outputs += [*_as_cut(e, traced.results, found, moved), *reported(e)]
+    outputs += [*_as_cut(e, traced.results, found, moved), *reported(e), *differences(e)]
     program = _program(e, "rank", _declared(e, traced.arguments), outputs)
     bindings = {n: c for c, n in e.columns.items()}
     used = {n for op in program.ops for _, v in op.attrs for n in (r.name for r in refs(v))}

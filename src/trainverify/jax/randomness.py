@@ -20,8 +20,7 @@ import numpy as np
 import jax
 from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
-from trainverify.jax.mappings.elementwise import Divergent
-from trainverify.jax.values import Array, Grid, Key, Number, Opaque, Real, Table, Value, table_of
+from trainverify.jax.values import Array, Divergent, Grid, Key, Number, Opaque, Real, Table, Value, table_of
 from trainverify.translate.emit import Unmapped
 
 UNIFORM: Final = "_uniform"  # JAX's name of the function that makes uniform numbers from bits

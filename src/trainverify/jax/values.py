@@ -107,6 +107,14 @@ def lost(value: Opaque) -> Opaque:
     return Opaque(value.reason)
 
 
+class Divergent(Exception):
+    """Ranks go different ways here: one answer for each of them."""
+
+    def __init__(self, answers: Any):
+        super().__init__("ranks go different ways")
+        self.answers = answers
+
+
 Known = Number | Grid | Table
 Value = str | Number | Grid | Table | Opaque
 
@@ -173,5 +181,5 @@ def kind_of(dtype: str) -> str:
     return KINDS[dtype]
 
 
-__all__ = ["DTYPES", "Column", "Grid", "Key", "Known", "Number", "Opaque", "Real", "Table"]
+__all__ = ["DTYPES", "Column", "Divergent", "Grid", "Key", "Known", "Number", "Opaque", "Real", "Table"]
 __all__ += ["Value", "array_of", "grid", "kind_of", "listed", "lost", "uniform"]

@@ -17,7 +17,7 @@ from trainverify.jax.lines_of_masks import note_lines
 from trainverify.jax.mappings.table import Arguments, is_real, rows
 from trainverify.jax.ranges import bounds
 from trainverify.jax.signs import never_negative
-from trainverify.jax.values import TABLE_ELEMENTS, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
+from trainverify.jax.values import TABLE_ELEMENTS, Divergent, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
 from trainverify.jax.vocabulary import chosen_bounds
 from trainverify.translate.emit import Unmapped
 
@@ -552,14 +552,6 @@ def _as_wide(a: Arguments, value: Value) -> Value:
     if _shape(a, value) == a.shape:
         return value
     return a.e.op("expand", (a.e.tensor(value),), {"shape": a.shape})
-
-
-class Divergent(Exception):
-    """Ranks go different ways here: one answer for each of them."""
-
-    def __init__(self, answers: Any):
-        super().__init__("ranks go different ways")
-        self.answers = answers
 
 
 @row("clamp")
