@@ -23,6 +23,7 @@ from trainverify.jax.emit import RankEmitter
 from trainverify.jax.infinities import Infinities, is_number, may_be_infinite
 from trainverify.jax.mappings.elementwise import ROWS as ELEMENTWISE
 from trainverify.jax.mappings.table import Arguments, Row
+from trainverify.jax.meshes import without
 from trainverify.jax.signs import never_negative
 from trainverify.jax.values import DTYPES, Grid, Known, Number, Opaque, Table, Value, array_of
 from trainverify.ops import OPS
@@ -342,7 +343,7 @@ def theirs(waiting: Sequence[tuple[Call, Given]]) -> list[list[list[Array]] | Ex
     """What JAX gives on every rank."""
     kinds = _alike(waiting)
     calls = [waiting[k[0]][0] for k in kinds]
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    with jax.enable_x64(True), without(), jax.default_device(jax.devices("cpu")[0]):
         made = _run_together(calls, [_stacks([waiting[n] for n in kind]) for kind in kinds])
     found: list[list[list[Array]] | Exception] = [[] for _ in waiting]
     for kind, call, result in zip(kinds, calls, made, strict=True):

@@ -14,7 +14,7 @@ from trainverify.jax.interpret import MOST_STEPS, Handler, Interpreter, Item, ty
 from trainverify.jax.mappings import communication
 from trainverify.jax.mappings.shaping import sliced
 from trainverify.jax.places import Free, Sharded
-from trainverify.jax.randomness import drawn, key_of, makes_uniform, names_of
+from trainverify.jax.randomness import draw_of, drawn, key_of, names_of
 from trainverify.jax.ranges import within
 from trainverify.jax.values import Divergent, Grid, Key, Number, Opaque, Table, Value, listed, lost, table_of
 from trainverify.translate.emit import Unmapped
@@ -23,9 +23,9 @@ _COLLECTIVES: Final = frozenset(communication.ROWS) - {"axis_index"}
 
 
 def call(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
-    """A function that is called: its body; that which makes uniform numbers stands for itself."""
-    if given and isinstance(given[0], Key) and makes_uniform(eqn):
-        return [drawn(i.e, given, type_of(eqn.outvars[0].aval))]
+    """A function that is called: its body; those of JAX that make random numbers stand for themselves."""
+    if given and isinstance(given[0], Key) and (draw := draw_of(eqn)) is not None:
+        return [drawn(i.e, draw, given, type_of(eqn.outvars[0].aval))]
     body = next(eqn.params[n] for n in ("jaxpr", "call_jaxpr", "fun_jaxpr") if n in eqn.params)
     return i.closed(body, given) if isinstance(body, ClosedJaxpr) else i.run(body, (), given)
 

@@ -164,9 +164,20 @@ def _never_zero(e: RankEmitter, op: Op) -> bool:
         return False
     if op.name in _SAME_ZEROS:
         return all(v != 0 for v in values) and all(never_zero(e, i) for i in given)
+    if op.name == "sum" and _has_exponentials(e, op):
+        return True
     if op.name not in _SUMS or op.get("alpha", 1) != 1 or not all(never_negative(e, i) for i in given):
         return False
     return any(v > 0 for v in values) if any(v != 0 for v in values) else any(never_zero(e, i) for i in given)
+
+
+def _has_exponentials(e: RankEmitter, op: Op) -> bool:
+    """Whether exponentials are summed, of which one at least in every sum is not that of −∞."""
+    inner, dims = e.made.get(op.inputs[0]), op.get("dim")
+    if inner is None or inner.name != "exp":
+        return False
+    found = finite_lines(e, str(inner.inputs[0]), lambda name: not may_be_infinite(e, name))
+    return bool(found & set(dims if isinstance(dims, tuple) else (dims,)))
 
 
 Fact = tuple[Infinities, bool, Bounds]  # the infinities that may be in it, whether it has a value whatever the inputs are, its integers

@@ -155,7 +155,7 @@ class Interpreter:
         if row is None:
             raise Unmapped("no mapping")
         strange = next((t for v in avals if (t := unknown_type(v)) is not None), None)
-        if strange == "values of type uint32" and all(isinstance(v, Grid) for v in values):
+        if strange == "values of type uint32" and (name == "sort" or all(isinstance(v, Grid) for v in values)):
             return self._unsigned(name, values, params, types, avals)
         if strange == "values of type uint32" and name == "convert_element_type" and within(self.e, values[0], 0, (1 << 32) - 1):
             return [values[0]]  # the same numbers
@@ -199,9 +199,10 @@ class Interpreter:
     def _unsigned(
         self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]
     ) -> list[Value]:
-        """Known integers as unsigned ones, if they do not wrap around."""
-        found = self.apply(name, values, params, types, [Aval(tuple(v.shape), "int64") for v in avals])
-        if any(not isinstance(v, Grid) or v.bounds()[0] < 0 or v.bounds()[1] >= 1 << 32 for v in found):
+        """Integers that are known to be unsigned ones, if they do not wrap around."""
+        signed = [Aval(tuple(v.shape), "int64") if str(v.dtype) == "uint32" else v for v in avals]
+        found = self.apply(name, values, params, types, signed)
+        if any(v is not w and not within(self.e, x, 0, (1 << 32) - 1) for v, w, x in zip(avals, signed, found, strict=True)):
             raise Unmapped("values of type uint32")
         return found
 

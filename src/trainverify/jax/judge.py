@@ -25,9 +25,10 @@ from trainverify.jax.beside import Beside
 from trainverify.jax.beside import run as run_beside
 from trainverify.jax.corrections import in_all
 from trainverify.jax.hlo.dump import Partitioned, partitioned
+from trainverify.jax.invariants import declared
 from trainverify.jax.literals import Float32Literals
 from trainverify.jax.meanings import MEANINGS
-from trainverify.jax.meshes import abstract, our_mesh, real_mesh
+from trainverify.jax.meshes import abstract, of_context, our_mesh, real_mesh, within
 from trainverify.jax.pair import (
     Meanings,
     Ranks,
@@ -123,14 +124,17 @@ def pair(
 ) -> Pair:
     """The logical program and the plan."""
     progress("tracing")
-    named = None if mesh is None else our_mesh(mesh)
-    one = traced("the reference", reference, args, roles, None)  # before the other one is made: that may change what both read
+    named, real = of_context() if mesh is None else our_mesh(mesh), reader == "hlo"
+    one = within(
+        named, real, lambda: traced("the reference", reference, args, roles, None)
+    )  # before the other one is made: that may change what both read
     if takes_mesh(distributed):
         if named is None:
             raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
-        distributed = distributed(abstract(named) if reader == "jaxpr" else real_mesh(named))
+        distributed = distributed(real_mesh(named) if real else abstract(named))
     heads = list(dict.fromkeys(a.name.partition(".")[0] for a in one.arguments))
-    many = traced("the distributed step", distributed, args, roles, heads if len(heads) == len(args) else None)
+    known = heads if len(heads) == len(args) else None
+    many = within(named, real, lambda: traced("the distributed step", distributed, args, roles, known))
     mapped = mesh_of(many.jaxpr.jaxpr)
     if reader == "jaxpr" and mapped is None:
         raise CaptureError(
@@ -143,9 +147,12 @@ def pair(
     meanings = {**MEANINGS, **(meanings or {})}
     if reader == "hlo":
         progress("compiling")
-        partitions = compiled(distributed, args, named)
+        partitions = within(named, real, lambda: compiled(distributed, args, named))
     progress("translating")
     logical = logical_program(one, ops, literal, meanings)
+    if held := logical.nonnegative:
+        one, many = declared(one, held), declared(many, held)
+        logical = logical_program(one, ops, literal, meanings)
     findings = _unlike(one, many)
     lengths = lengths_of(logical.program)
     if reader == "hlo":
@@ -229,8 +236,9 @@ def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
         found.append("integers that count steps stay below 2^24")
     if any(p.finite for p in parts):
         found.append("computed values are finite: isfinite of them is true")
-    if any(p.draws for p in parts):
-        found.append("uniform random numbers are the same wherever key, type and shape are the same, and otherwise unrelated")
+    if kinds := sorted({n.partition(".")[0].partition("(")[0] for p in parts for n in p.draws}):
+        shown = names(kinds)
+        found.append(f"random numbers ({shown}) are the same wherever key, type and shape are the same, and otherwise unrelated")
     if many.donated:
         found.append(f"donated: {names(list(many.donated))}; no one reads the old arrays after the step")
     found += [f"declared: {n} computes what the function given for it computes" for n in sorted({u for p in parts for u in p.used})]

@@ -95,7 +95,7 @@ class Opaque:
 class Key(Opaque):
     """Random keys, each by how it was derived. They have no numbers."""
 
-    reason: str = "a random key that is used otherwise than to draw uniform numbers"
+    reason: str = "a random key that is used otherwise than to draw numbers that are followed"
     names: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     impl: str | None = None  # the generator; None of integers that may be a key of any

@@ -171,7 +171,9 @@ class HloInterpreter(Interpreter):
         return found if i.is_tuple else found[0]
 
     def _communicates(self, c: Computation) -> bool:
-        called = (n.strip().lstrip("%") for x in c.instructions for k, v in x.attrs.items() if k in _CALLED for n in v.strip("{}").split(","))
+        called = (
+            n.strip().lstrip("%") for x in c.instructions for k, v in x.attrs.items() if k in _CALLED for n in v.strip("{}").split(",")
+        )
         return any(x.opcode in _COLLECTIVES for x in c.instructions) or any(self._communicates(self.module.computations[n]) for n in called)
 
     def _while(self, i: Instruction, env: Env) -> Any:

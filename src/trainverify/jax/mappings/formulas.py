@@ -130,68 +130,84 @@ class Windows:
     """The windows of an array: one array for each position in them, and which windows have that position inside of the array."""
 
     parts: list[Any]
-    inside: list[Array]
+    inside: list[Any]  # arrays of booleans, or one boolean for all windows
 
     @classmethod
-    def of(cls, x: Any, filler: Any, size: Sizes, strides: Sizes, padding: Padding, base: Sizes, dilation: Sizes) -> Windows:
+    def of(cls, x: Any, size: Sizes, strides: Sizes, padding: Padding, base: Sizes, dilation: Sizes) -> Windows:
         if math.prod(size) > MOST_PLACES:
             raise Unmapped(f"windows of {math.prod(size)} positions")
         config = [(int(low), int(high), b - 1) for (low, high), b in zip(padding, base, strict=True)]
-        wide = lax.pad(x, jnp.asarray(filler, x.dtype), config)
+        wide, held = (lax.pad(v, jnp.zeros((), v.dtype), config) for v in (x, jnp.ones(x.shape, float)))
         counts = [(n - (w - 1) * d - 1) // s + 1 for n, w, s, d in zip(wide.shape, size, strides, dilation, strict=True)]
         if min(counts, default=1) < 1:
             raise Unmapped("no windows")
-        parts, inside = [], []
+        parts, inside = list[Any](), list[Any]()
         for at in itertools.product(*map(range, size)):
             start = [k * d for k, d in zip(at, dilation, strict=True)]
             stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, counts, strides, strict=True)]
             parts.append(lax.slice(wide, start, stop, strides))
             places = [np.arange(a, b, s) - low for a, b, s, (low, _, _) in zip(start, stop, strides, config, strict=True)]
             one = [(p >= 0) & (p <= (n - 1) * b) & (p % b == 0) for p, n, b in zip(places, x.shape, base, strict=True)]
-            inside.append(np.array(True).reshape((1,) * len(one)))
-            for d, here in enumerate(one):  # a dimension of size 1 where all are inside
-                shape = [len(here) if e == d and not here.all() else 1 for e in range(len(one))]
-                inside[-1] = inside[-1] & (np.array(True).reshape(shape) if here.all() else here.reshape(shape))
+            some, every = all(here.any() for here in one), all(here.all() for here in one)
+            inside.append(some if some == every else lax.slice(held, start, stop, strides) > 0)
         return cls(parts, inside)
 
     def best(self, pick: Callable[[Any, Any], Any]) -> Any:
         """The largest or smallest of what is inside."""
         found, known = self.parts[0], self.inside[0]
         for part, here in zip(self.parts[1:], self.inside[1:], strict=True):
-            both = pick(found, part)
-            if not (known & here).all():
-                both = _where(known & here, both, _where(here, part, found))
-            found, known = both, known | here
-        if not known.all():
-            raise Unmapped("windows of nothing but padding")
+            found = _where(_and(known, here), pick(found, part), _where(here, part, found))
+            known = _or(known, here)
         return found
 
     def first(self, pick: Callable[[Any, Any], Any]) -> list[Any]:
         """Whether each position is the first one that has the best value."""
-        best = self.best(pick)
-        found, taken = [], jnp.zeros(best.shape, bool)
+        best, taken = self.best(pick), False
+        found = []
         for part, here in zip(self.parts, self.inside, strict=True):
-            found.append(_where(here, part == best, False) & ~taken)
-            taken = taken | found[-1]
+            found.append(_and(_and(here, part == best), True if taken is False else ~taken))
+            taken = _or(taken, found[-1])
         return found
 
 
-def _where(known: Array, x: Any, y: Any) -> Any:
-    return x if known.all() else y if not known.any() else jnp.where(known, x, y)
+def _and(x: Any, y: Any) -> Any:
+    return y if x is True else x if y is True or x is False else y if y is False else x & y
+
+
+def _or(x: Any, y: Any) -> Any:
+    return y if x is False else x if y is False or x is True else y if y is True else x | y
+
+
+def _where(known: Any, x: Any, y: Any) -> Any:
+    return x if known is True else y if known is False else jnp.where(known, x, y)
+
+
+def _reached(n: int, size: int, stride: int, padding: tuple[int, int], base: int, dilation: int) -> bool:
+    """Whether every window along a dimension has a position inside of the array."""
+    low, high, last = int(padding[0]), int(padding[1]), (n - 1) * base
+    starts = range(-low, last + high - (size - 1) * dilation + 1, stride)
+    return all(any(0 <= s + k * dilation <= last and (s + k * dilation) % base == 0 for k in range(size)) for s in starts)
+
+
+def _plan(x: Any, *plan: Any) -> tuple[Any, ...]:
+    if not all(_reached(*one) for one in zip(x.shape, *plan, strict=True)):
+        raise Unmapped("windows of nothing but padding")
+    return plan
 
 
 @formula("reduce_window_sum")
 def window_sum(
     x: Any, *, window_dimensions: Sizes, window_strides: Sizes, padding: Padding, base_dilation: Sizes, window_dilation: Sizes
 ) -> Any:
-    return sum(Windows.of(x, 0, window_dimensions, window_strides, padding, base_dilation, window_dilation).parts)
+    return sum(Windows.of(x, window_dimensions, window_strides, padding, base_dilation, window_dilation).parts)
 
 
 def _window_best(pick: Callable[[Any, Any], Any]) -> Formula:
     def best(
         x: Any, *, window_dimensions: Sizes, window_strides: Sizes, padding: Padding, base_dilation: Sizes, window_dilation: Sizes
     ) -> Any:
-        return Windows.of(x, 0, window_dimensions, window_strides, padding, base_dilation, window_dilation).best(pick)
+        plan = _plan(x, window_dimensions, window_strides, padding, base_dilation, window_dilation)
+        return Windows.of(x, *plan).best(pick)
 
     return best
 
@@ -219,16 +235,16 @@ def gathered_best(
     window_dilation: Sizes,
 ) -> Any:
     """Of every window the value where x is the best."""
-    plan = window_dimensions, window_strides, padding, base_dilation, window_dilation
-    chosen = Windows.of(x, 0, *plan).first(_picks(select_prim))
-    return sum(jnp.where(c, v, 0) for c, v in zip(chosen, Windows.of(values, 0, *plan).parts, strict=True))
+    plan = _plan(x, window_dimensions, window_strides, padding, base_dilation, window_dilation)
+    chosen = Windows.of(x, *plan).first(_picks(select_prim))
+    return sum(jnp.where(c, v, 0) for c, v in zip(chosen, Windows.of(values, *plan).parts, strict=True))
 
 
 @formula("select_and_scatter_add")
 def scattered_best(values: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes, padding: Padding) -> Any:
     """The value of every window added where x is the best in it."""
     ones = (1,) * x.ndim
-    chosen = Windows.of(x, 0, window_dimensions, window_strides, padding, ones, ones).first(_picks(select_prim))
+    chosen = Windows.of(x, *_plan(x, window_dimensions, window_strides, padding, ones, ones)).first(_picks(select_prim))
     found = jnp.zeros(x.shape, x.dtype)
     for at, c in zip(itertools.product(*map(range, window_dimensions)), chosen, strict=True):
         config = []
