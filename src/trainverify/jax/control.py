@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -117,7 +118,11 @@ def cond(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
         if any(communicates(b.jaxpr) for b in branches):
             raise Unmapped("a condition on data with communication in a branch")
         rest = [plain(i, v) for v in rest]  # as the other branches have them
-    return chosen(i.e, which, [lambda b=b: [plain(i, v) for v in i.closed(b, rest)] for b in branches], len(eqn.outvars))
+
+    def run(branch: ClosedJaxpr) -> list[Value]:
+        return [plain(i, v) for v in i.closed(branch, rest)]
+
+    return chosen(i.e, which, [partial(run, b) for b in branches], len(eqn.outvars))
 
 
 def chosen(e: RankEmitter, which: Value, branches: Sequence[Callable[[], list[Value]]], count: int) -> list[Value]:

@@ -125,7 +125,7 @@ class RankEmitter(Emitter):
         return result
 
     def _exchanged(self, label: str, inputs: Sequence[str]) -> Bounds:
-        """Bounds of integers of other ranks: if they run this program those that are sent here, else what is known (`infinities.exchanged`)."""
+        """Bounds of integers of other ranks: if they run this program those of what is sent here, else what is known of all."""
         if self.facts is not None:
             return self.facts.get(label, (None, None, None))[2]
         sent = [i for i in (self.kept.get(("sent", label)), *inputs) if i is not None]

@@ -19,7 +19,7 @@ from trainverify.jax.emit import RankEmitter
 from trainverify.jax.hlo.text import Aval
 from trainverify.jax.lines import phase_of, where
 from trainverify.jax.lowered import check, lowered
-from trainverify.jax.mappings import MAPPINGS, communication
+from trainverify.jax.mappings import MAPPINGS, communication, shaping
 from trainverify.jax.mappings.table import Arguments, Row
 from trainverify.jax.places import Free, Sharded
 from trainverify.jax.randomness import key_result
@@ -155,7 +155,7 @@ class Interpreter:
         if row is None:
             raise Unmapped("no mapping")
         strange = next((t for v in avals if (t := unknown_type(v)) is not None), None)
-        if strange == "values of type uint32" and (name == "sort" or all(isinstance(v, Grid) for v in values)):
+        if strange == "values of type uint32" and (name in _MOVES or all(isinstance(v, Grid) for v in values)):
             return self._unsigned(name, values, params, types, avals)
         if strange == "values of type uint32" and name == "convert_element_type" and within(self.e, values[0], 0, (1 << 32) - 1):
             return [values[0]]  # the same numbers
@@ -233,6 +233,7 @@ def _array(atom: Any) -> Any:
 
 
 ON_RANKS: Final = frozenset((*communication.ROWS, "pvary", "pcast", "mesh_cast", "sharding_constraint", "reshard"))  # not run on one device
+_MOVES: Final = frozenset((*shaping.ROWS, "sort", "select_n"))  # integers that stay what they are
 MOST_STEPS: Final = 4096  # of a loop that is unrolled
 
 

@@ -23,13 +23,15 @@ def never_negative_state(e: RankEmitter, arguments: Sequence[Argument], outputs:
     new = {o.of: o.tensor for o in outputs if o.role == "state"}
     named = {a.name for a in arguments if a.kind == "state" and a.domain is None and a.name in new}
     found = {n for n in named & _under_roots(e) if e.kind(n) == "real"}
-    while found:
-        signs = Signs(e, lambda n: n in found or n in e.nonnegative or e.bounds.get(n, (-1, 0))[0] >= 0, e.column, e.shared)
-        kept = {n for n in found if signs.never_negative(new[n])}
-        if kept == found:
-            break
+    while (kept := _kept(e, found, new)) != found:
         found = kept
     return tuple(sorted(found))
+
+
+def _kept(e: RankEmitter, found: set[str], new: Mapping[str | None, str]) -> set[str]:
+    """State whose new value is not negative where all of this is not."""
+    signs = Signs(e, lambda n: n in found or n in e.nonnegative or e.bounds.get(n, (-1, 0))[0] >= 0, e.column, e.shared)
+    return {n for n in found if signs.never_negative(new[n])}
 
 
 def _under_roots(e: RankEmitter) -> set[str]:

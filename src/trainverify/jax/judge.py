@@ -125,9 +125,8 @@ def pair(
     """The logical program and the plan."""
     progress("tracing")
     named, real = of_context() if mesh is None else our_mesh(mesh), reader == "hlo"
-    one = within(
-        named, real, lambda: traced("the reference", reference, args, roles, None)
-    )  # before the other one is made: that may change what both read
+    # before the other one is made: that may change what both read
+    one = within(named, real, lambda: traced("the reference", reference, args, roles, None))
     if takes_mesh(distributed):
         if named is None:
             raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")

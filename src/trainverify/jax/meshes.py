@@ -45,7 +45,8 @@ def of_context() -> Mesh | None:
 
 def without() -> AbstractContextManager[Any]:
     """No mesh of the context: what is lowered here has meshes of its own."""
-    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+    nothing: AbstractContextManager[Any] = jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+    return nothing
 
 
 def within(mesh: Mesh | None, real: bool, run: Callable[[], T]) -> T:

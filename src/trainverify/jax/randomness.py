@@ -29,7 +29,7 @@ UNIFORM: Final = "_uniform"  # JAX's names of functions that make numbers from b
 TRUNCATED: Final = "_truncated_normal"
 INTEGERS: Final = "_randint"
 SHUFFLE: Final = "_shuffle"
-DRAWS: Final = {UNIFORM: "uniform", "_normal_real": "normal", TRUNCATED: "truncated_normal", INTEGERS: "randint"}
+DRAWS: Final = {UNIFORM: "uniform", "_normal_real": "normal", "_gumbel": "gumbel", TRUNCATED: "truncated_normal", INTEGERS: "randint"}
 THREEFRY: Final = "threefry2x32"
 MOST_KEYS: Final = 4096
 RAW: Final = 2  # integers of a key of this generator
@@ -89,10 +89,7 @@ def drawn(e: RankEmitter, draw: Draw, given: Sequence[Any], kind: TensorType) ->
     if key.raw or shape[: len(key.shape)] != key.shape or not key.names:
         raise Unmapped(f"{list(shape)} random numbers by {list(key.shape)} keys")
     if draw.name == SHUFFLE:
-        if key.shape or len(shape) != 1:
-            raise Unmapped("several orders at once")
-        order = e.op("argsort", (_stream(e, f"{SHUFFLE[1:]}({shape[0]})", key.names[0], key.impl, TensorType(shape, "f32")),))
-        return e.op("index_select", (e.tensor(given[1]), order), {"dim": 0})
+        return _shuffled(e, key, e.tensor(given[1]), shape)
     what, low, high = DRAWS[draw.name], None, None
     if len(given) > 1:
         low, high = _bound(given[draw.low]), _bound(given[draw.high])
@@ -108,6 +105,18 @@ def drawn(e: RankEmitter, draw: Draw, given: Sequence[Any], kind: TensorType) ->
     if high - low != 1 and below is None:
         made = e.op("mul", (made,), {"value": high - low})
     return made if low == 0 else e.op("add", (made,), {"value": low})
+
+
+def _shuffled(e: RankEmitter, key: Key, x: str, shape: tuple[int, ...]) -> str:
+    """An order for every key: that of numbers of its own."""
+    if len(shape) != len(key.shape) + 1:
+        raise Unmapped("an order of several dimensions")
+    kind = TensorType(shape[-1:], "f32")
+    parts = [_stream(e, f"{SHUFFLE[1:]}({shape[-1]})", name, key.impl, kind) for name in key.names]
+    numbers = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), shape)
+    order = e.op("argsort", (numbers,), {"dim": len(shape) - 1})
+    wide = x if e.shape(x) == shape else e.op("expand", (x,), {"shape": shape})
+    return e.op("take_along_dim", (wide, order), {"dim": len(shape) - 1})
 
 
 def _bound(value: Any) -> Real:

@@ -91,11 +91,8 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
         for path, leaf in leaves:
             kind: Kind = "input"
             if i in updated:
-                kind = (
-                    "parameter"
-                    if (i == min(updated) if depth is None else _depth_of_params(path) == depth) and is_real(shape_of(leaf).dtype)
-                    else "state"
-                )
+                first = i == min(updated) if depth is None else _depth_of_params(path) == depth
+                kind = "parameter" if first and is_real(shape_of(leaf).dtype) else "state"
             arguments.append(Argument(path_name(head, path), shape_of(leaf), kind, _domain(leaf, kind)))
     kinds = {a.name: a.kind for a in arguments}
     fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]

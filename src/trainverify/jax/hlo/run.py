@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -163,18 +164,19 @@ class HloInterpreter(Interpreter):
             raise Unmapped("a branch by a number of none")
         if not isinstance(which, Opaque | Grid) and any(self._communicates(b) for b in bodies):
             raise Unmapped("a condition on data with communication in a branch")
-        branches = [
-            lambda b=b, x=x: (lambda found: found if isinstance(found, list) else [found])(self.computation(b, [x]))
-            for b, x in zip(bodies, given if by_number else given[::-1], strict=True)
-        ]
+
+        def run(body: Computation, x: Any) -> list[Any]:
+            found = self.computation(body, [x])
+            return found if isinstance(found, list) else [found]
+
+        branches = [partial(run, b, x) for b, x in zip(bodies, given if by_number else given[::-1], strict=True)]
         found = chosen(self.e, which, branches, len(i.types))
         return found if i.is_tuple else found[0]
 
     def _communicates(self, c: Computation) -> bool:
-        called = (
-            n.strip().lstrip("%") for x in c.instructions for k, v in x.attrs.items() if k in _CALLED for n in v.strip("{}").split(",")
-        )
-        return any(x.opcode in _COLLECTIVES for x in c.instructions) or any(self._communicates(self.module.computations[n]) for n in called)
+        named = (v.strip("{}").split(",") for x in c.instructions for k, v in x.attrs.items() if k in _CALLED)
+        called = (self.module.computations[n.strip().lstrip("%")] for several in named for n in several)
+        return any(x.opcode in _COLLECTIVES for x in c.instructions) or any(map(self._communicates, called))
 
     def _while(self, i: Instruction, env: Env) -> Any:
         test, body = (self.module.computations[i.attrs[n].lstrip("%")] for n in ("condition", "body"))

@@ -91,7 +91,7 @@ def round_(x: Any, *, rounding_method: lax.RoundingMethod) -> Any:
 # -- from the first element on --------------------------------------------------------------------------------------------
 
 
-def _running(x: Any, axis: int, reverse: bool, reduce: Callable[[Any], Any]) -> Any:
+def _running(x: Any, axis: int, reverse: bool, reduce: Callable[[Any, Array, Any], Any]) -> Any:
     """reduce of [… , i, j] over j: elements up to each one, the first one for those after it."""
     n = x.shape[axis]
     x = jnp.moveaxis(x, axis, -1)
@@ -219,7 +219,8 @@ FORMULAS["reduce_window_min"] = _window_best(jnp.minimum)
 def _picks(select_prim: Any) -> Callable[[Any, Any], Any]:
     if select_prim.name not in ("ge", "le"):
         raise Unmapped(f"windows from which {select_prim.name} selects")
-    return jnp.maximum if select_prim.name == "ge" else jnp.minimum
+    found: Callable[[Any, Any], Any] = jnp.maximum if select_prim.name == "ge" else jnp.minimum
+    return found
 
 
 @formula("select_and_gather_add")
