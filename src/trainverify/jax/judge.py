@@ -142,16 +142,14 @@ def pair(
     named = named or mapped
     if named is None:
         raise CaptureError("no mesh was given, and the distributed step has no shard_map that says it")
-    literal = Float32Literals()
-    meanings = {**MEANINGS, **(meanings or {})}
+    literal, meanings = Float32Literals(), {**MEANINGS, **(meanings or {})}
     if reader == "hlo":
         progress("compiling")
         partitions = within(named, real, lambda: compiled(distributed, args, named))
     progress("translating")
     logical = logical_program(one, ops, literal, meanings)
-    if held := logical.nonnegative:
-        one, many = declared(one, held), declared(many, held)
-        logical = logical_program(one, ops, literal, meanings)
+    one, many = declared(one, logical.nonnegative), declared(many, logical.nonnegative)
+    logical = logical_program(one, ops, literal, meanings) if logical.nonnegative else logical
     findings = _unlike(one, many)
     lengths = lengths_of(logical.program)
     if reader == "hlo":
@@ -329,9 +327,8 @@ def _with_line(report: Report, plan: Plan) -> Report:
 
 
 def _without_replicas(report: Report) -> Report:
-    """Replicas that differ are no difference of results: which of them XLA uses is its choice."""
-    different = [o.name for o in report.obligations if o.status == "different"]
-    if report.verdict != "REFUTED" or not different or not all(map(is_difference, different)):
+    """Where replicas differ nothing is certain about what is made of them: which of them XLA uses is its choice."""
+    if report.verdict != "REFUTED" or not any(is_difference(o.name) and o.status == "different" for o in report.obligations):
         return report
     return replace(report, verdict="UNKNOWN", reason="results of a shard_map with check_vma=False that are called replicated differ")
 
