@@ -421,6 +421,7 @@ REFERENCES: dict[str, tuple[Reference, tuple[Sample, ...]]] = {
         ),
     ),
     "minimum": (torch.minimum, (*_PAIRS[:3], call(given([1.0, 2.0, 3.0]), given([2.0, 2.0, 2.0])))),
+    "logaddexp": (torch.logaddexp, (*_PAIRS[:3], call(given([1.0, -2.0, 3.0]), given([2.0, -2.0, 2.0])))),
     "maximum": (torch.maximum, (*_PAIRS[:3], call(given([1.0, 2.0, 3.0]), given([2.0, 2.0, 2.0])))),
     "lt": (binary(torch.lt), _COMPARED),
     "le": (binary(torch.le), _COMPARED),

@@ -410,6 +410,8 @@ class Evaluator:
     def _radix(self, name: str) -> Sequence[int]:
         if name.startswith("@at "):
             return self.radix[self.atoms[self.atoms[int(name[4:])].data[0]].data]
+        if name.startswith("@from "):  # an integer in a piece of its range
+            return [int(n) for n in name.split(" ", 3)[2].split(",") if n]
         if name.startswith("@"):  # positions that a row function chose
             (_, sizes, *_), _ = self.atoms[int(name[1:])].data
             found: Sequence[int] = sizes
@@ -417,6 +419,9 @@ class Evaluator:
         return self.radix[name]
 
     def _label(self, name: str, idx: tuple[int, ...]) -> int:
+        if name.startswith("@from "):
+            _, start, _, inner = name.split(" ", 3)
+            return self._label(inner, idx) - int(start)
         if name.startswith("@"):
             return self.numbers.whole(self.atom(int(name.removeprefix("@at ").removeprefix("@")), idx))
         return self.numbers.whole(self.elements[name, idx])

@@ -381,6 +381,31 @@ def _digit_valid(w: World) -> Instance:
     return made, lambda at: w.value(d, at) * w.value(v, at) * w.value(w.mask(), at) * w.value(x, at)
 
 
+PIECES: Final = ("@from 0 2,2 id", "@from 4 2 id")  # of the range of labels
+
+
+@law(
+    "label pieces",
+    "Σ_p valid(id in p) = valid(id); valid(id)·Σ_v D(id in p)[v]·f(v) is that Σ, also under a name",
+    "the pieces are the whole range; the same label, and a digit in every term",
+)
+def _label_pieces(w: World) -> Instance:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    k.cut_labels("id", PIECES)
+    i, n = w.index(V0), w.rng.choice([constant(1), w.valid(0)])
+    digits = [
+        k.digit(PIECES[0], (V0,), (i,), 0, 2, 2, a),
+        k.digit(PIECES[0], (V0,), (i,), 1, 2, 2, b),
+        k.digit(PIECES[1], (V0,), (i,), 0, 1, 2, a),
+    ]
+    first = k.sum(k.times(k.times(digits[0], digits[1]), w.rng.choice([constant(1), w.x(a, Q)])), {a: 2, b: 2})
+    second = k.sum(k.times(digits[2], w.rng.choice([constant(1), w.y(a, Q)])), {a: 2})
+    both = k.add(first, second)
+    made = k.times(w.valid(i), k.times(n, k.single(both) if both and w.rng.random() < 0.5 else both))
+    return made, lambda at: w.value(w.valid(i), at) * w.value(n, at) * (w.value(first, at) + w.value(second, at))
+
+
 def causal(w: World, a: Index, b: Index, p: Index = P, q: Index = Q) -> Poly:
     """1 where position (a, b) is not after (p, q)."""
     k = w.kernel
@@ -568,6 +593,37 @@ def _maximum(w: World) -> Instance:
         return w.balls.largest([w.value(p, {**at, a: i, b: j}) for i, j in points])
 
     return made, meaning
+
+
+@law(
+    "cancelled",
+    "a·Σ_i f(i)·c(i) + … = 0, if it is 0 with the sums c in all Σ opened; N⁻¹·a·x + N⁻¹·b·x = x for a sum N = a + b",
+    "all terms are there; nothing is noted on the way",
+)
+def _cancelled(w: World) -> Instance:
+    """What a shift under exponentials gets of a softmax: Σ_i e(i)·(g(i)/N − Σ_j e(j)·g(j)/N²) with N = Σ e, or something like that."""
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    e, g = w.rng.choice([w.positive, w.divisor]), w.x
+    other = w.rng.choice([g, g, w.y])
+    total = k.sum(e(P, a), {a: V1})
+    inverse = k.power(total, -1)
+    mixed = k.sum(k.times(e(P, b), other(P, b)), {b: V1})
+    k.named = w.rng.choice([0, len(k.atoms)])
+    part = k.single(k.add(g(P, a), scale(k.times(inverse, mixed), -w.rng.choice([1, 1, 2]))))
+    p = k.add(k.sum(k.times(e(P, a), part), {a: V1}), w.rng.choice([{}, {}, scale(mixed, -1), mixed]))
+    return k.settle(p), lambda at: w.value(p, at)
+
+
+@law(
+    "peaks", "Σ_i [f(i) = max f] is positive", "f is a number; the Σ is over all that the maximum is over, or over parts with their maxima"
+)
+def _peaks(w: World) -> Instance:
+    k = w.kernel
+    a, b, c = k.bound(), k.bound(), k.bound()
+    inner = w.rng.choice([w.x(a, b), k.maximum(w.x(a, c), {c: V1})])
+    count = k.sum(k.indicator_of("eq0", k.add(k.maximum(w.x(a, b), {a: V0, b: V1}), scale(inner, -1))), {a: V0, b: V1})
+    return k.times(w.y(), k.power(count, -1)), lambda at: w.value(w.y(), at) / w.value(count, at)
 
 
 @law("row", "a function of a row depends on the order of its positions", "digits of the row keep their order, slow first")

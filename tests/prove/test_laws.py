@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from prove.laws import LAWS, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
+from prove.laws import LAWS, PIECES, SIZES, V0, V1, P, Q, World, causal, flats, piece, summed, triangle
 from trainverify.domains.ball import precision
 from trainverify.prove.algebra.flat import Frame
 from trainverify.prove.algebra.kernel import Kernel
@@ -296,10 +296,18 @@ def a_masked_sum_is_positive_where_the_mask_is_reached(w: World) -> None:
     after = k.add(k.iota(V1, b), scale(k.iota(V1, Q), -1), constant(1))  # strictly before: nobody at the start
     strict = k.single(k.add(constant(1), scale(k.indicator_of("gt0", after), -1)), indicator=True)
     assert not positive(k.sum(k.times(strict, k.substitute(body, {a: P})), {b: V1}))
-    backwards = k.single(
-        k.add(constant(1), scale(k.indicator_of("gt0", k.add(k.iota(V1, b), scale(k.iota(V0, P), -1))), -1)), indicator=True
-    )
-    assert not positive(k.sum(k.times(backwards, k.substitute(body, {a: P})), {b: V1}))  # digits of other sizes
+
+    def masked(*terms: Poly) -> Poly:
+        mask = k.single(k.add(constant(1), scale(k.indicator_of("gt0", k.add(*terms)), -1)), indicator=True)
+        return k.sum(k.times(mask, k.substitute(body, {a: P})), {b: V1})
+
+    assert positive(masked(k.iota(V1, b), scale(k.iota(V0, P), -1)))  # position 0 is in front of everything, whatever the sizes
+    assert positive(masked(k.iota(V1, b), scale(k.iota(V0, P), -1), constant(-2)))
+    assert not positive(masked(k.iota(V1, b), scale(k.iota(V0, P), -1), constant(1)))
+    assert not positive(masked(k.iota(V1, b), k.iota(V0, P)))
+    assert not positive(masked(k.iota(V1, b), k.iota(V0, 1)))
+    assert not positive(masked(k.iota(V0, P), scale(k.iota(V1, b), -1)))  # digits of other sizes
+    assert not positive(masked(scale(k.iota(V0, P), -1), k.times(k.iota(V1, b), w.x(P, b))))
 
 
 @broken("symmetric factors")
@@ -405,6 +413,22 @@ def another_label(w: World) -> None:
         k.power(w.mask(), -1)
     with pytest.raises(Unsupported):
         k.power(k.times(w.mask(), w.positive()), -1)
+
+
+@broken("label pieces")
+def a_term_without_a_digit(w: World) -> None:
+    """Nor the digit of another label, one that is summed over, or pieces that leave something out."""
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    k.cut_labels("id", PIECES)
+    inside = k.sum(k.times(k.digit(PIECES[1], (V0,), (P,), 0, 1, 2, a), w.y(a, Q)), {a: 2})
+    assert k.times(w.valid(P), inside) == inside
+    differ(k.times(w.valid(1), inside), inside)
+    for more in (w.x(), k.sum(k.times(k.digit(PIECES[1], (V0,), (b,), 0, 1, 2, 0), w.x(b, Q)), {b: V0})):
+        total = k.single(k.add(inside, more))
+        differ(k.times(w.valid(P), total), total)
+    differ(k.add(*(k.valid(n, (V0,), (P,)) for n in PIECES[1:])), w.valid(P))
+    assert k.add(*(k.valid(n, (V0,), (P,)) for n in PIECES)) == w.valid(P)
 
 
 @broken("exp of sum")
@@ -579,6 +603,72 @@ def negative_factors_stay_inside(w: World) -> None:
     a = k.bound()
     differ(k.maximum(scale(w.x(a, Q), -1), {a: V0}), scale(k.maximum(w.x(a, Q), {a: V0}), -1))
     differ(k.maximum(k.times(w.x(a, Q), w.y()), {a: V0}), k.times(k.maximum(w.x(a, Q), {a: V0}), w.y()))
+
+
+@broken("cancelled")
+def what_does_not_cancel_stays(w: World) -> None:
+    k = w.kernel
+    a, b = k.bound(), k.bound()
+    total = k.sum(w.positive(P, a), {a: V1})
+    inverse, mixed = k.power(total, -1), k.sum(k.times(w.positive(P, b), w.x(P, b)), {b: V1})
+
+    def gradient(part: Poly, *more: Poly) -> Poly:
+        return k.settle(k.add(k.sum(k.times(w.positive(P, a), k.single(part)), {a: V1}), *more))
+
+    k.named = len(k.atoms)
+    centred = k.add(w.x(P, a), scale(k.times(inverse, mixed), -1))
+    assert gradient(centred) == {}
+    wrong = [
+        gradient(k.add(w.x(P, a), k.times(inverse, mixed))),  # the sign of the shift
+        gradient(k.add(w.x(P, a), scale(k.times(inverse, mixed), -2))),  # it counts twice
+        gradient(k.add(w.x(P, a), scale(k.times(inverse, k.substitute(mixed, {P: 0})), -1))),  # of another row
+        gradient(k.add(w.y(P, a), scale(k.times(inverse, mixed), -1))),  # of other values
+        gradient(k.add(w.x(P, a), scale(k.times(k.power(total, -2), mixed), -1))),
+        gradient(centred, mixed),
+    ]
+    for n, p in enumerate(wrong):
+        assert p, n
+    block = k.settle(k.add(k.times(w.positive(P, 0), inverse), k.times(w.positive(P, 1), inverse), constant(-1)))
+    assert block  # one position is left out
+    assert k.settle(k.add(block, k.times(w.positive(P, 2), inverse))) == {}
+
+
+@broken("cancelled")
+def what_was_tried_leaves_no_trace(w: World) -> None:
+    k = w.kernel
+    a = k.bound()
+    part = k.single(k.add(w.x(P, a), scale(w.y(P, a), -2)))
+    p = k.add(k.sum(k.times(w.positive(P, a), part), {a: V1}), scale(w.y(), -1))
+    before = len(k.atoms)
+    k.settle(p)
+    assert all(k.atoms[u].kind == "cut" for u in range(before, len(k.atoms)))  # the name of the sum itself, at most
+    assert k.sum(k.times(w.positive(P, a), w.x(P, a)), {a: V1})
+    assert not k.needs
+
+
+@broken("peaks")
+def what_may_not_occur_is_not_counted(w: World) -> None:
+    k = w.kernel
+    a, b, c = k.bound(), k.bound(), k.bound()
+    k.assuming = NOTHING
+
+    def counted(value: Poly, peak: Poly, over: dict[int, int]) -> None:
+        k.power(k.sum(k.indicator_of("eq0", k.add(peak, scale(value, -1))), over), -1)
+
+    whole = k.maximum(w.x(a, b), {a: V0, b: V1})
+    counted(w.x(a, b), whole, {a: V0, b: V1})
+    counted(k.maximum(w.x(a, c), {c: V1}), whole, {a: V0})
+    wrong: list[tuple[Poly, Poly, dict[int, int]]] = [
+        (w.x(P, b), whole, {b: V1}),  # in one row only
+        (w.y(a, b), whole, {a: V0, b: V1}),  # other values
+        (scale(w.x(a, b), -1), whole, {a: V0, b: V1}),  # the smallest
+        (scale(w.x(a, b), 2), whole, {a: V0, b: V1}),
+        (w.x(a, 0), whole, {a: V0}),  # in one column only
+        (k.add(w.x(a, b), constant(1)), whole, {a: V0, b: V1}),
+    ]
+    for value, peak, over in wrong:
+        with pytest.raises(Unsupported):
+            counted(value, peak, over)
 
 
 @broken("row")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,9 @@ from rich.console import Console
 
 from cli.models import model, plan
 from trainverify.check.findings import Finding
+from trainverify.cli.judged import options_of
 from trainverify.report import Report
-from trainverify.report.next_steps import FORMS, POINTS, SMALLER, STAGES, what_to_try
+from trainverify.report.next_steps import _BY_REASON, _CAPTURED, FORMS, POINTS, SMALLER, STAGES, what_to_try
 from trainverify.verdicts import verify
 
 
@@ -39,6 +41,41 @@ def test_by_reason(reason: str, first: str) -> None:
 def test_stages_that_were_tried_are_not_proposed() -> None:
     reason = "1 of 3 obligations not proved; agreed on 3 random points"
     assert what_to_try("UNKNOWN", reason, (), ("not proved: loss: algebra: no; smt: no",)) == [FORMS, POINTS, SMALLER]
+
+
+CAPTURED = (
+    ("without a mapping: mine::gelu.default (3 times, first at train.py:20: no mapping)", 'tvt.meaning("mine::gelu", lambda'),
+    ("without a mapping: aten::hash (3 times, first at a/train.py:20: no mapping)", "a/train.py:20: write aten::hash with ops that have a"),
+    ("rank 0 (train.py:4): ReadsData: float of a computed number", "train.py:4: compute with the tensor there, not with its number"),
+    (
+        "memory of 4 bytes, no tensor of a model, carries values from step to step (t.py:3)",
+        "t.py:3: keep it in the model (register_buffer)",
+    ),
+    ("lineage: up.weight is [2, 3] on rank 0 and [4, 3] on one device; say cuts", 'say how it is cut: cuts={"up.weight": "(tp o) k"}'),
+    ("last.bias changes after one step and before the next", "with tvt.step(model, optimizer, batch): around the step alone"),
+)
+
+
+@pytest.mark.parametrize(("reason", "first"), CAPTURED)
+def test_of_a_capture_the_smallest_change(reason: str, first: str) -> None:
+    assert what_to_try("UNKNOWN", reason, (), ())[0].startswith(first)
+
+
+JUDGING = ("verify", "nnscaler", "torch", "jax", "megatron", "transformers", "deepspeed", "torchtitan")
+
+
+@pytest.mark.parametrize("command", JUDGING)
+def test_only_options_that_the_command_has(command: str) -> None:
+    """Whatever is proposed; the first thing that is proposed of every reason is there for the command that gives it."""
+    there = options_of(command)
+    assert {"--json", "--help"} & there
+    reasons = [r.replace("\\", "").strip("^").partition("|")[0] for r, _ in (*_BY_REASON, *_CAPTURED)] + [r for r, _ in CAPTURED]
+    for verdict in ("UNKNOWN", "PROVED(reduced)", "PROVED(sampled)"):
+        for reason in reasons:
+            for step in what_to_try(verdict, reason, (), (), there):
+                assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", step)) <= there, step
+    assert any("--workers" in s or "--engine" in s for s in what_to_try("PROVED(reduced)", "", (), (), options_of("verify")))
+    assert ("--real, for code that reads data" in what_to_try("UNKNOWN", "reads a value", (), (), there)) == (command == "torch")
 
 
 def test_unsupported_operator() -> None:

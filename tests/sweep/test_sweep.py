@@ -12,10 +12,13 @@ from xml.etree import ElementTree
 import pytest
 
 import trainverify as tv
+from sweep.train import TRAIN
 from trainverify import cli, files
+from trainverify.cli.judged import options_of
 from trainverify.refusal import Refused
 from trainverify.sweep import run as running
 from trainverify.sweep.cache import Cache, Row
+from trainverify.sweep.captured import FLAGS, VALUES, commands
 from trainverify.sweep.matrix import Case, cases
 from trainverify.sweep.run import How, judge, sweep
 from trainverify.sweep.written import exit_code
@@ -203,3 +206,54 @@ def test_exit_codes() -> None:
 def test_no_cluster(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["sweep", str(folder / "matrix.toml"), "--cluster", "tcp://127.0.0.1:1", "--no-cache"]) == 2
     assert capsys.readouterr().err.startswith("error: --cluster")
+
+
+CAPTURED = """
+[[torch]]
+reference = "train.py:reference"
+distributed = ["train.py:distributed", "train.py:wrong"]
+world_size = 2
+"""
+
+
+def test_code_is_captured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Expected: PROVED, and REFUTED with its place; nothing of it is kept."""
+    pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
+    (tmp_path / "matrix.toml").write_text(CAPTURED)
+    (tmp_path / "train.py").write_text(TRAIN)
+    assert cli.run(["sweep", str(tmp_path / "matrix.toml"), "--json", "--no-cache", "--workers", "1"]) == 1
+    rows = {r["name"].rpartition(":")[2]: r for r in json.loads(capsys.readouterr().out)["rows"]}
+    assert {n: r["verdict"] for n, r in rows.items()} == {"distributed": "PROVED", "wrong": "REFUTED"}
+    assert "mul(value=1/2)" in rows["wrong"]["place"]
+
+
+def test_jobs_are_products_of_their_lists() -> None:
+    block = {"script": "train.py", "args": "--rows 8", "world_size": [2, 4], "real": [False], "mesh": "dp=2"}
+    found = dict(commands("m", "torch", block))
+    assert list(found) == ["torch train.py world_size=2", "torch train.py world_size=4"]
+    line = ("torch", "run", "--world-size", "4", "--mesh", "dp=2", "--json", "--", "train.py", "--rows", "8")
+    assert found["torch train.py world_size=4"] == line
+    jax = {"reference": "a.py:one", "distributed": "a.py:many", "mesh": ["dp=2", "dp=4"], "hlo": True, "name": "ours"}
+    assert list(commands("m", "jax", jax))[1] == ("ours mesh=dp=4", ("jax", "--mesh", "dp=4", "--hlo", "--json", "a.py:one", "a.py:many"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "said"),
+    [
+        ("torch", {"script": "a.py", "worldsize": 2}, "worldsize: no part of a job"),
+        ("torch", {"script": "a.py", "reference": "a.py:f"}, "two functions, reference and distributed, or a script"),
+        ("torch", {"reference": "a.py:f"}, "two functions"),
+        ("jax", {"script": "a.py"}, "script: no part of a job"),
+        ("torch", {"script": "a.py", "world_size": "2"}, "world_size: .*int is expected"),
+        ("torch", {"script": "a.py", "world_size": []}, "is expected"),
+        ("torch", {"script": "a.py", "real": 1}, "real: .*bool is expected"),
+    ],
+)
+def test_jobs_that_are_not_understood(kind: str, block: dict[str, object], said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        list(commands("m", kind, block))
+
+
+@pytest.mark.parametrize("kind", ["torch", "jax"])
+def test_jobs_have_options_of_their_command(kind: str) -> None:
+    assert {f"--{n.replace('_', '-')}" for n in (*VALUES[kind], *FLAGS[kind])} <= options_of(kind)

@@ -12,6 +12,7 @@ import pytest
 
 import trainverify as tv
 from cli.models import model, plan
+from sweep.train import TRAIN
 from trainverify.testing.assertion import NotEquivalent, text
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +31,8 @@ def test_wrong():
 """
 
 
-def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_plans.py").write_text(SUITE, "utf-8")
+def pytest_run(folder: Path, *arguments: str, suite: str = SUITE) -> subprocess.CompletedProcess[str]:
+    (folder / "test_plans.py").write_text(suite, "utf-8")
     path = f"pythonpath={ROOT / 'tests'} {ROOT / 'src'}"
     call = [sys.executable, "-m", "pytest", "-q", *PLUGIN, "-p", "no:cacheprovider", "-o", path, *arguments, "."]
     plain = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
@@ -85,3 +86,28 @@ def test_loading_the_plugin_loads_no_engine() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True, timeout=60)
     own = {m for m in done.stdout.split() if not m.endswith("contextvars")}
     assert own == {"trainverify", "trainverify.testing", "trainverify.testing.assertion", "trainverify.testing.plugin"}
+
+
+CAPTURED = """
+import trainverify.torch as tvt
+from train import batch, distributed, loss, reference, wrong
+
+
+def test_right():
+    assert tvt.assert_equivalent(reference, distributed, 2, batch, loss=loss).verdict == "PROVED"
+
+
+def test_wrong():
+    tvt.assert_equivalent(reference, wrong, 2, batch, loss=loss)
+"""
+
+
+def test_captured_code(tmp_path: Path) -> None:
+    """One test passes and one fails at its line, with the explanation; both verdicts are counted."""
+    pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
+    (tmp_path / "train.py").write_text(TRAIN, "utf-8")
+    done = pytest_run(tmp_path, "-p", "no:faulthandler", suite=CAPTURED)
+    assert "1 failed, 1 passed" in done.stdout
+    assert "repair: at train.py:17: mul(value=1/2) is one too many" in done.stdout
+    assert "test_plans.py:11: NotEquivalent" in done.stdout
+    assert "trainverify: 1 PROVED, 1 REFUTED\n" in done.stdout

@@ -46,6 +46,11 @@ def _guarded(report: Report, what: str, given: tuple[object, ...], check: Callab
         report.add("TV100", f"{what}: {wrong} ({type(error).__name__}: {error})")
 
 
+def ill_formed(logical: Program, ops: OpTable) -> bool:
+    """Whether a logical program makes no sense as it is, so that nothing can be changed in it."""
+    return any(f.severity != "warning" for f in validate(logical, None, ops))
+
+
 def _logical(program: Program, operators: Operators, report: Report) -> None:
     check_program(program, {}, Bodies(operators, report, None), True)
 

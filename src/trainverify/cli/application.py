@@ -7,7 +7,6 @@ Exit codes: 0 PROVED (validate: VALID), 1 REFUTED or INVALID, 2 unreadable input
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -39,6 +38,7 @@ COMMANDS: Final = {
     "ops": "The operators, or the meaning, shapes and derivative of one.",
     "mutate": "Random single mistakes anywhere in a plan: what is said of each.",
     "bugs": "Real bugs of distributed training, each as a right and a wrong plan: verdicts, and explanations against what is expected.",
+    "doctor": "Versions of what is installed, what they support, and what is missing.",
     "bench": "Measure what proofs cost.",
 }
 
@@ -70,6 +70,8 @@ def loaded(name: str) -> Any:
 
 def print_version(wanted: bool) -> None:
     if wanted:
+        import importlib.metadata
+
         print(f"trainverify {importlib.metadata.version('trainverify')}")
         raise typer.Exit(0)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -31,10 +32,11 @@ def judged(
     here: bool = False,
     outputs: Outputs = NOTHING_MORE,
     artifact: str | None = None,
+    unfit: Collection[str] = (),
 ) -> int:
     """Print the report that `work` makes within the limits; its exit code. `here`: in this process, if nothing else was asked for.
 
-    `artifact` is the file of the user's that the verdict is about.
+    `artifact` is the file of the user's that the verdict is about; `unfit` are options of the command that do not go with what was asked.
     """
     own = (
         isinstance(sys.stdout, Output) or sys.stdout is sys.__stdout__
@@ -42,7 +44,7 @@ def judged(
     limit = memory if memory is not None else allowed_megabytes() if own else None
 
     def show(report: Report) -> int:
-        report = outputs.written(report, artifact)
+        report = outputs.written(replace(report, options=options_of(command) - set(unfit)), artifact)
         if as_json:
             emit(command, **report.json())
         else:
@@ -76,6 +78,13 @@ def judged(
     if memory is not None or (limit is not None and (result.signal == signal.SIGKILL or 2 * result.megabytes > limit)):
         return show(Report("UNKNOWN", f"{beyond(memory, limit)}{how}", subject))
     return fail(f"internal error, no verdict: the process ended{how}", INTERNAL, as_json)
+
+
+def options_of(command: str) -> frozenset[str]:
+    """What a command can be told."""
+    from trainverify.cli.application import loaded
+
+    return frozenset(name for p in loaded(command).params for name in p.opts)
 
 
 def beyond(memory: int | None, limit: int | None) -> str:

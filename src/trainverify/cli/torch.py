@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from trainverify.cli.found_options import OPTIONS, with_found
 from trainverify.cli.judged import EngineName, Memory, judged
 from trainverify.cli.listed_ops import listed_ops
 from trainverify.cli.outputs import NOTHING_MORE, Outputs, with_outputs
@@ -20,6 +21,9 @@ from trainverify.report import Report
 from trainverify.terminal import AsJson, Timeout, guarded, progress
 from trainverify.translate.targets import CaptureError
 from trainverify.verdicts import refuted_at
+
+if TYPE_CHECKING:
+    from trainverify.torch.cache import Cache
 
 Targets = Annotated[
     list[str], typer.Argument(metavar="REFERENCE DISTRIBUTED", help="Two functions, FILE.py:NAME; or `run -- SCRIPT.py ARGS`.")
@@ -54,8 +58,13 @@ Points = Annotated[int, typer.Option(min=1, max=1000, help="Random points to eva
 Seed = Annotated[int, typer.Option(min=0, help="Of the first random point.")]
 
 
+# Options that do not go with functions, and with a script.
+UNFIT: Final = (("--reference-args", *(f"--{n}" for n in OPTIONS)), ("--real", "--also", "--replay"))
+
+
 @guarded
 @with_outputs
+@with_found
 def command(
     targets: Targets,
     world_size: WorldSize,
@@ -78,26 +87,25 @@ def command(
     memory: Memory = None,
     engine: EngineName = "algebra",
     outputs: Outputs = NOTHING_MORE,
+    found: Mapping[str, Any] | None = None,
 ) -> int:
     """Is the training step of PyTorch code on N ranks equal to the one on a single device? Python runs the code, on fake tensors."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that it has no clock for a device that is not there
     try:
         from trainverify.torch import command as capture
-        from trainverify.torch.cache import Cache, mark
-        from trainverify.torch.kept_files import default_folder
         from trainverify.torch.launch import Reads
     except ImportError as error:
         raise Refused(str(error)) from error
-    others = _other_rows(targets, real, also or ())
-    on, whole = _on(device, targets, replayed), f"the ranks of {targets[-1]}"
-    key = (targets, world_size, reference_args, on, None if ops is None else (str(ops), mark(str(ops))))
-    cache = Cache(default_folder(), key) if cached else None
+    others = _other_rows(targets, real, also or (), found or {})
+    named = targets[1 if targets[0] == "run" else -1]
+    on, whole = _on(device, targets, replayed), f"the ranks of {named}"
+    cache = _cache(ops, targets, world_size, reference_args, on, repr(found)) if cached else None
 
     def subject(tell: Callable[[str], None], rows: int | None = None) -> capture.Subject:
         table = table_with(ops)
         if targets[0] == "run":
             alone = None if reference_args is None else shlex.split(reference_args)
-            return capture.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices, cache, on)
+            return capture.script(targets[1], targets[2:], alone, world_size, table, tell, all_ranks, accept_choices, cache, on, found)
         return capture.functions(targets[0], targets[1], world_size, table, tell, all_ranks, accept_choices, real, cache, rows, on)
 
     def at(tell: Callable[[str], None], rows: int | None) -> Report:
@@ -113,9 +121,18 @@ def command(
         except CaptureError as error:
             raise Refused(str(error)) from error
 
+    unfit = UNFIT[targets[0] == "run"]
     if list_ops:
         return _listed(lambda tell: capture.operations(subject(tell)), as_json)
-    return judged("torch", whole, work, as_json, timeout, memory, outputs=outputs, artifact=targets[-1].partition(":")[0])
+    return judged("torch", whole, work, as_json, timeout, memory, outputs=outputs, artifact=named.partition(":")[0], unfit=unfit)
+
+
+def _cache(ops: Path | None, *key: Any) -> Cache:
+    """Captures that are kept of this command, with these operators."""
+    from trainverify.torch.cache import Cache, mark
+    from trainverify.torch.kept_files import default_folder
+
+    return Cache(default_folder(), (*key, None if ops is None else (str(ops), mark(str(ops)))))
 
 
 def _on(device: str | None, targets: list[str], replayed: bool) -> str:
@@ -147,7 +164,7 @@ def _first_refuted(at: Callable[[Callable[[str], None], int | None], Report], ot
     return report
 
 
-def _other_rows(targets: Sequence[str], real: bool, also: Sequence[str]) -> list[int]:
+def _other_rows(targets: Sequence[str], real: bool, also: Sequence[str], found: Mapping[str, Any]) -> list[int]:
     """The numbers of rows of --also; refused if options do not fit together."""
     if targets[0] != "run" and len(targets) != 2:
         raise Refused("two functions are needed, FILE.py:NAME FILE.py:NAME, or run -- SCRIPT.py ARGS")
@@ -157,6 +174,8 @@ def _other_rows(targets: Sequence[str], real: bool, also: Sequence[str]) -> list
         raise Refused("--real goes with functions, not with a script")
     if targets[0] == "run" and also:
         raise Refused("--also goes with functions; run a script with the arguments of a smaller batch")
+    if targets[0] != "run" and found:
+        raise Refused(f"--{next(iter(found))} goes with run; functions say it in their file: batch, mesh, loss")
     for text in also:
         name, _, number = text.partition("=")
         if name != "batch" or not number.isdecimal() or int(number) < 1:

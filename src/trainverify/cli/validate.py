@@ -8,14 +8,12 @@ from typing import Annotated
 import typer
 
 from trainverify import files
-from trainverify.approximate import as_declared
-from trainverify.check import validate
+from trainverify.check import ill_formed, validate
 from trainverify.cli.findings import show_findings
 from trainverify.cli.user_ops import OpsFile, table_with
 from trainverify.graph.program import Program
 from trainverify.refusal import Refused
 from trainverify.terminal import AsJson, guarded
-from trainverify.verdicts.approximated import ill_formed
 
 
 @guarded
@@ -37,6 +35,8 @@ def command(
     program = None if logical is None else files.read_program(logical)
     notes = ["lineage and outputs were not checked: that needs --logical"] if program is None else []
     if program is not None and content.allow and not ill_formed(program, table):
+        from trainverify.approximate import as_declared
+
         found = as_declared(program, content, table)
         program, content = found.logical, found.plan
         notes = [f"checked against the logical program with {', '.join(c.name for c in found.changes)}, which the plan declares"]

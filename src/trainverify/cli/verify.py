@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,12 +17,14 @@ from trainverify.cli.zoo_options import built, with_zoo
 from trainverify.completion.steps import several_steps
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
+from trainverify.graph.rebuilt import Rebuilt
 from trainverify.refusal import Refused
 from trainverify.report import Report
 from trainverify.terminal import AsJson, Timeout, guarded
 from trainverify.verdicts import verify
-from trainverify.zoo.recipes import Wish
-from trainverify.zoo.tiny import rebuilt
+
+if TYPE_CHECKING:
+    from trainverify.zoo.recipes import Wish
 
 Workers = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="Processes that prove stages; 0: this one.")]
 AcceptReduced = Annotated[bool, typer.Option("--accept-reduced", help="PROVED(reduced) counts as proved: exit code 0.")]
@@ -78,7 +80,7 @@ def command(
             one, many = several_steps(one, steps), several_steps(many, steps)
         except BuildError as error:
             raise Refused(f"--steps {steps}: {error}") from error
-        also = rebuilt(model) if model is not None and steps == 1 else ()
+        also = smaller(model) if model is not None and steps == 1 else ()
         return verify(one, many, table, points, seed, tell, engine, workers, accept_reduced, fail_fast, allow=allow or (), also=also)
 
     return judged(
@@ -92,6 +94,13 @@ def command(
         outputs=outputs,
         artifact=None if plan is None else str(plan),
     )  # Ctrl-C reports stages
+
+
+def smaller(model: Wish) -> Sequence[Rebuilt]:
+    """The same model and plan at tiny widths."""
+    from trainverify.zoo.tiny import rebuilt
+
+    return rebuilt(model)
 
 
 def both(logical: Path, plan: Path) -> tuple[Program, Plan | Program]:

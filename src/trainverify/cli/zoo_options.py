@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -17,7 +17,9 @@ from trainverify.refusal import Refused
 from trainverify.terminal import change
 from trainverify.zoo.parallel.degrees import ContextKind, Degrees, Normalise, Schedule, Sharding
 from trainverify.zoo.parallel.deviations import Deviations
-from trainverify.zoo.recipes import Wish, family_of
+
+if TYPE_CHECKING:
+    from trainverify.zoo.recipes import Wish
 
 
 def _number(text: str) -> Any:
@@ -62,7 +64,7 @@ ZOO: dict[str, tuple[Any, Any]] = {
 def with_zoo(command: Callable[..., int]) -> Callable[..., int]:
     """A command whose `model` is a wish (None without a name): the options of a wish are added to its own."""
     own = {n: p for n, p in inspect.signature(command).parameters.items() if n != "model"}
-    hints = get_type_hints(command, include_extras=True)
+    hints = get_type_hints(command, localns={"Wish": Any}, include_extras=True)
     given = "zoo" if "zoo" in own else "name"
 
     @functools.wraps(command)
@@ -84,6 +86,8 @@ def with_zoo(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def wish(name: str, chosen: dict[str, Any]) -> Wish:
+    from trainverify.zoo.recipes import Wish
+
     names = ("layers", "batch", "sequence", "vocabulary", "capacity", "loss", "packed", "master")
     changes = {n: chosen.pop(n) for n in names}
     deviations = Deviations(**{f.name: chosen.pop(f.name) for f in fields(Deviations)})
@@ -97,6 +101,8 @@ def wish(name: str, chosen: dict[str, Any]) -> Wish:
 
 
 def built(model: Wish) -> tuple[Program, Plan]:
+    from trainverify.zoo.recipes import family_of
+
     try:
         family_of(model.name)
     except BuildError as error:

@@ -9,6 +9,8 @@ report = tvj.verify(reference=train_step, distributed=sharded_step, args=shapes)
 
 from __future__ import annotations
 
+from typing import Any as _Any
+
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:  # pragma: no cover
@@ -18,6 +20,15 @@ from trainverify.jax.inputs import Count, Ids, Reals
 from trainverify.jax.judge import judge, pair, verify
 from trainverify.jax.meanings import meaning
 from trainverify.jax.replay import replay
+from trainverify.report import Report as _Report
+from trainverify.testing.assertion import checked as _checked
 from trainverify.translate.targets import CaptureError
 
-__all__ = ["CaptureError", "Count", "Ids", "Reals", "judge", "meaning", "pair", "replay", "verify"]
+
+def assert_equivalent(*args: _Any, **options: _Any) -> _Report:
+    """Fails unless `verify`, with the same arguments, gives PROVED; returns the report."""
+    __tracebackhide__ = True  # pytest then points at the line of the caller
+    return _checked(verify(*args, **options))
+
+
+__all__ = ["CaptureError", "Count", "Ids", "Reals", "assert_equivalent", "judge", "meaning", "pair", "replay", "verify"]

@@ -11,7 +11,6 @@ from typing import Final
 from trainverify.graph.program import Op
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.values import Grid
-from trainverify.jax.vocabulary import places
 
 _NOT: Final = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 Test = Callable[[str], bool]
@@ -84,6 +83,41 @@ def _mask_lines(e: RankEmitter, mask: str, shape: Sequence[int], answer: bool) -
         return _spread(e, base, entries, shape, e.kept.get(("lines", base), ((), ()))[not answer])
     data = constant.data.astype(bool) == answer
     return _spread(e, base, entries, shape, [d for d in range(data.ndim) if data.any(d).all()])
+
+
+def places(e: RankEmitter, mask: str | None, shape: Sequence[int]) -> tuple[str, list[int | None]] | None:
+    """The mask before it was repeated; for every dimension of `shape` that is not 1 the one of the mask's that it is (None: repeated)."""
+    chain: list[Op] = []
+    op = e.made.get(mask)
+    name = mask
+    while op is not None and (_is_slim(e, op) or op.name == "expand"):
+        chain.append(op)
+        name = op.inputs[0]
+        op = e.made.get(name)
+    if name is None:
+        return None
+    sizes = list(e.shape(name))
+    entries: list[int | None] = []
+    for d in range(len(sizes)):
+        entries.append(sum(n != 1 for n in sizes[:d]) if sizes[d] != 1 else None)
+    for step in reversed(chain):
+        after = list(e.shape(step.outputs[0]))
+        if step.name == "expand":
+            entries = [*[None] * (len(after) - len(sizes)), *entries]
+        else:
+            wide = iter([x for x, n in zip(entries, sizes, strict=True) if n != 1])
+            entries = [next(wide) if n != 1 else None for n in after]
+        sizes = after
+    lead = len(shape) - len(sizes)
+    entries = [*[None] * lead, *entries]
+    return name, [x for x, n in zip(entries, shape, strict=True) if n != 1]
+
+
+def _is_slim(e: RankEmitter, op: Op) -> bool:
+    if op.name != "reshape":
+        return False
+    before, after = e.shape(str(op.inputs[0])), e.shape(op.outputs[0])
+    return [n for n in before if n != 1] == [n for n in after if n != 1]
 
 
 __all__ = ["finite_lines", "note_lines"]

@@ -166,6 +166,13 @@ def softplus(x: Node) -> Node:
     return F.call("log", 1 + F.call("exp", x))
 
 
+@op("logaddexp", _ELEMENTWISE)
+def logaddexp(x: Node, y: Node) -> Node:
+    """log(eˣ + eʸ), with the maximum subtracted first."""
+    shift = F.detach(F.call("max", x, y))
+    return shift + F.call("log", F.call("exp", x - shift) + F.call("exp", y - shift))
+
+
 @op("silu", _ELEMENTWISE)
 def silu(x: Node) -> Node:
     """x · sigmoid(x)."""

@@ -16,7 +16,10 @@ from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
-from flint import arb, fmpq
+
+from trainverify.primitives.late import Late
+
+flint: Final[Any] = Late("flint")
 
 LONGEST: Final = 100_000  # bits of an integer, or of either half of a fraction, that is computed
 
@@ -32,7 +35,7 @@ class Scalar:
     takes: str  # "real", "number" (int or real), "int", "bool", "any"
     result: str | None  # kind of the result; None: the arguments' common kind
     numeric: Callable[..., Any]  # on NumPy arrays
-    ball: Callable[..., Any]  # on single values: arb, int or bool
+    ball: Callable[..., Any]  # on single values: Any, int or bool
     partials: Callable[..., list[Any | None]] | None = None
     needs: tuple[tuple[int, str], ...] = ()
     text: str = ""  # how it prints; {0} {1} are the arguments
@@ -47,14 +50,14 @@ def _decide(yes: bool, no: bool) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     """One ball object stands for one number, so it equals itself (unless it is undefined)."""
-    return a is b and not (isinstance(a, arb) and a.is_nan())
+    return a is b and not (isinstance(a, flint.arb) and a.is_nan())
 
 
 def _lt(a: Any, b: Any) -> bool:
     if _same(a, b):
         return False
-    if isinstance(a, arb) or isinstance(b, arb):
-        a, b = arb(a), arb(b)
+    if isinstance(a, flint.arb) or isinstance(b, flint.arb):
+        a, b = flint.arb(a), flint.arb(b)
         return _decide(bool(a < b), bool(a >= b))
     return bool(a < b)
 
@@ -62,8 +65,8 @@ def _lt(a: Any, b: Any) -> bool:
 def _eq(a: Any, b: Any) -> bool:
     if _same(a, b):
         return True
-    if isinstance(a, arb) or isinstance(b, arb):
-        a, b = arb(a), arb(b)
+    if isinstance(a, flint.arb) or isinstance(b, flint.arb):
+        a, b = flint.arb(a), flint.arb(b)
         if a.is_exact() and b.is_exact():
             return bool(a == b)
         return _decide(False, not a.overlaps(b))
@@ -79,26 +82,26 @@ def _ball_min(a: Any, b: Any) -> Any:
     return a if a is b or a <= b else b if a >= b else a.min(b)
 
 
-def _ball_floor(x: arb) -> arb:
+def _ball_floor(x: Any) -> Any:
     low, high = x.lower().floor(), x.upper().floor()
     if not bool(low == high):
         raise Undecided("floor of a ball with an integer inside")
     return low
 
 
-def _ball_sign(x: arb) -> arb:
+def _ball_sign(x: Any) -> Any:
     if x.is_zero():
-        return arb(0)
+        return flint.arb(0)
     if x.is_finite() and x.contains(0):
-        return arb(0, 1)  # −1, 0 or 1: others of a tensor may be decided
-    return arb(1) if _lt(arb(0), x) else arb(-1)
+        return flint.arb(0, 1)  # −1, 0 or 1: others of a tensor may be decided
+    return flint.arb(1) if _lt(flint.arb(0), x) else flint.arb(-1)
 
 
-def _defined(value: arb, *args: Any, never: bool = False) -> arb:
+def _defined(value: Any, *args: Any, never: bool = False) -> Any:
     """What a function makes of balls that lie only partly where it is defined: any number, or none. That is no certain `nan`."""
-    if never or not value.is_nan() or any(isinstance(a, arb) and a.is_nan() for a in args):
+    if never or not value.is_nan() or any(isinstance(a, flint.arb) and a.is_nan() for a in args):
         return value
-    return value if all(not isinstance(a, arb) or a.is_exact() for a in args) else arb(0, math.inf)
+    return value if all(not isinstance(a, flint.arb) or a.is_exact() for a in args) else flint.arb(0, math.inf)
 
 
 def rational(value: int | Fraction | float) -> Fraction:
@@ -126,24 +129,24 @@ def integer_power(x: int, p: int) -> int:
     return int(x**p)
 
 
-def _ball_div(a: Any, b: Any) -> arb:
-    return _defined(a / b, a, b, never=arb(b).is_exact())
+def _ball_div(a: Any, b: Any) -> Any:
+    return _defined(a / b, a, b, never=flint.arb(b).is_exact())
 
 
-def _ball_log(x: arb) -> arb:
+def _ball_log(x: Any) -> Any:
     return _defined(x.log(), x, never=bool(x < 0))
 
 
-def _ball_pow(x: arb, p: int | Fraction | float) -> arb:
+def _ball_pow(x: Any, p: int | Fraction | float) -> Any:
     if isinstance(p, int):
-        return _defined(x**p, x) if isinstance(x, arb) else integer_power(x, p)
+        return _defined(x**p, x) if isinstance(x, flint.arb) else integer_power(x, p)
     if p == Fraction(1, 2):
         power = x.sqrt()
     elif p == Fraction(-1, 2):
         power = x.rsqrt()
     else:
         q = rational(p)
-        power = x ** arb(fmpq(q.numerator, q.denominator))
+        power = x ** flint.arb(flint.fmpq(q.numerator, q.denominator))
     return _defined(power, x, never=bool(x < 0))
 
 
@@ -157,8 +160,8 @@ def _numeric_pow(x: Any, p: int | Fraction | float) -> Any:
 
 
 def _ball_int(x: Any) -> int:
-    if isinstance(x, arb):
-        towards_zero = _ball_floor(x) if x.is_zero() or _lt(arb(0), x) else -_ball_floor(-x)
+    if isinstance(x, flint.arb):
+        towards_zero = _ball_floor(x) if x.is_zero() or _lt(flint.arb(0), x) else -_ball_floor(-x)
         whole: Any = towards_zero.unique_fmpz()
         return int(whole)
     return int(x)
@@ -190,6 +193,10 @@ def _numeric_uniform(key: Any, offset: Any, index: Any) -> Any:
     return (u(2) * (z >> u(11)) + u(1)).astype(np.float64) / 2.0**54
 
 
+def _ball_uniform(key: int, offset: int, index: int) -> Any:
+    return flint.arb(flint.fmpq(*hashed_uniform(key, offset, index).as_integer_ratio()))
+
+
 def _erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
 
@@ -214,9 +221,9 @@ def _numeric_one_minus_power(of: tuple[Fraction, int]) -> Any:
     return np.float64(-math.expm1(nearest_float(n) * log_below_one(base)))
 
 
-def _ball_one_minus_power(of: tuple[Fraction, int]) -> arb:
+def _ball_one_minus_power(of: tuple[Fraction, int]) -> Any:
     base, n = of
-    return 1 - arb(fmpq(base.numerator, base.denominator)) ** arb(n)
+    return 1 - flint.arb(flint.fmpq(base.numerator, base.denominator)) ** flint.arb(n)
 
 
 _HALF = Fraction(1, 2)
@@ -254,7 +261,7 @@ _ROWS = (
         lambda a: _defined(a.erf(), a),
         lambda F, y, a: [F.call("exp", -(a * a)) * 2 * F.power(F.call("pi"), -_HALF)],
     ),
-    Scalar("pi", 0, "any", "real", lambda: np.float64(math.pi), lambda: arb.pi()),
+    Scalar("pi", 0, "any", "real", lambda: np.float64(math.pi), lambda: flint.arb.pi()),
     Scalar(
         "one_minus_power",  # 1 − bⁿ for the parameter (b, n) with 0 < b < 1 and n ≥ 1: a number too long to be written as a fraction
         0,
@@ -280,12 +287,12 @@ _ROWS = (
     Scalar("floordiv", 2, "int", "int", np.floor_divide, lambda a, b: a // b, needs=((1, "nonzero"),)),
     Scalar("mod", 2, "int", "int", np.mod, lambda a, b: a % b, needs=((1, "nonzero"),)),
     # casts; real → int truncates, so it is not the identity
-    Scalar("as_real", 1, "any", "real", lambda a: a.astype(np.float64), arb, lambda F, y, a: [None], finite=(0,)),
+    Scalar("as_real", 1, "any", "real", lambda a: a.astype(np.float64), lambda a: flint.arb(a), lambda F, y, a: [None], finite=(0,)),
     Scalar("as_int", 1, "any", "int", lambda a: np.trunc(a).astype(np.int64), _ball_int, lambda F, y, a: [None]),
     Scalar("as_bool", 1, "any", "bool", lambda a: a != 0, lambda a: not _eq(a, 0), lambda F, y, a: [None]),
     Scalar("detach", 1, "any", None, lambda a: a, lambda a: a, lambda F, y, a: [None], text="{0}", finite=(0,)),
     # randomness is a function of (key, offset, index)
-    Scalar("uniform", 3, "int", "real", _numeric_uniform, lambda k, o, i: arb(fmpq(*hashed_uniform(k, o, i).as_integer_ratio()))),
+    Scalar("uniform", 3, "int", "real", _numeric_uniform, _ball_uniform),
 )
 SCALARS: Final[dict[str, Scalar]] = {row.name: row for row in _ROWS}
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainverify.axes.system import System
 from trainverify.graph.lineage import Layout
 from trainverify.graph.obligations import Obligation
 from trainverify.prove.algebra.engine import Proof, Prover, prove_again
-from trainverify.prove.listed import engine as listed
-from trainverify.prove.propose.pieces import pieces
-from trainverify.prove.propose.search import DIFFERS
-from trainverify.prove.staged.ledger import StagedProof
-from trainverify.prove.staged_proof import prove as prove_by_stages
+
+if TYPE_CHECKING:  # what is not asked for is not imported: stages need a solver
+    from trainverify.prove.staged.ledger import StagedProof
 
 Engine = Literal["algebra", "smt", "both", "auto"]
 FULL_SIZE, REDUCED = "full size", "reduced sizes"
@@ -72,6 +70,8 @@ def attempt(
 
 def contested(first: Attempt, second: Attempt) -> dict[Obligation, str]:
     """What stages see fail that the algebra proves: at reduced sizes a literal that is a size may be the reason."""
+    from trainverify.prove.propose.search import DIFFERS
+
     different = [o for o, why in second.failed.items() if o in first.proved and why == DIFFERS]
     return {o: f"the algebra proves {o}, but to the staged engine it {DIFFERS}" for o in different}
 
@@ -90,6 +90,13 @@ def again(first: Attempt, system: System, wanted: Sequence[Obligation]) -> Attem
     return replace(by_algebra(prove_again(system, wanted, first.once), system), once=None)
 
 
+def prove_by_stages(*asked: Any, **options: Any) -> StagedProof:
+    """`prove` of `staged_proof`, with what it imports."""
+    from trainverify.prove.staged_proof import prove
+
+    return prove(*asked, **options)
+
+
 def by_stages(proof: StagedProof) -> Attempt:
     shown = dict.fromkeys(proof.proved, ("smt", REDUCED if proof.reduced else FULL_SIZE))
     notes = (proof.summary(), *(("interrupted: what was not reached is not proved",) if proof.interrupted else ()))
@@ -98,6 +105,9 @@ def by_stages(proof: StagedProof) -> Attempt:
 
 def listed_too(first: Attempt, system: System, wanted: Sequence[Obligation]) -> Attempt:
     """Obligations of a small plan that were not shown, tried again with everything that is cut listed."""
+    from trainverify.prove.listed import engine as listed
+    from trainverify.prove.propose.pieces import pieces
+
     proof = listed.prove(system, [o for o in wanted if o in first.failed], pieces)
     if not proof.proved:
         return first

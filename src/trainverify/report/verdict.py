@@ -6,21 +6,23 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rich.console import Console
 from rich.markup import escape
 
-from trainverify.approximate import Change
 from trainverify.check.findings import CODES, Finding, names
-from trainverify.evaluate.compare import Difference
 from trainverify.evaluate.moved import described, seed_of
-from trainverify.explain.place import Place
-from trainverify.graph.plan import Plan
-from trainverify.graph.program import Op, Program
-from trainverify.ops.table import OpTable
 from trainverify.report.heirs import computed_from, heirs
 from trainverify.report.next_steps import what_to_try
+
+if TYPE_CHECKING:  # a command that compares nothing reports without them
+    from trainverify.approximate import Change
+    from trainverify.evaluate.compare import Difference
+    from trainverify.explain.place import Place
+    from trainverify.graph.plan import Plan
+    from trainverify.graph.program import Op, Program
+    from trainverify.ops.table import OpTable
 
 Verdict = Literal["PROVED", "PROVED(reduced)", "PROVED(sampled)", "REFUTED", "INVALID", "UNKNOWN"]
 EXIT: Final[dict[str, int]] = {"PROVED": 0, "REFUTED": 1, "INVALID": 1, "UNKNOWN": 3, "PROVED(reduced)": 3, "PROVED(sampled)": 3}
@@ -69,6 +71,7 @@ class Report:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     accept_reduced: bool = False  # the user takes a proof at reduced sizes for a proof
+    options: frozenset[str] | None = None  # of the command that reports; None: it may have any
     accept_sampled: bool = False  # the user takes a proof about captured ranks for one about all ranks
     forms: tuple[str, ...] = ()  # got and want in normal form, of what is not proved
     approximations: tuple[Change, ...] = ()  # changes of the logical program that the user allowed
@@ -117,7 +120,7 @@ class Report:
 
     def next_steps(self) -> list[str]:
         """What to try where there is no verdict, or one that is not accepted."""
-        return what_to_try(self.verdict, self.reason, self.findings, self.notes) if self.exit_code == 3 else []
+        return what_to_try(self.verdict, self.reason, self.findings, self.notes, self.options) if self.exit_code == 3 else []
 
     def print(self, console: Console, verbose: bool = False) -> None:
         """As text; `verbose` has all obligations and assumptions one by one, and the normal forms."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainverify.refusal import Refused
+from trainverify.sweep.captured import VALUES, commands
 from trainverify.zoo.parallel.degrees import Degrees
 from trainverify.zoo.parallel.deviations import Deviations
 from trainverify.zoo.recipes import NAMES, Wish
@@ -22,7 +23,7 @@ DEVIATIONS: Final = frozenset(f.name for f in fields(Deviations))
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration: a model of the zoo, or two files."""
+    """One configuration: a model of the zoo, two files, or a command that captures code."""
 
     name: str
     wish: Wish | None = None
@@ -30,6 +31,8 @@ class Case:
     plan: str | None = None
     steps: int = 1
     allow: tuple[str, ...] = ()  # approximations
+    command: tuple[str, ...] = ()  # its line, run in the folder of the matrix
+    folder: str = "."
 
 
 def cases(path: Path) -> tuple[Case, ...]:
@@ -40,9 +43,9 @@ def cases(path: Path) -> tuple[Case, ...]:
         raise Refused(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refused(f"{path}: {error}") from error
-    unknown = sorted(set(tree) - {"defaults", "zoo", "files"})
+    unknown = sorted(set(tree) - {"defaults", "zoo", "files", *VALUES})
     if unknown:
-        raise Refused(f"{path}: {unknown[0]}: not a part of a matrix (defaults, zoo, files)")
+        raise Refused(f"{path}: {unknown[0]}: not a part of a matrix (defaults, zoo, files, torch, jax)")
     defaults = _table(path, "defaults", tree.get("defaults", {}))
     found: dict[str, Case] = {}
     for i, block in enumerate(_tables(path, "zoo", tree)):
@@ -56,8 +59,14 @@ def cases(path: Path) -> tuple[Case, ...]:
         if case.name in found:
             raise Refused(f"{path}: files[{i}]: {case.name}: another configuration has this name; say `name` to tell them apart")
         found[case.name] = case
+    for kind in VALUES:
+        for i, block in enumerate(_tables(path, kind, tree)):
+            for name, line in commands(f"{path}: {kind}[{i}]", kind, block):
+                if name in found:
+                    raise Refused(f"{path}: {kind}[{i}]: {name}: another configuration has this name; say `name` to tell them apart")
+                found[name] = Case(name, command=line, folder=str(path.parent))
     if not found:
-        raise Refused(f"{path}: no configuration (a [[zoo]] with a model, or a [[files]] with logical and plan)")
+        raise Refused(f"{path}: no configuration (a [[zoo]] with a model, a [[files]] with logical and plan, a [[torch]] or [[jax]])")
     return tuple(found.values())
 
 

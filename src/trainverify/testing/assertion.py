@@ -33,14 +33,19 @@ def assert_equivalent(logical: Program, plan: Plan | Program, **options: Any) ->
     __tracebackhide__ = True  # pytest then points at the line of the caller
     from trainverify.verdicts import verify
 
-    report = verify(logical, plan, **options)
+    return checked(verify(logical, plan, **options))
+
+
+def checked(report: Report, depth: int = 3) -> Report:
+    """Fails unless the report is PROVED, or what else was accepted; a test that runs keeps it."""
+    __tracebackhide__ = True
     listener = LISTENER.get()
     if listener is not None:
         listener(report)
     if report.exit_code:
         raise NotEquivalent(report)
     if report.approximations:  # a test that passes prints nothing else
-        warnings.warn(f"{report.headline}: {report.subject}", stacklevel=2)
+        warnings.warn(f"{report.headline}: {report.subject}", stacklevel=depth)
     return report
 
 

@@ -65,9 +65,11 @@ class Ledger:
     def message(self, group: str, what: str, source: Source | None) -> None:
         self.messages.setdefault(group, []).append(Said(what, source))
 
-    def exchanged(self, how: str, value: Any, source: Source | None) -> None:
-        text = hashlib.sha256(pickle.dumps(value)).hexdigest()[:16]  # what cannot be pickled cannot be sent either
-        self.objects.append(Said(f"{how} of {repr(value)[:40]} ({text})", source))
+    def exchanged(self, how: str, value: Any, source: Source | None) -> bytes:
+        """What is sent."""
+        sent = pickle.dumps(value)  # what cannot be pickled cannot be sent either
+        self.objects.append(Said(f"{how} of {repr(value)[:40]} ({hashlib.sha256(sent).hexdigest()[:16]})", source))
+        return sent
 
 
 def lying(t: torch.Tensor) -> str:

@@ -126,16 +126,21 @@ class Session:
             return drawn(name, spec, self.mesh, self.rank)
         return torch.empty(shape, dtype=getattr(torch, spec.dtype), device=self.device)
 
-    def _sources(self, made: Mapping[str, torch.Tensor]) -> None:
+    def given(self, made: Mapping[str, torch.Tensor]) -> None:
+        """Tensors of the batch are sources from here on."""
         t = self.translator
-        assert t.step is not None
         for name, tensor in made.items():
             t.emitter.declare(name, type_of(tensor))
             t.define(tensor, name)
-            domain = self.batch[name].domain if name in self.batch else None
-            if domain is not None and domain.kind == "ids" and (domain.ignore is None or domain.ignore >= 0):
-                t.emitter.nonnegative.add(name)
+            if isinstance(spec := self.batch.get(name), Ids):
+                t.emitter.ids.spreads[name] = spec.spread
+                t.emitter.nonnegative |= {name} if spec.spread[0][0] >= 0 else set()
             self.now.inputs[name] = tensor
+
+    def _sources(self, made: Mapping[str, torch.Tensor]) -> None:
+        t = self.translator
+        assert t.step is not None
+        self.given(made)
         for name, tensor in self.now.counts.items():
             value = t.known(tensor)
             if value is not None:

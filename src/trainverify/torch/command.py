@@ -10,20 +10,23 @@ from typing import Any, Final
 
 from trainverify import files
 from trainverify.graph.mesh import Mesh
+from trainverify.graph.program import Domain
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.torch.cache import Cache
 from trainverify.torch.captured import Captured, Steps
 from trainverify.torch.cuda import CPU, CUDA, Fake, hinted
+from trainverify.torch.found_step import MARK
 from trainverify.torch.inputs import Batch, Flags, Ids, Reals, with_rows
 from trainverify.torch.judge import by_step, captures, judge, kind_of, pair
 from trainverify.torch.launch import Failed, Reads, run
 from trainverify.torch.loading import repeated
 from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
-from trainverify.torch.sample import chosen
+from trainverify.torch.sample import ALL_RANKS, chosen
 from trainverify.torch.script import capture_script
+from trainverify.torch.sharing import Declared, ranged, share
 from trainverify.torch.ways import Choices, Processes, Way, all_ways, joined
 from trainverify.translate.targets import CaptureError, module_of
 
@@ -42,6 +45,8 @@ class Subject:
     loss: Any
     targets: tuple[str, str] | None = None
     ways: tuple[Way, ...] = ()  # all combinations of branches on data; the first one is above
+    inferred: tuple[str, ...] = ()  # of a step that was found: what is assumed of it
+    loss_declared: bool = True  # else it is assumed to be an average, and compared only if that holds
 
 
 def settings_of(target: str, device: str = CPU) -> dict[str, Any]:
@@ -91,6 +96,59 @@ def functions(
     return Subject(one, ranks, mesh, batch, said["cuts"] or {}, said["loss"] or "whole", targets, found)
 
 
+@dataclass(frozen=True)
+class Scripted:
+    """A script, and how its processes are captured."""
+
+    path: str
+    arguments: Sequence[str]
+    alone: Sequence[str]
+    world: int
+    table: OpTable
+    tell: Progress
+    accept: bool
+    cache: Cache | None
+    device: str
+
+    def captured(self, ranks: Sequence[int | None], choices: Sequence[Choices], joined: Any = None) -> list[tuple[Steps, Any, Any]]:
+        """What these ranks do; None is the reference, which gets the batches of all ranks if these are `joined`."""
+
+        def work(r: int | None) -> Callable[[], tuple[Steps, Any, Any]]:
+            given = (self.path, self.alone, 0, 1, True) if r is None else (self.path, self.arguments, r, self.world, False)
+            return lambda: capture_script(*given, self.table, tuple(choices), self.accept, self.device, joined if r is None else None)
+
+        works = [work(r) for r in ranks]
+
+        def count(n: int) -> None:
+            self.tell(f"captured {n} of {len(works)} processes")
+
+        results: Sequence[tuple[Steps, Any, Any] | Failed]
+        if self.cache is None:
+            results = run(works, tell=count)
+        else:
+            more = () if joined is None else (repr(joined),)
+            keys = [(self.path, "only" if r is None else r, choices, self.accept, self.device, *more) for r in ranks]
+            kept = self.cache.captured(dict(zip(keys, works, strict=True)), lambda made: (made[0], plain(made[1], made[2])), count)
+            results = [k if isinstance(k, Failed) else (k[0], *spelled(k[1])) for k in kept]
+        return [_made(r, result, self.device) for r, result in zip(ranks, results, strict=True)]
+
+    def found(self, first: Any, choices: Sequence[Choices], declared: Declared) -> tuple[list[Any], Mesh, Batch, dict[str, Any]]:
+        """All processes of a script whose step was found, the reference first: it gets what the ranks loaded."""
+        if self.world > ALL_RANKS:
+            raise CaptureError(f"of more than {ALL_RANKS} ranks the step is not found: {MARK}")
+        ranks = [first, *self.captured(range(1, self.world), choices)]
+        shared = share([said for _, _, said in ranks], declared)
+        ignored = {n: declared.of(declared.ignore, n) for n in shared.cuts}
+        joined = {"shapes": shared.shapes, "lengths": first[2]["lengths"], "ends": first[2]["ends"], "ignored": ignored}
+        (one,) = self.captured([None], choices, joined)
+        batch, told = ranged(one[1], shared, one[0][0].program, [said for _, _, said in ranks], declared)
+        domains = {n: d for n, s in batch.items() if (d := s.domain) is not None}
+        every = [tuple(_with_domains(c, domains) for c in steps) for steps, _, _ in (one, *ranks)]
+        loss = declared.loss or (dict.fromkeys(shared.axes, "avg") or "whole")
+        said = {"cuts": {}, "loss": loss, "assumed": (*shared.assumed, *told), "declared": declared.loss is not None}
+        return every, shared.mesh, batch, said
+
+
 def script(
     path: str,
     arguments: Sequence[str],
@@ -102,48 +160,45 @@ def script(
     accept: bool = False,
     cache: Cache | None = None,
     device: str = CUDA,
+    declared: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """A script as it is: once as the only rank, then as the ranks of the world. The first of them says what the mesh is.
+    """A script as it is: as the ranks of the world, and once as the only rank. The first of them says what the mesh is, if the script
+    marks its step.
 
     All of it again for every combination of branches on data."""
-    alone = arguments if reference is None else reference
-    told: list[tuple[Mesh, Any, Any]] = []
-
-    def captured(ranks: Sequence[int | None], choices: Sequence[Choices]) -> list[tuple[Steps, Any, Any]]:
-        def work(r: int | None) -> Callable[[], tuple[Steps, Any, Any]]:
-            given = (path, alone, 0, 1, True) if r is None else (path, arguments, r, world, False)
-            return lambda: capture_script(*given, table, tuple(choices), accept, device)
-
-        works = [work(r) for r in ranks]
-
-        def count(n: int) -> None:
-            tell(f"captured {n} of {len(works)} processes")
-
-        results: Sequence[tuple[Steps, Any, Any] | Failed]
-        if cache is None:
-            results = run(works, tell=count)
-        else:
-            keys = [(path, "only" if r is None else r, choices, accept, device) for r in ranks]
-            kept = cache.captured(dict(zip(keys, works, strict=True)), lambda made: (made[0], plain(made[1], made[2])), count)
-            results = [k if isinstance(k, Failed) else (k[0], *spelled(k[1])) for k in kept]
-        return [_made(r, result, device) for r, result in zip(ranks, results, strict=True)]
+    job = Scripted(path, arguments, arguments if reference is None else reference, world, table, tell, accept, cache, device)
+    told: list[tuple[Mesh, Batch, dict[str, Any]]] = []
 
     def run_way(choices: Sequence[Choices]) -> list[Processes]:
-        (one, specs, _), first = captured([None, 0], choices)
+        (first,) = job.captured([0], choices)
         said = first[2]
+        if "loads" in said:
+            processes, mesh, batch, said = job.found(first, choices, Declared(**declared or {}))
+            told.append((mesh, batch, said))
+            return by_step(processes)
+        if declared:
+            raise CaptureError(f"--{next(iter(declared))} goes with a step that is found; tvt.step has an argument for it")
         mesh = Mesh(said["mesh"] or {"dp": world})
         if mesh.size != world:
             raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
         ranks = range(world) if all_ranks else chosen(mesh)
-        told.append((mesh, specs, said))
-        every = [first, *captured(ranks[1:], choices)]
-        if len(every) == world and (same := repeated(mesh, specs, [s for _, _, s in every])) is not None:
+        one, *others = job.captured([None, *ranks[1:]], choices)
+        told.append((mesh, one[1], said))
+        marked = [first, *others]
+        if len(marked) == world and (same := repeated(mesh, one[1], [s for _, _, s in marked])) is not None:
             raise Reads(same)
-        return by_step([one, *(c for c, _, _ in every)])
+        return by_step([one[0], *(c for c, _, _ in marked)])
 
     every = all_ways(run_way)
     mesh, specs, said = told[0]
-    return Subject(every[0].reference, every[0].ranks, mesh, specs, said["cuts"], said["loss"], None, every)
+    found = Subject(every[0].reference, every[0].ranks, mesh, specs, said["cuts"], said["loss"], None, every)
+    return replace(found, inferred=tuple(said.get("assumed", ())), loss_declared=said.get("declared", True))
+
+
+def _with_domains(c: Captured, domains: Mapping[str, Domain]) -> Captured:
+    """A program whose ids have the range that is known now."""
+    known = {n: d for n, d in domains.items() if n in c.program.domains}
+    return replace(c, program=replace(c.program, domains={**c.program.domains, **known}))
 
 
 def _made(rank: int | None, result: Any, device: str) -> Any:
@@ -179,8 +234,13 @@ def verdict(
         files.write(folder / "reference.logical.json.gz", made.logical)
         files.write(folder / "ranks.plan.json.gz", made.plan)
     found_ways = s.ways or (Way(s.reference, s.ranks),)
-    judged = [(w, judge(w.reference, w.ranks, s.mesh, s.batch, s.cuts, s.loss, table, points, seed, engine, tell)) for w in found_ways]
-    report = joined(judged)
+
+    def judged(loss: Any) -> Report:
+        asked = (s.mesh, s.batch, s.cuts, loss, table, points, seed, engine, tell)
+        return joined([(w, judge(w.reference, w.ranks, *asked)) for w in found_ways])
+
+    report = judged(s.loss) if s.loss_declared else loss_inferred(s.loss, judged)
+    report = replace(report, assumptions=(*report.assumptions, *s.inferred))
     if not replayed or report.verdict in ("UNKNOWN", "INVALID"):
         return report
     if s.targets is None:
@@ -193,6 +253,37 @@ def verdict(
     if found.agrees:
         return replace(report, notes=(*report.notes, str(found)))
     return replace(report, verdict="UNKNOWN", reason=f"the translation is not what runs: {found}")
+
+
+def loss_inferred(loss: Any, judged: Callable[[Any], Report]) -> Report:
+    """The report with the losses of ranks combined in the way that holds: as an average, a sum, or each the whole one.
+
+    How they are combined is a convention, which nothing else in the step depends on. Where none of these holds, the report is that of the
+    average."""
+    first = judged(loss)
+    axes = () if isinstance(loss, str) else tuple(loss)
+    for other in (dict.fromkeys(axes, "sum"), "whole") if axes and differs_in_loss_alone(first) else ():
+        report = judged(other)
+        if report.verdict.startswith("PROVED"):
+            note = "inferred: the losses of ranks are taken as they combine to the reference's; their average differs (--loss declares it)"
+            whole = ("inferred: every rank reports the whole loss",) if other == "whole" else ()
+            report = _as_inferred(report)
+            return replace(report, assumptions=(*report.assumptions, *whole), notes=(*report.notes, note))
+    if axes and differs_in_loss_alone(first):
+        hint = f"an average of the losses of ranks, their sum and the whole of each were tried: --loss {axes[0]}=avg declares one"
+        reason = f"only the loss differs, which was taken as an average; {first.reason}"
+        return replace(first, verdict="UNKNOWN", reason=reason, notes=(*first.notes, hint))
+    return _as_inferred(first)
+
+
+def _as_inferred(report: Report) -> Report:
+    """How losses are combined was not declared by the user."""
+    changed = [a.replace("declared: the loss", "inferred: the loss") for a in report.assumptions]
+    return replace(report, assumptions=tuple(changed))
+
+
+def differs_in_loss_alone(report: Report) -> bool:
+    return report.verdict == "REFUTED" and {o.name for o in report.obligations if o.status == "different"} == {"loss"}
 
 
 def operations(subject: Subject) -> list[tuple[str, int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -216,16 +217,23 @@ def _patch_storage(talk: Talk) -> None:
 
 
 def _patch_objects(talk: Talk, note: Callable[[str], None]) -> None:
-    """Python objects that ranks exchange are compared when all ranks are there; other ways to send them are refused."""
+    """Python objects that ranks exchange arrive as copies, and are compared when all ranks are there. Others are refused."""
 
-    def all_gather_object(objects: list[Any], value: Any, group: Any = None) -> None:
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
         note("objects that ranks exchange (all_gather_object) are the same on all of them")
-        talk.ledger.exchanged("all_gather_object", value, _source(talk))
-        objects[:] = [value] * len(objects)
+        sent = talk.ledger.exchanged("all_gather_object", obj, _source(talk))
+        for i in range(max(0, dist.get_world_size(group))):  # none where this rank is not in the group
+            object_list[i] = pickle.loads(sent)
 
-    def broadcast_object_list(objects: list[Any], *args: Any, **kwargs: Any) -> None:
+    def broadcast_object_list(
+        object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None, group_src: int | None = None
+    ) -> None:
         note("objects that ranks exchange (broadcast_object_list) are the same on all of them")
-        talk.ledger.exchanged("broadcast_object_list", objects, _source(talk))
+        talk.ledger.exchanged("broadcast_object_list", object_list, _source(talk))
+        group = group or c10d._get_default_group()
+        root = group_src if group_src is not None else c10d.get_group_rank(group, src or 0)
+        if dist.get_rank(group) not in (root, -1):
+            object_list[:] = [pickle.loads(pickle.dumps(o)) for o in object_list]
 
     def refused(name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:

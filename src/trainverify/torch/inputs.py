@@ -9,6 +9,7 @@ from typing import Literal
 from trainverify.graph.lineage import Form, Layout, Placement, layout
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Domain
+from trainverify.translate.pieces import Range, united
 
 Spelling = str | Mapping[str, Placement] | Form
 
@@ -26,6 +27,11 @@ class Ids:
     @property
     def domain(self) -> Domain | None:
         return Domain("ids", self.below, self.ignore)
+
+    @property
+    def spread(self) -> Range:
+        """Where the integers lie."""
+        return united(((0, self.below - 1), *(() if self.ignore is None else ((self.ignore, self.ignore),))))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from trainverify.torch.patching import look_up
 from trainverify.translate.targets import CaptureError
+from trainverify.versions import warning
 
 T = TypeVar("T")
 
@@ -53,6 +55,13 @@ def _preload() -> None:
     look_up()
 
 
+@cache
+def _warn_once() -> None:
+    """Of another version of PyTorch than the tested one, one line."""
+    if (text := warning("torch")) is not None:
+        print(f"warning: {text}", file=sys.stderr)
+
+
 def _child(work: Callable[[], Any], pipe: Connection) -> None:
     from trainverify.torch.agreed import AGREED
 
@@ -81,6 +90,7 @@ def run(
     """The results of functions, each in a process of its own: two at a time, or all `together` (when they talk to each other)."""
     from trainverify.torch.agreed import recall, remember
 
+    _warn_once()
     _preload()
     recall()
     context = multiprocessing.get_context("fork")

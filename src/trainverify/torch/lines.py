@@ -62,14 +62,14 @@ def user_frame(frame: FrameType | None, passed: list[FrameType] | None = None) -
     passed_engine, lines = False, []
     while frame is not None:
         code = frame.f_code
+        if is_ours(code.co_filename) and code.co_name in ("capture", "capture_script"):
+            break  # what follows called the capture, and none of it is the step's
         if is_users(code.co_filename):
             lines.append((code.co_filename, frame.f_lineno))
         elif not lines:
             passed_engine = passed_engine or code is ENGINE
             if passed is not None and not is_ours(code.co_filename):
                 passed.append(frame)
-        elif is_ours(code.co_filename) and code.co_name in ("capture", "capture_script"):
-            break
         frame = frame.f_back
     return source(tuple(lines)), passed_engine
 

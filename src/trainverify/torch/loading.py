@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
@@ -33,6 +33,8 @@ class Loaded:
 
     rows: list[int] = field(default_factory=list)
     where: str = ""
+    data: Any = None  # the last batch as it was loaded
+    batch: list[int] | None = None  # and its rows, if they are numbered
 
     def taken(self) -> list[int]:
         found, self.rows = self.rows, []
@@ -58,6 +60,42 @@ def repeated(mesh: Mesh, batch: Batch, ranks: Sequence[Mapping[str, Any]]) -> st
             shown = ", ".join(map(str, loaded[0][:4])) + (", …" if len(loaded[0]) > 4 else "")
             return SAME.format(other, rank, f"the loader at {said['loader']}", shown)
     return None
+
+
+def mapped(data: Any, change: Callable[[tuple[str, ...], torch.Tensor], torch.Tensor], path: tuple[str, ...] = ()) -> Any:
+    """A batch with every tensor changed, which is named by the keys and positions that lead to it."""
+    if isinstance(data, torch.Tensor):
+        return change(path, data)
+    if isinstance(data, Mapping):
+        changed = {k: mapped(v, change, (*path, str(k))) for k, v in data.items()}
+        if type(data) is dict or not isinstance(data, MutableMapping):
+            return changed
+        made = copy.copy(data)
+        made.update(changed)
+        return made
+    if isinstance(data, list | tuple):
+        values = [mapped(v, change, (*path, str(i))) for i, v in enumerate(data)]
+        return data._make(values) if hasattr(data, "_make") else type(data)(values)
+    return data
+
+
+def on_yield(given: Callable[[Any], Any], over: Callable[[bool], bool]) -> None:
+    """What loaders give to the script goes through a function. Another is asked before whether the loader is to end here, with False,
+    and told that it does, with True."""
+    following = _SingleProcessDataLoaderIter.__next__
+
+    def after(iterating: Any) -> Any:
+        if over(False):
+            over(True)
+            raise StopIteration
+        try:
+            data = following(iterating)
+        except StopIteration:
+            over(True)
+            raise
+        return given(data)
+
+    _SingleProcessDataLoaderIter.__next__ = after
 
 
 def install(stand_ins: StandIns, assume: Callable[[str], None], outside: Callable[..., Any]) -> None:
@@ -98,17 +136,21 @@ def _patch_loaders(stand_ins: StandIns, assume: Callable[[str], None], outside: 
         if iterating._dataset_kind == _DatasetKind.Map and all(isinstance(r, int) for r in rows):
             LOADED.rows += rows
             LOADED.where = str(user_frame(sys._getframe(1))[0])
+            LOADED.batch = rows
+        else:
+            LOADED.batch = None
         return found
 
     def loaded(iterating: Any) -> Any:
-        def faked(t: torch.Tensor) -> torch.Tensor:
+        def faked(path: tuple[str, ...], t: torch.Tensor) -> torch.Tensor:
             if isinstance(t, FakeTensor) or stand_ins.mode is None:
                 return t
             made = stand_ins.mode.from_tensor(t)
             vars(made).update(vars(t))
             return made
 
-        return tree_map_only(torch.Tensor, faked, load(iterating))
+        LOADED.data = load(iterating)
+        return mapped(LOADED.data, faked)
 
     kind: Any = _SingleProcessDataLoaderIter
     kind.__init__ = outside(kind.__init__)
@@ -131,4 +173,4 @@ def _patch_saving(assume: Callable[[str], None]) -> None:
     everywhere({id(save): skipped})
 
 
-__all__ = ["LOADED", "install", "repeated"]
+__all__ = ["LOADED", "install", "mapped", "on_yield", "repeated"]

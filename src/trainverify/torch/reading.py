@@ -8,6 +8,7 @@ is an output that ranks and reference must agree on, and the step is captured on
 from __future__ import annotations
 
 import json
+import numbers
 import operator
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from trainverify.graph.program import Source
 from trainverify.torch.boundary import Boundary
 from trainverify.torch.constants import decided
 from trainverify.torch.frames import torchs
+from trainverify.torch.handlers import handled
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.translate import Translator
 from trainverify.torch.values import ReadsData
@@ -28,7 +30,14 @@ COMPUTED: Final = "<computed>"  # a computed number as text
 MOST_BRANCHES: Final = 3  # conditions on data that are captured both ways
 _BINARY: Final = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")
 _COMPARISONS: Final = ("lt", "le", "gt", "ge", "eq", "ne")
-
+_OBJECTS: Final = frozenset(("__new__", "__init__", "__getattribute__", "__doc__", "__getformat__"))  # of every object, or of its class
+_WORDS: Final = {
+    "__float__": "float(), or a function of math or numpy,",
+    "__index__": "a size or an index",
+    "__hash__": "a key",
+    "__reduce_ex__": "pickle",
+}
+RAISES: Final = "{} of computed numbers at {} raises no error: {}"
 
 _LEAVING: Final = ("numpy", "__array__", "__dlpack__", "__reduce_ex__", "share_memory_")
 
@@ -97,6 +106,27 @@ class Number:
 
     __repr__ = __str__
 
+    def _raises(self, name: str, one: Any, other: Any) -> None:
+        """Where Python raises an error that PyTorch does not. A handler of the user's sees it: it is captured both ways."""
+        if name == "pow":
+            self._no_root(one, other)
+        elif name in ("truediv", "floordiv", "mod"):
+            zero = other == 0
+            if isinstance(zero, torch.Tensor) and not handled(ZeroDivisionError):
+                self._boundary.assume(RAISES.format(name, self._boundary.where(), "its divisor is not 0"))
+            elif zero:
+                raise ZeroDivisionError("division by zero")
+
+    def _no_root(self, one: Any, other: Any) -> None:
+        """Powers of Python's are floats, complex numbers or errors where PyTorch's are integers, NaN or inf."""
+        if not isinstance(other, torch.Tensor) and other >= 0 and other % 1 == 0:
+            return
+        whole = not any(v.is_floating_point() if isinstance(v, torch.Tensor) else isinstance(v, float) for v in (one, other))
+        if whole or handled(ArithmeticError):
+            self._refuse("a power that need not be a number of its type")
+        if isinstance(one, torch.Tensor) or one <= 0:
+            self._boundary.assume(RAISES.format("pow", self._boundary.where(), "its base is positive"))
+
     def _refuse(self, what: str) -> Any:
         raise self._boundary.refused(ReadsData(f"{self._boundary.where()}: {what} needs the value of a computed number"))
 
@@ -104,28 +134,6 @@ class Number:
         if hasattr(self.__class__, name):
             return self._refuse(name)
         raise AttributeError(f"'{self.__class__.__name__}' object has no attribute '{name}'")
-
-
-def _refusing(what: str) -> Callable[..., Any]:
-    return lambda self, *args: self._refuse(what)
-
-
-_REFUSED: Final = {
-    "__float__": "float(), or a function of math or numpy,",
-    "__int__": "int()",
-    "__index__": "a size or an index",
-    "__complex__": "complex()",
-    "__round__": "round()",
-    "__floor__": "math.floor()",
-    "__ceil__": "math.ceil()",
-    "__trunc__": "math.trunc()",
-    "__divmod__": "divmod()",
-    "__rdivmod__": "divmod()",
-    "__hash__": "a key",
-    "__reduce_ex__": "pickle",
-}
-for _name, _what in _REFUSED.items():
-    setattr(Number, _name, _refusing(_what))
 
 
 def _tensors(value: Any) -> Any:
@@ -172,19 +180,34 @@ def _patch_factories() -> None:
 def _binary(name: str, swapped: bool) -> Callable[[Number, Any], Any]:
     function = getattr(operator, name)
 
-    def apply(self: Number, other: Any) -> Any:
-        if isinstance(other, torch.Tensor) and other.ndim:
-            return NotImplemented
+    def apply(self: Number, other: Any, *modulus: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            if other.ndim:
+                return NotImplemented
+        elif modulus or not isinstance(other, int | float):  # computed numbers say that they are such
+            return self._refuse(f"{name} with {type(other).__name__}")
         pair = (_tensors(other), self._tensor) if swapped else (self._tensor, _tensors(other))
-        made = function(*pair)
-        return made if isinstance(other, torch.Tensor) else self._made(made)
+        if isinstance(other, torch.Tensor):
+            return function(*pair)
+        self._raises(name, *pair)
+        return self._made(function(*pair))
 
     return apply
 
 
 def _compared(name: str) -> Callable[[Number, Any], bool]:
     function = getattr(operator, name)
-    return lambda self, other: bool(function(self._tensor, _tensors(other)))
+
+    def apply(self: Number, other: Any) -> Any:
+        if isinstance(other, torch.Tensor | int | float):  # computed numbers say that they are such
+            return bool(function(self._tensor, _tensors(other)))
+        return self._refuse(f"a comparison with {type(other).__name__}") if isinstance(other, numbers.Number) else NotImplemented
+
+    return apply
+
+
+def _refusing(what: str) -> Callable[..., Any]:
+    return lambda self, *args: self._refuse(what)
 
 
 for _name in _BINARY:
@@ -192,6 +215,9 @@ for _name in _BINARY:
     setattr(Number, f"__r{_name}__", _binary(_name, True))
 for _name in _COMPARISONS:
     setattr(Number, f"__{_name}__", _compared(_name))
+for _name in {*vars(int), *vars(float)} - _OBJECTS - vars(Number).keys() | {"__hash__", "__reduce_ex__", "__complex__"}:
+    if _name.startswith("__"):  # what else Python asks of its numbers
+        setattr(Number, _name, _refusing(_WORDS.get(_name, f"{_name.strip('_')}()")))
 
 
 def _patch_memory(boundary: Boundary) -> None:

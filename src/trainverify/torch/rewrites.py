@@ -12,7 +12,7 @@
   are concatenations of those of their pieces, and a slice of one is cut from its pieces
 - blocks of what ranks gathered, side by side along another dimension, are a dimension that moves there;
   blocks along the first dimension, reshaped alike and joined again, are the tensor, reshaped
-- an embedding that masks ids outside its rows is an embedding of the rows from there on; likewise labels of a cut vocabulary
+- what is looked up by a function of ids is looked up by the ids, in the rows from some start on (`translate/lookups.py`)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trainverify.torch.ranges import computed
-from trainverify.torch.vocabulary import clamped_lookup, looked_up_backward, masked_lookup, written
+from trainverify.translate import lookups
 from trainverify.translate.emit import Emitter
 
 _UNARY: Final = frozenset(("pow", "square", "sqrt", "abs", "neg", "reciprocal", "to", "identity"))
@@ -69,17 +69,9 @@ def rewritten(e: Emitter, name: str, inputs: Sequence[str | None], attrs: Mappin
         return made
     if name in ("mul", "div") and len(inputs) == 2 and not attrs and (made := _scaled(e, name, *inputs)) is not None:
         return made
-    if name in ("add", "sub") and len(inputs) == 1:
-        return _counted(e, name, first, attrs)
-    if name == "where" and len(inputs) == 3:
-        return masked_lookup(e, inputs)
-    if name == "mul" and len(inputs) == 2:
-        return clamped_lookup(e, inputs) or clamped_lookup(e, inputs[::-1])
-    if name == "put_along_dim":
-        return written(e, inputs, attrs["dim"])
-    if name == "einsum" and len(inputs) == 2:
-        return looked_up_backward(e, inputs, attrs["spec"])
-    return None
+    if name in ("add", "sub") and len(inputs) == 1 and (made := _counted(e, name, first, attrs)) is not None:
+        return made
+    return lookups.rewritten(e, name, inputs, attrs)
 
 
 def _at_least_one(e: Emitter, name: str | None) -> str | None:

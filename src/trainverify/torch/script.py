@@ -1,4 +1,4 @@
-"""Scripts as they are, with one line around the step: `with tvt.step(model, optimizer, batch):`.
+"""Scripts as they are: the step is found by itself, or marked by one line, `with tvt.step(model, optimizer, batch):`.
 
 In an ordinary run the line does nothing. In a process that captures, a step is everything between its start and its end, and the
 script ends after the third one.
@@ -28,14 +28,11 @@ from trainverify.torch.captured import Captured, Steps
 from trainverify.torch.cuda import CPU, CUDA, Fake
 from trainverify.torch.discover import Found, search
 from trainverify.torch.environment import patch, start_group
+from trainverify.torch.found_step import MARK, FoundSteps, StepEnded
 from trainverify.torch.inputs import Flags, Ids, Input, Reals, Spelling
 from trainverify.torch.loading import LOADED
 from trainverify.torch.patching import everywhere
 from trainverify.translate.targets import CaptureError
-
-
-class StepEnded(BaseException):
-    """All steps were captured: the rest of the script does not matter."""
 
 
 @dataclass
@@ -49,6 +46,7 @@ class Running:
     settings: dict[str, Any] = field(default_factory=dict)
     scalers: list[Any] = field(default_factory=list)
     loaded: list[list[int]] = field(default_factory=list)  # rows of data loaders, for every step
+    found: FoundSteps | None = None  # of a script without `tvt.step`
 
 
 RUNNING: Final = Running()
@@ -84,6 +82,8 @@ class step:  # noqa: N801 (a context manager)
         session = RUNNING.session
         if session is None:
             return self
+        if RUNNING.found is not None and RUNNING.found.now is not None:
+            raise CaptureError("tvt.step begins within a step that was found: import trainverify.torch at the top of the script")
         specs = {n: self._spec(n, t) for n, t in self.batch.items()}
         if RUNNING.steps and (RUNNING.specs, RUNNING.settings) != (specs, self.settings):
             raise LaterStep(f"step {len(RUNNING.steps) + 1} has another batch, or is said to lie otherwise, than the first")
@@ -134,6 +134,19 @@ class step:  # noqa: N801 (a context manager)
         return Ids(shape, chosen(self.cut), below, chosen(self.ignore), dtype)
 
 
+def _launched(rank: int, world: int) -> None:
+    """What a launcher tells its processes; and scalers that the script makes are known."""
+    os.environ.update({n: str(rank) for n in ("RANK", "LOCAL_RANK")} | {n: str(world) for n in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")})
+    os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"})
+    made = torch.amp.GradScaler.__init__
+
+    def scaler_made(scaler: Any, *args: Any, **kwargs: Any) -> None:
+        RUNNING.scalers.append(scaler)
+        made(scaler, *args, **kwargs)
+
+    torch.amp.GradScaler.__init__ = scaler_made
+
+
 def capture_script(
     script: str,
     arguments: Sequence[str],
@@ -144,8 +157,11 @@ def capture_script(
     choices: Ways = ((),) * STEPS,
     accept: bool = False,
     device: str = CPU,
+    joined: Mapping[str, Any] | None = None,
 ) -> tuple[Steps, Any, Any]:
-    """Run a script as one rank until its third step ends: the programs, what its batch holds, and what it says about the mesh."""
+    """Run a script as one rank until its third step ends: the programs, what its batch holds, and what it says about the mesh.
+
+    Of a step that is found, what was loaded is told instead; `joined` is what the reference gets in place of what it loads."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
@@ -156,8 +172,7 @@ def capture_script(
         gpus.install()
     patch(session.talk, session.assumed, gpus)
     session.lines.wrappers.install()
-    os.environ.update({n: str(rank) for n in ("RANK", "LOCAL_RANK")} | {n: str(world) for n in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")})
-    os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"})
+    _launched(rank, world)
 
     def init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         start_group(session.talk, rank, world, original, asked=backend)
@@ -165,26 +180,24 @@ def capture_script(
     original = c10d.init_process_group
     c10d.init_process_group = dist.init_process_group = init
     everywhere({id(original): init})
-    made = torch.amp.GradScaler.__init__
-
-    def scaler_made(scaler: Any, *args: Any, **kwargs: Any) -> None:
-        RUNNING.scalers.append(scaler)
-        made(scaler, *args, **kwargs)
-
-    torch.amp.GradScaler.__init__ = scaler_made
     handles = session.lines.hooks()
     RUNNING.session, RUNNING.choices = session, choices
+    found = RUNNING.found = FoundSteps(session, choices, (step, sys.modules["trainverify.torch"]), RUNNING.scalers, joined)
+    found.install()
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     session.translator.stand_ins.mode = mode = Watched(session.translator.boundary)
     with mode, session.recorder, contextlib.suppress(StepEnded):
         runpy.run_path(script, run_name="__main__")
+        found.ended()
     for h in handles:
         h.remove()
-    steps = RUNNING.steps
+    steps = RUNNING.steps or found.steps
     if not steps:
-        raise CaptureError(f"{script} ended without a step: put `with tvt.step(model, optimizer, batch):` around one")
+        raise CaptureError(f"{script} ended without a step: {'' if found.off else f'{found.why_none()}; '}{MARK}")
     if len(steps) < len(choices):
         raise CaptureError(f"{script} ended after {len(steps)} of {len(choices)} steps: let its loop run longer")
     steps[0].seconds = time.process_time() - began
+    if found.steps:
+        return tuple(steps), found.specs, found.said()
     return tuple(steps), RUNNING.specs, {**RUNNING.settings, "loaded": RUNNING.loaded, "loader": LOADED.where}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainverify.graph.program import Domain, Op, Output, Phase, Program, Source, attributes
@@ -36,6 +36,21 @@ def mask_name(module: str, keep: float, drawn: Sequence[str]) -> str:
 Rewriting = Callable[["Emitter", str, Sequence[str | None], Mapping[str, Any]], str | None]
 
 
+@dataclass
+class Ids:
+    """What is known about integer tensors, and about what is made of them."""
+
+    spreads: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)  # where those of sources lie, as it is declared
+    functions: dict[str | None, Any] = field(default_factory=dict)  # what tensors are functions of, where it was asked for
+    witnesses: dict[Any, str] = field(default_factory=dict)  # the first tensor that has the elements of an integer tensor in an order
+    spelled: dict[str, Op] = field(default_factory=dict)  # lookups that are written otherwise
+
+    def forget(self) -> None:
+        """Tensors get other names."""
+        for known in (self.functions, self.witnesses, self.spelled):
+            known.clear()
+
+
 class Emitter:
     """The program of one rank under construction."""
 
@@ -54,6 +69,7 @@ class Emitter:
         self.reserved: set[str] = set()  # names that no op's result gets: state that may become a source has them
         self.bounds: dict[str, tuple[int, int]] = {}  # of sources of integers: the smallest and the largest
         self.intervals: dict[str, tuple[int, int] | None] = {}  # the same of what was made from them, where it was asked for
+        self.ids = Ids()
         self._numbers: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], str] = {}
         self._fingerprints: dict[str, str] = {}
@@ -107,6 +123,7 @@ class Emitter:
             if not gone.isdisjoint(n for n in op.inputs if n is not None):
                 gone.update(o for o in op.outputs if o not in names)
         self._fingerprints.clear()
+        self.ids.forget()
         return gone
 
     def _talks(self, op: Op) -> bool:

@@ -49,8 +49,21 @@ def computed(e: Emitter, name: str) -> Bounds:
     if op is None:
         return e.bounds.get(name, NARROW.get(e.tensors[name].dtype))
     if name not in e.intervals:
-        e.intervals[name] = _made(e, op, name)
+        e.intervals[name] = None  # until it is known
+        e.intervals[name] = _narrower(_made(e, op, name), _as_function(e, name))
     return e.intervals[name]
+
+
+def _as_function(e: Emitter, name: str) -> Bounds:
+    """The same of a tensor that is a function of one integer tensor, which may say more: where(0 ≤ x, x, 0) is never negative."""
+    from trainverify.translate.functions import function, image_of
+
+    f = function(e, name)
+    return None if f is None or f.source == name else image_of(e, f)
+
+
+def _narrower(a: Bounds, b: Bounds) -> Bounds:
+    return a or b if a is None or b is None else (max(a[0], b[0]), min(a[1], b[1]))
 
 
 def fits(e: Emitter, name: str | None, dtype: str) -> bool:
@@ -104,6 +117,9 @@ def _made(e: Emitter, op: Op, name: str) -> Bounds:
         return _summed(e, op, name)
     if op.name == "clamp":
         return _clamped(e, op)
+    if op.name in ("mod", "floordiv"):
+        given, n = tensor_bounds(e, op.inputs[0]), op.get("value")
+        return (0, n - 1) if op.name == "mod" else None if given is None else (given[0] // n, given[1] // n)
     return _arithmetic(op, [tensor_bounds(e, i) for i in op.inputs], _numbers(e, op.get("value")))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from trainverify.approximate import Applied, Declared, Unfit, applied
-from trainverify.check import validate
+from trainverify.check import ill_formed
 from trainverify.check.findings import Finding
 from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program
@@ -42,11 +42,6 @@ def with_approximations(
     found = judge(whole.logical, whole.plan, False)
     assumed = (*(c.assumption for c in whole.changes), *found.assumptions)
     return replace(found, approximations=whole.changes, assumptions=assumed, notes=(*found.notes, *open_))
-
-
-def ill_formed(logical: Program, ops: OpTable) -> bool:
-    """Whether nothing can be changed, because the logical program makes no sense as it is."""
-    return any(f.severity != "warning" for f in validate(logical, None, ops))
 
 
 def _fewer(several: Sequence[Declared]) -> Iterator[Sequence[Declared]]:

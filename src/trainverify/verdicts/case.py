@@ -42,7 +42,7 @@ class Case:
     progress: Progress
     subject: str
     findings: tuple[Finding, ...]
-    locator: Locator
+    locator: Locator | None  # None: that of `explain`
     alike: bool = False  # but for few ranks: one point after the other, and all ranks of a program together
     whole: bool = False  # at the original sizes, all ranks
     most: int = budgets.EVALUATED  # elements up to which all ranks are evaluated

@@ -23,7 +23,6 @@ from trainverify.prove.attempt import FULL_SIZE
 from trainverify.report import Report
 from trainverify.verdicts import budgets
 from trainverify.verdicts.case import Case
-from trainverify.verdicts.first_wrong import located
 
 CLASSES = "at full size, on classes of positions and ranks"
 POSITIONS = "at full size, position by position where the programs count them, on classes of all else"
@@ -229,6 +228,8 @@ def refuted(
         values = f"{difference.got} instead of {difference.want}"
         raise Disagreement(f"{difference.obligation} was proved by {engine}, but rank {difference.rank} computes {values}")
     case.progress(Failure(f"{difference.obligation} differs on rank {difference.rank}: got {difference.got}, want {difference.want}"))
+    from trainverify.verdicts.first_wrong import located
+
     case.progress("locating the first wrong tensor")
     place = located(case, small, wrong, difference, inputs)
     bad = {s.obligation: "different" for s in wrong}

@@ -30,12 +30,12 @@ def located(case: Case, small: Small, wrong: list[Suspect], difference: Differen
     """The place to report with a difference; `inputs` are those of the solver, if it found them."""
     small, searched, seed = searchable(case, small, wrong, difference.seed)
     watch = Watch.started()
-    locator = partial(locate, watch=watch) if case.locator is locate else case.locator
+    locator = case.locator or partial(locate, watch=watch)
     try:
-        place = outlier(case, small, seed, watch) if inputs is None and (case.kept or case.locator is locate) else None
+        place = outlier(case, small, seed, watch) if inputs is None and (case.kept or case.locator is None) else None
     except Stopped:
         place = unexplained(difference.obligation, difference.layout, difference.rank)
-    if place is None and elements(small) > budgets.LOCATED and case.locator is locate:
+    if place is None and elements(small) > budgets.LOCATED and case.locator is None:
         place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
     if place is None:
         seed, clear = clearer(case, small, searched, seed) if inputs is None else (seed, searched)

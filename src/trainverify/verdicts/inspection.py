@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainverify.approximate import as_declared
-from trainverify.check import validate
+from trainverify.check import ill_formed, validate
 from trainverify.check.findings import Finding
 from trainverify.evaluate.rank_values import told_apart
 from trainverify.graph.gradients import with_gradients
@@ -17,7 +17,6 @@ from trainverify.ops.table import OpTable
 from trainverify.prove.algebra.discover import Found, discover
 from trainverify.prove.algebra.engine import Prover
 from trainverify.prove.staged.reduce import Shape, reduced, shapes
-from trainverify.verdicts.approximated import ill_formed
 from trainverify.verdicts.case import Progress, silent
 from trainverify.verdicts.prepared import related, single
 

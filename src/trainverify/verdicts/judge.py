@@ -16,8 +16,6 @@ from trainverify.check import validate
 from trainverify.evaluate.full_size import ByClasses
 from trainverify.evaluate.rank_values import told_apart
 from trainverify.evaluate.sample import RANKS
-from trainverify.explain.locate import locate
-from trainverify.explain.odd import ill_formed
 from trainverify.explain.place import Place
 from trainverify.graph.gradients import with_gradients
 from trainverify.graph.moves import without_moves
@@ -50,16 +48,16 @@ def verify(
     workers: int = 0,
     accept_reduced: bool = False,
     fail_fast: bool = False,
-    locator: Locator = locate,
+    locator: Locator | None = None,
     allow: Allow = (),
     also: Sequence[Rebuilt] = (),
 ) -> Report:
     """Is the plan's training step the logical program's? `workers` are processes of the staged engine; 0 is this one.
 
-    `locator` finds the first wrong tensor of a refuted plan. With `fail_fast`, one random point is tried before any proof, and a
-    difference is reported as it is, without the search for its cause. `allow` has approximations, beside those that the plan declares:
-    the logical program is changed by them, and the report says so. `also` has the same programs at other sizes: where there is no
-    verdict, a difference there refutes them, and the report names those sizes.
+    `locator` finds the first wrong tensor of a refuted plan, in place of `explain`. With `fail_fast`, one random point is tried before
+    any proof, and a difference is reported as it is, without the search for its cause. `allow` has approximations, beside those that the
+    plan declares: the logical program is changed by them, and the report says so. `also` has the same programs at other sizes: where
+    there is no verdict, a difference there refutes them, and the report names those sizes.
     """
     began = time.perf_counter()
     if points < 1:
@@ -110,12 +108,14 @@ def _verify(
     subject: str,
     engine: Engine,
     workers: int,
-    locator: Locator,
+    locator: Locator | None,
 ) -> Report:
     progress("checking the plan")
     findings = tuple(validate(logical, plan, ops))
     errors = [f for f in findings if f.severity == "error"]
     if errors:
+        from trainverify.explain.odd import ill_formed
+
         progress("locating the first wrong tensor")
         place = ill_formed(logical, plan, ops)
         reason = f"{len(errors)} finding{'s' if len(errors) > 1 else ''}: {errors[0].code}"

@@ -18,7 +18,6 @@ from trainverify.jax.mappings.table import Arguments, is_real, rows
 from trainverify.jax.ranges import bounds
 from trainverify.jax.signs import never_negative
 from trainverify.jax.values import TABLE_ELEMENTS, Divergent, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
-from trainverify.jax.vocabulary import chosen_bounds
 from trainverify.translate.emit import Unmapped
 
 ROWS, row = rows()
@@ -235,7 +234,7 @@ def _divided(a: Arguments, ours: str) -> Value:
         return found
     x, by = bounds(a.e, a.operand(0)), a.number(1)
     if not isinstance(by, int) or by == 0:
-        raise Unmapped("integers that are divided by what is not known")
+        raise Unmapped("a division of integers by what is not known")
     if ours == "mod" and x is not None and x[0] >= 0 and x[1] < abs(by):
         return a.operand(0)
     given = a.e.slim(a.operand(0))
@@ -332,7 +331,10 @@ for _name in COMPARISONS:
 def _logic(name: str) -> Callable[[Arguments], Value]:
     def logic(a: Arguments) -> Value:
         if a.dtype != "bool":
-            found = None if name not in ("and", "or", "xor") else folded(a, name)
+            found = folded(a, name)
+            for i in (0, 1) if found is None and name == "and" else ():
+                if type(bits := a.number(i)) is int and bits > 0 and not bits & (bits + 1):  # the lowest bits, also of negative integers
+                    return spread(a, a.e.op("mod", (a.e.slim(a.operand(1 - i)),), {"value": bits + 1}))
             if found is None:
                 raise Unmapped("bits of integers")
             return found
@@ -353,6 +355,15 @@ def _logic(name: str) -> Callable[[Arguments], Value]:
 
 for _name in ("and", "or", "xor"):
     row(_name)(_logic(_name))
+
+
+@row("shift_left", "shift_right_arithmetic", "shift_right_logical")
+def shift(a: Arguments) -> Value:
+    """x · 2ⁿ, or ⌊x / 2ⁿ⌋."""
+    n, found = a.number(1), bounds(a.e, a.operand(0))
+    if type(n) is not int or not 0 <= n < 31 or (a.name == "shift_right_logical" and (found is None or found[0] < 0)):
+        raise Unmapped("bits of integers")
+    return spread(a, a.e.op("mul" if a.name == "shift_left" else "floordiv", (a.e.slim(a.operand(0)),), {"value": 1 << n}))
 
 
 @row("not")
@@ -522,10 +533,7 @@ def select_n(a: Arguments) -> Value:
         left, right = table_of(other), table_of(then)
         if left is not None and right is not None:
             return listed(np.where(which.data, right, left), a.dtype)
-    made = a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other)))
-    if (limits := chosen_bounds(a.e, made)) is not None:
-        a.e.intervals[made] = limits
-    return spread(a, made)
+    return spread(a, a.e.op("where", (a.e.slim(which), a.e.slim(then), a.e.slim(other))))
 
 
 def _numbered(a: Arguments, which: Value) -> Value:

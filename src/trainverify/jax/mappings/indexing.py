@@ -89,7 +89,7 @@ def _linear(a: Arguments, f: Form) -> str:
         one = _component(a, ids, i)
         most = shape[d] - f.sizes[d]
         if not within(a.e, one, 0, most) and not _drops(a, f):
-            if a.name == "gather" and "CLIP" in str(a.param("mode")):
+            if "CLIP" in str(a.params.get("mode")):
                 one = a.e.op("clamp", (a.e.tensor(one),), {"min": 0, "max": most})
             else:
                 raise Unmapped("an index that may be outside of the tensor (declare integer inputs with tvj.Ids)")

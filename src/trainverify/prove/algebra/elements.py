@@ -182,6 +182,9 @@ class Elements(Integers):
                 return scale(args[0] if signs[0] else args[1], 1 if c > 0 else -1)
             case "max" if max(signs) <= 0:
                 return finite[0] if finite else args[0]
+            case "eq" | "lt" | "le":  # a number stands between −∞ and ∞
+                first, second = signs
+                return constant(int(first == second if fn == "eq" else first < second if fn == "lt" else first <= second))
         raise Unsupported(f"{fn} of infinity")
 
     def added(self, args: Sequence[Poly]) -> Poly:
@@ -197,7 +200,7 @@ class Elements(Integers):
         k = self.kernel
         if any(self._infinite(a) for a in args):
             raise Unsupported("add of infinity")
-        unbounded = [a for a in args if any(k.infinite(u) for m in a for u, _, _ in m)]
+        unbounded = [a for a in args if k.unbounded(a)]
         if len(unbounded) > 1 and not all(k.below(a) for a in unbounded):
             raise Unsupported("a sum of infinities of both signs")
         return k.plus(*args)

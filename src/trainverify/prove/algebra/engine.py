@@ -137,7 +137,8 @@ class Prover:
         if self.memo is not None:
             self.memo.forget_signatures()
         self.masked = MaskedSums(self.kernel)
-        self.kernel.only_block = self.masked.only
+        self.kernel.only_block, self.kernel.joined = self.masked.only, self.masked.whole
+        self.kernel.forget_cancelled()
         self._run_plan()
         extra = {n for n in self.kernel.needs - needed if not self.kernel.certain(n, needed)}
         result = Proof(instances=len(self.instances), atoms=len(self.kernel.atoms), prover=self)

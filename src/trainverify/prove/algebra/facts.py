@@ -146,6 +146,8 @@ class Facts(Ring):
     def from_below(self, uid: int) -> bool:
         """Whether an atom is a maximum, or something masked, that may be −∞ but never ∞."""
         a = self.atoms[uid]
+        if a.kind == "cut":
+            return all(self._below(c, [u for u, w in fs for _ in range(1 if w == 1 else 2)]) for c, fs in a.data[0][0])
         if a.kind != "max" and not a.kind.startswith(BORDERED):
             return self.name(uid) == "log_indicator"
         return all(self._below(c, [u for u, w, _ in fs for _ in range(1 if w == 1 else 2)]) for c, fs in a.data[0][0])

@@ -121,8 +121,7 @@ class Forms(Windowed):
                 return self.padded(args[0], given[0], dims, d, offsets.get(id(node), Offset(low)))
             case "one_hot":
                 start = offsets.get(id(node), Offset(node.attrs[0]))
-                line = axes.lines[id(node.args[0])]
-                return {key: self._one_hot(p, given[0], dims[-1], line, start) for key, p in args[0].items()}
+                return self._hot_blocks(args[0], given[0], dims, axes.lines[id(node.args[0])], start)
             case "gather":
                 return self._gather(node, args, given, axes)
             case "rowwise":
@@ -321,29 +320,27 @@ class Forms(Windowed):
         (d,) = node.attrs
         x_dims, id_dims = given
         old, new = self.grid(x_dims), self.grid(id_dims)
-        if old.tags or new.tags:
+        if new.tags or len(old.tags) > 1 or any(o not in old.spans[d] for o in old.tags):
             raise Unsupported("a look-up along unequal pieces")
         for e in range(len(x_dims)):
             if e != d:
                 self.aligned([x_dims[e]], [id_dims[e]])
-        names: dict[Index, Index] = {}
-        over: dict[Index, int] = {}
-        fresh: dict[Index, Index] = {}
-        for e, span in enumerate(old.spans):
-            if e == d:
-                for i, o in enumerate(span):
-                    b = k.bound()
-                    names[-1 - o] = b
-                    over[b] = old.leaves[o].axis.size
-                    fresh[-1 - (len(new.leaves) + i)] = b
-            else:
-                names.update({-1 - o: -1 - n for o, n in zip(span, new.spans[e], strict=True)})
+        names = {-1 - o: -1 - n for e in range(len(x_dims)) if e != d for o, n in zip(old.spans[e], new.spans[e], strict=True)}
+        row = {-1 - o: k.bound() for o in old.spans[d]}
+        fresh = {-1 - len(new.leaves) - i: v for i, v in enumerate(row.values())}
         if why is not None:
-            moved = [args[1][()], k.substitute(args[0][()], names)]
+            if old.tags:
+                raise why
+            moved = [args[1][()], k.substitute(args[0][()], {**names, **row})]
+            over = {row[-1 - o]: old.leaves[o].axis.size for o in old.spans[d]}
             return {(): self._row_named("look up", self._named("look up", moved, None, why), over, why)}
-        hot = self._one_hot(args[1][()], id_dims, x_dims[d], axes.lines[id(node.args[1])], Offset(0))
-        x = k.substitute(k.number(args[0][()]), names)
-        return {(): k.sum(k.times(k.substitute(hot, fresh), k.single(x)), over)}
+        hot = self._hot_blocks(args[1], id_dims, [*id_dims, x_dims[d]], axes.lines[id(node.args[1])], Offset(0))
+        found: Poly = {}
+        for key in old.blocks():
+            over = {row[-1 - o]: old.leaves[o].axis.size for o in old.active(key) if o in old.spans[d]}
+            x = k.substitute(k.number(args[0][key]), {**names, **row})
+            found = k.add(found, k.sum(k.times(k.substitute(hot[key], fresh), k.single(x)), over))
+        return {(): found}
 
 
 def _live(grid: Grid, span: range, place: list[Index], tags: Mapping[Index, int]) -> tuple[dict[Index, int], list[Index]]:

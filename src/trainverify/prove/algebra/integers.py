@@ -11,6 +11,7 @@ from trainverify.axes.inference import Line
 from trainverify.axes.structure import Axis
 from trainverify.primitives.node import Node
 from trainverify.prove.algebra.grids import Offset, mixed_radix
+from trainverify.prove.algebra.kernel import Kernel
 from trainverify.prove.algebra.places import Dims, Places, Value
 from trainverify.prove.algebra.terms import (
     Index,
@@ -20,6 +21,25 @@ from trainverify.prove.algebra.terms import (
     constant,
     scale,
 )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of an axis that is cut no further: where it starts, its digits, their indices, and the tags that choose it."""
+
+    start: int
+    sizes: tuple[int, ...]
+    at: tuple[Index, ...]
+    tags: tuple[tuple[int, int], ...]
+
+    def hot(self, k: Kernel, position: int) -> Poly:
+        """1 where the digits are those of a position."""
+        if not 0 <= position - self.start < math.prod(self.sizes):
+            return {}
+        result = constant(1)
+        for size, digit, index in zip(self.sizes, mixed_radix(position - self.start, self.sizes), self.at, strict=True):
+            result = k.times(result, k.delta(size, digit, index))
+        return result
 
 
 @dataclass
@@ -182,6 +202,58 @@ class Integers(Places):
         for i, (a, index) in enumerate(zip(leaves, at, strict=True)):
             result = k.times(result, k.digit(*name, i, len(leaves), a.size, index))
         return result if leaves else k.valid(*name)
+
+    def _hot_blocks(self, value: Value, given: Dims, dims: Dims, line: Line | None, offset: Offset) -> Value:
+        """One-hots. On an axis of unequal pieces, block by block: an integer less the start of a piece, if it is in that piece."""
+        root = None if line is None else line.root()
+        if root is None or root.axis is None or not self.grid([root.axis]).tags:
+            return {key: self._one_hot(p, given, dims[-1], line, offset) for key, p in value.items()}
+        whole, before = self.grid([*given, root.axis]), self.grid(given)
+        parts, _ = self._parts(root.axis, len(before.leaves))
+        found: Value = {}
+        for key in whole.blocks():
+            chosen = dict(zip(whole.tags, key, strict=True))
+            (part,) = (p for p in parts if all(chosen[tag] == n for tag, n in p.tags))
+            found[key] = self._hot_in(part, parts, value[key[: len(before.tags)]], root.axis)
+        return self.piece(found, [*given, root.axis], dims, len(given), offset)
+
+    def _parts(self, axis: Axis, leaf: int) -> tuple[list[Part], int]:
+        """The pieces of an axis that are cut no further, and the number of the leaf after the axis. `leaf` is its first."""
+        units = self.axes.leaves([axis])
+        if all(u.pieces is None for u in units):
+            return [Part(0, tuple(u.size for u in units), tuple(-1 - leaf - i for i in range(len(units))), ())], leaf + len(units)
+        (unit, *more) = units
+        if more:
+            raise Unsupported(f"integers on digits of unequal pieces {axis!r}")
+        tag, leaf, start, found = leaf, leaf + 1, 0, []
+        for n, piece in enumerate(unit.pieces or ()):
+            inner, leaf = self._parts(piece, leaf)
+            found += [Part(start + p.start, p.sizes, p.at, ((tag, n), *p.tags)) for p in inner]
+            start += piece.size
+        return found, leaf
+
+    def _hot_in(self, part: Part, parts: Sequence[Part], p: Poly, axis: Axis) -> Poly:
+        """The one-hot of an integer in one of the pieces of an axis."""
+        k = self.kernel
+        if (c := as_constant(p)) is not None:
+            return part.hot(k, int(c)) if c == int(c) else {}
+        name, mask = self._label(p), constant(1)
+        if name is None:
+            masked = self._masked_label(k.flat(p))
+            if masked is None:
+                raise Unsupported("one-hot of computed integers")
+            mask, name = masked
+        self._range(name[0], axis)
+        names = [f"@from {x.start} {','.join(map(str, x.sizes))} {name[0]}" for x in parts]
+        if any(n in self.domains for n in names):
+            raise Unsupported(f"an input called {names[0]}")
+        k.cut_labels(name[0], names)
+        inside = names[parts.index(part)], *name[1:]
+        hot = constant(1)
+        for i, (size, index) in enumerate(zip(part.sizes, part.at, strict=True)):
+            hot = k.times(hot, k.digit(*inside, i, len(part.sizes), size, index))
+        hot = hot if part.sizes else k.valid(*inside)
+        return k.add(k.times(mask, hot), k.times(k.add(constant(1), scale(mask, -1)), part.hot(k, 0)))
 
     def _one_hot(self, p: Poly, given: Dims, depth: Axis, line: Line | None, offset: Offset) -> Poly:
         k = self.kernel

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from trainverify.prove.algebra.sums import Sums
+from trainverify.prove.algebra.cancelled import Cancelled
 from trainverify.prove.algebra.terms import (
     NOTHING,
     SAME,
@@ -52,7 +52,7 @@ AT_ZERO: Final[Mapping[str, int]] = {"tanh": 0, "erf": 0, "sin": 0, "cos": 1, "a
 
 
 @dataclass
-class Kernel(Sums):
+class Kernel(Cancelled):
     """Functions of polynomials, over sums, names and facts."""
 
     closed: Callable[[int], bool] | None = None  # sums that exp and maxima do not open; none if they open all
@@ -105,6 +105,7 @@ class Kernel(Sums):
     def log(self, p: Poly) -> Poly:
         """log(exp(m)^p·X) = p·m + log X; log of a product of positive factors is the sum of logs."""
         self.finite(p)
+        p = self.collapse(self.plus(p)) if len(p) > 1 else p
         if not p:
             raise Unsupported("log of zero")
         lead, factors, prim = self.content(p)
@@ -144,6 +145,7 @@ class Kernel(Sums):
         if e == 0:
             return constant(1)
         p = self.finite(p) if e > 0 else self.number(p)  # 1/∞ is 0
+        p = self.collapse(self.plus(p)) if len(p) > 1 else p
         c = as_constant(p)
         if c is not None:
             return self._number_power(c, e)
@@ -297,21 +299,34 @@ class Kernel(Sums):
         return min(found, default=None)
 
     def _counts_peaks(self, uid: int, idx: tuple[Index, ...]) -> bool:
-        """Whether a Σ counts where the values of a row equal their maximum: one of them does."""
+        """Whether a Σ counts where the values of a row, or the largest of its parts, equal their maximum: one of them does."""
         (body, sizes), _ = self.atoms[uid].data
-        if len(body) != 1 or self.name(body[0][0]) != SAME or len(sizes) > PEAK_DIGITS:
+        if len(body) != 1 or self.name(body[0][0]) not in (SAME, "eq0") or len(sizes) > PEAK_DIGITS:
             return False
         ((counted, at, _),), over = self.opened_sum(uid, idx)
-        pair = self.arguments(counted, at)
-        for value, peak in (pair, pair[::-1]):
+        pairs = [tuple(self.arguments(counted, at))] if self.name(counted) == SAME else self._sides(self.argument(counted, at))
+        for value, peak in (side for pair in pairs for side in (pair, pair[::-1])):
             single = next(iter(peak)) if len(peak) == 1 and set(peak.values()) == {1} else ()
             if len(single) != 1 or single[0][2] != 1 or self.atoms[single[0][0]].kind != "max" or over.keys() & set(single[0][1]):
                 continue
             inside, fresh = self.opened_max(single[0])
-            for order in itertools.permutations(over):
-                if [over[v] for v in order] == [*fresh.values()] and self.substitute(inside, dict(zip(fresh, order, strict=True))) == value:
+            part = next(iter(value)) if len(value) == 1 and set(value.values()) == {1} else ()
+            element, every = value, over
+            if len(part) == 1 and part[0][2] == 1 and self.atoms[part[0][0]].kind == "max":
+                element, rest = self.opened_max(part[0])
+                every = {**over, **rest}
+            element = self.flat(element)
+            for order in itertools.permutations(every) if len(every) <= PEAK_DIGITS else ():
+                if [every[v] for v in order] != [*fresh.values()]:
+                    continue
+                if self.flat(self.substitute(inside, dict(zip(fresh, order, strict=True)))) == element:
                     return True
         return False
+
+    def _sides(self, p: Poly) -> list[tuple[Poly, Poly]]:
+        """Ways to write p = 0 as value = maximum: one for each maximum that stands alone in p."""
+        alone = [m for m in p if len(m) == 1 and m[0][2] == 1 and self.atoms[m[0][0]].kind == "max"]
+        return [({n: tidy(Fraction(-c) / p[m]) for n, c in p.items() if n != m}, {m: 1}) for m in alone]
 
     def _unmasked(self, uid: int, idx: tuple[Index, ...], known: Collection[Need]) -> bool:
         """Whether a maximum of masked values is one of values: the Σ of their exponentials, 0 at −∞, is known not to be 0."""

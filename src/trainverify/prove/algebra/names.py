@@ -31,6 +31,7 @@ class Names(Facts):
     """Sums under short names: one factor wherever they are used, opened where they are added to."""
 
     _aliases: dict[Any, list[tuple[int, tuple[Index, ...], Coef, Mono]]] | None = None
+    _alias_lengths: set[int] = field(default_factory=set)  # how many terms these have with the sums in them opened
     _lengths: set[int] = field(default_factory=set)  # how many terms cuts have
 
     def plus(self, *polys: Poly) -> Poly:
@@ -57,12 +58,15 @@ class Names(Facts):
         if left is p and right is q and not self._conditions(p) & self._conditions(q):
             return self.times(p, self.single(q))
         made = self.times(left, right)
-        return self.single(made) if len(made) < 2 or not self.named else self._reunited(made)
+        return self.single(made)
 
-    def _reunited(self, p: Poly) -> Poly:
-        """A sum as content times a sum of the logical program, if it is one in which sums under a name are opened."""
-        lead, factors, prim = self.content(p)
+    def _alias(self, lead: Coef, factors: Mono, prim: Poly) -> Poly | None:
+        """lead · factors · prim by the name of a sum of the logical program, if it is one with the sums in it opened."""
+        if len(prim) > OPENED or not self._opened_names() or len(prim) not in self._alias_lengths:
+            return None
         form, idx = self.encode(prim)
+        if any(u < self.named for u in self.forms_of("cut", (form, False))):
+            return None  # the logical program has it as it is
         for uid, pattern, coef, common in self._opened_names().get(form, ()):
             slots: dict[Index, Index] = {}
             fits = all(i == k if k >= 0 else slots.setdefault(k, i) == i for k, i in zip(pattern, idx, strict=True))
@@ -72,7 +76,7 @@ class Names(Facts):
                 if self.trace is not None:
                     self.trace.spoiled = True
                 return self.monomial([*factors, *inverse, name], tidy(Fraction(lead) / coef))
-        return self.single(p)
+        return None
 
     def _opened_names(self) -> dict[Any, list[tuple[int, tuple[Index, ...], Coef, Mono]]]:
         """Short sums of the logical program with the sums in them opened: form → (name, its slots there, what the name is times that)."""
@@ -89,6 +93,7 @@ class Names(Facts):
                 if 1 < len(prim) <= OPENED and all(self.atoms[u].positive for u, _, _ in common):
                     form, idx = self.encode(prim)
                     self._aliases.setdefault(form, []).append((a.uid, idx, lead, common))
+                    self._alias_lengths.add(len(prim))
         return self._aliases
 
     def _flat_if_short(self, p: Poly) -> Poly:
@@ -186,7 +191,8 @@ class Names(Facts):
             return self.monomial([*factors, *m], lead)
         if indicator:  # keep 0/1 values recognisable
             return self.monomial([self.cut(p, indicator=True)])
-        return self._whole(lead, factors, prim)
+        found = self._alias(lead, factors, prim) if self.named else None
+        return self._whole(lead, factors, prim) if found is None else found
 
     def recognised(self, p: Poly) -> Poly:
         """p, or content · cut if its primitive part is a sum that the logical program has a name for."""
@@ -206,6 +212,26 @@ class Names(Facts):
         definition = self.atoms[uid].definition
         assert definition is not None
         return self.substitute(definition, {-1 - k: i for k, i in enumerate(idx)})
+
+    def _digits(self, factors: list[Factor]) -> list[Factor]:
+        """valid(id)·Σ_v D(id in a piece)[v]·f(v) is that Σ; so it is with a sum of such under a name."""
+        left = super()._digits(factors)
+        if not self._labels:
+            return left
+        known = [f for f in left if self.atoms[f[0]].kind == "valid" and f[2] > 0]
+        idle = [f for f in known if any(g[2] > 0 and self._only_where(g, self.atoms[f[0]].data, f[1]) for g in left if g is not f)]
+        return [f for f in left if f not in idle]
+
+    def _only_where(self, factor: Factor, label: str, at: tuple[Index, ...], depth: int = 3) -> bool:
+        """Whether a factor is 0 unless an integer input is in range, as its digits in pieces of the range show."""
+        uid, idx, power = factor
+        a = self.atoms[uid]
+        if a.kind == "digit" and a.data[0] in self._labels:
+            return self._labels[a.data[0]] == label and idx[:-1] == at
+        if power != 1 or not depth or a.kind not in ("sum", "cut"):
+            return False
+        terms = [self.opened_sum(uid, idx)[0]] if a.kind == "sum" else [list(m) for m in self.open(factor)]
+        return all(any(self._only_where(f, label, at, depth - 1) for f in m if f[2] > 0) for m in terms)
 
     def flat(self, p: Poly, keep: Callable[[int], bool] | None = None) -> Poly:
         """Cuts that stand alone in a term (up to other factors without cuts) opened, so that sums of sums are one sum."""

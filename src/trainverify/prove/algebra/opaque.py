@@ -123,6 +123,16 @@ class Opaque(Names):
                     raise Unsupported("what may be infinite")
         return p
 
+    def unbounded(self, p: Poly) -> bool:
+        """Whether something in p may be infinite, and is not known to be finite."""
+        for m in p:
+            for u, idx, _ in m:
+                if self.infinite(u) and (
+                    self.unbounded(self.open((u, idx, 1))) if self.atoms[u].kind == "cut" else not self._noted("finite", u, idx)
+                ):
+                    return True
+        return False
+
     def _finite_atom(self, uid: int, idx: tuple[Index, ...]) -> None:
         a = self.atoms[uid]
         if a.kind in ("fn", "sum", "at"):

@@ -45,6 +45,7 @@ class Ring:
     _table: dict[Any, int] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)  # atom of a prime under a root → the prime
     _forms: dict[Any, list[int]] = field(default_factory=dict)  # (kind, form) → atoms of different patterns, oldest first
+    _labels: dict[str, str] = field(default_factory=dict)  # an integer input in a piece of its range → that input
     _fresh: int = BOUND
 
     def atom(self, kind: str, data: Any, sizes: tuple[int, ...], **flags: Any) -> int:
@@ -242,9 +243,10 @@ class Ring:
         return out
 
     def _digits(self, factors: list[Factor]) -> list[Factor]:
-        """D(id)[i]·valid(id) = D(id)[i]; D(id)[c]·D(id)[c′] = 0 is left to the caller's sums."""
+        """D(id)[i]·valid(id) = D(id)[i], also of a piece of the label's range; D(id)[c]·D(id)[c′] = 0 is left to the caller's sums."""
         atoms = self.atoms
         ids = {(atoms[u].data[0], idx[:-1]) for u, idx, _ in factors if atoms[u].kind == "digit"}
+        ids |= {(self._labels[n], at) for n, at in ids if n in self._labels}
         if not ids:
             return factors
         return [f for f in factors if not (atoms[f[0]].kind == "valid" and (atoms[f[0]].data, f[1]) in ids)]

@@ -43,6 +43,9 @@ class Sums(Opaque):
     """Sums over indices, hash-consed by their connected products."""
 
     always_valid: set[str] = field(default_factory=set)
+    _last_labels: dict[str, tuple[str, tuple[str, ...]]] = field(
+        default_factory=dict
+    )  # the last piece of a label → the label, other pieces
     only_block: Callable[[Factor], Factor | None] | None = None  # a sum as a masked one of the logical program, if there is one
     _sums: dict[Any, list[tuple[int, int]]] | None = None  # factors but a name → sums of the logical program, which factor it is
     _distributed: dict[tuple[int, int], Poly] = field(default_factory=dict)  # those with the name opened
@@ -269,7 +272,8 @@ class Sums(Opaque):
                 return self._open_sum(uid, idx, over)
             if self._opens(factors[0], over):
                 return self.sum(self.open(factors[0]), over)
-        return self._known_whole(factors, over) or self._regrouped(factors, over)
+        known = self._known_whole(factors, over)
+        return self._regrouped(factors, over) if known is None else known
 
     def _opens(self, factor: Factor, over: Collection[Index]) -> bool:
         """Whether a Σ of a sum under a name is taken term by term. That of a high tower of sums, as residual streams are, stays as it is:
@@ -323,29 +327,37 @@ class Sums(Opaque):
         return found
 
     def _known_whole(self, factors: list[Factor], over: dict[Index, int]) -> Poly | None:
-        """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, and Σ_i f(i)·(g(i) + h(i)) as two, if what is opened is the plan's own and the outcome
-        one that the logical program has."""
+        """Σ_i f(i)·(Σ_j g(i,j)) as Σ_ij f·g, and Σ_i f(i)·(g(i) + h(i)) as two, if the outcome is 0, or what is opened is the plan's own
+        and the outcome one that the logical program has."""
         if not self.named or self._opening or len(factors) < 2:
             return None
         for n, (uid, idx, power) in enumerate(factors):
-            a = self.atoms[uid]
-            sums = a.kind == "sum" and len(a.data[0][0]) > 1
-            if (uid >= self.named and power == 1 and sums) or self._own_cut(uid, power):
-                rest = [f for m, f in enumerate(factors) if m != n]
-                self._opening = True  # one at a time
-                try:
-                    if sums:
-                        body, inner = self.opened_sum(uid, idx)
-                        made = self.sum(self.monomial([*body, *rest]), {**inner, **over})
-                    else:
-                        made = self.sum(self.times(self.monomial(rest), self.open((uid, idx, 1))), over)
-                except TooLarge:
-                    continue
-                finally:
-                    self._opening = False
-                if all(u < self.named for m in made for u, _, _ in m):
-                    return made
+            sums = self.atoms[uid].kind == "sum" and len(self.atoms[uid].data[0][0]) > 1
+            own = uid >= self.named and power == 1 and (sums or self._own_cut(uid, power))
+            if not own and not self._may_cancel(uid, power):
+                continue
+            rest = [f for m, f in enumerate(factors) if m != n]
+            self._opening = True  # one at a time
+            try:
+                if sums:
+                    body, inner = self.opened_sum(uid, idx)
+                    made = self.sum(self.monomial([*body, *rest]), {**inner, **over})
+                else:
+                    made = self.sum(self.times(self.monomial(rest), self.open((uid, idx, 1))), over)
+            except TooLarge:
+                continue
+            finally:
+                self._opening = False
+            if not made or (own and all(u < self.named for m in made for u, _, _ in m)):
+                return made
         return None
+
+    def _may_cancel(self, uid: int, power: Power) -> bool:
+        """Whether a factor is a short sum of both signs under a name: terms may be left that cancel."""
+        a = self.atoms[uid]
+        if power != 1 or a.kind != "cut" or a.indicator or a.definition is None or not 1 < len(a.definition) <= SHORT:
+            return False
+        return min(a.definition.values()) < 0 < max(a.definition.values())
 
     def _regrouped(self, factors: list[Factor], over: dict[Index, int]) -> Poly:
         """Σ_i f(i)·(Σ_j g(i,j)·h(j)) as Σ_j h(j)·(Σ_i f(i)·g(i,j)), if that is what the logical program has."""
@@ -450,13 +462,16 @@ class Sums(Opaque):
         return name in self.always_valid and every and free
 
     def _reached(self, uid: int, entries: Sequence[int]) -> bool:
-        """Whether an atom is 1 − [Σ c·(position of a bound variable − position of a free one) > 0]: 1 where both are equal."""
+        """Whether an atom is 1 − [Σ c·(position of a bound variable − position of a free one) > 0]: 1 where both are equal.
+        Or 1 − [Σ c·(position of a bound variable) − what is not negative > 0]: 1 where bound variables are 0."""
         a = self.atoms[uid]
         if not (a.kind == "cut" and a.indicator and a.definition is not None and a.definition.get(ONE) == 1 and len(a.definition) == 2):
             return False
         ((m, c),) = [(m, c) for m, c in a.definition.items() if m != ONE]
         if c != -1 or len(m) != 1 or self.name(m[0][0]) != "gt0":
             return False
+        if self._allows_first(m[0], entries):
+            return True
         free: dict[tuple[int, Coef], list[Index]] = {}
         bound: dict[tuple[int, Coef], list[Index]] = {}
         for n, weight in self.argument(m[0][0], m[0][1]).items():
@@ -472,16 +487,36 @@ class Sums(Opaque):
         variables_ = [entries[-1 - s] for slots in bound.values() for s in slots]
         return len(set(variables_)) == len(variables_) and {k: len(v) for k, v in bound.items()} == {k: len(v) for k, v in free.items()}
 
+    def _allows_first(self, f: Factor, entries: Sequence[int]) -> bool:
+        """Whether [p > 0] is 0 where the bound variables are 0: everything else in p is a position times a number that is not positive."""
+        for n, weight in self.argument(f[0], f[1]).items():
+            if n != ONE and (len(n) != 1 or n[0][2] != 1 or self.atoms[n[0][0]].kind != "iota"):
+                return False
+            at = n[0][1][0] if n != ONE else 0
+            if weight > 0 and not (at < 0 and entries[-1 - at] >= 0):
+                return False
+        return True
+
     def digit(self, name: str, sizes: tuple[int, ...], indices: Sequence[Index], which: int, count: int, size: int, at: Index) -> Poly:
         """1 where digit `which` (of `count`) of an integer input is `at`; 0 also where the integer is out of range."""
         uid = self.atom("digit", (name, which, count), (*sizes, size), indicator=True, nonnegative=True)
         return {((uid, (*indices, at), 1),): 1}
 
     def valid(self, name: str, sizes: tuple[int, ...], indices: Sequence[Index]) -> Poly:
-        """1 where an integer input is in range. Inputs that always are get the constant (`always_valid`)."""
+        """1 where an integer input is in range. Inputs that always are get the constant (`always_valid`); for the last piece of an axis
+        it is what the others leave."""
         if name in self.always_valid:
             return constant(1)
+        if name in self._last_labels:
+            whole, others = self._last_labels[name]
+            return self.add(self.valid(whole, sizes, indices), *(scale(self.valid(n, sizes, indices), -1) for n in others))
         return {((self.atom("valid", name, sizes, indicator=True, nonnegative=True), tuple(indices), 1),): 1}
+
+    def cut_labels(self, name: str, pieces: Sequence[str]) -> None:
+        """An integer input in the pieces of its range: it is in one of them, if it is in range."""
+        *others, last = pieces
+        self._last_labels[last] = name, tuple(others)
+        self._labels |= dict.fromkeys(pieces, name)
 
     def collapse(self, p: Poly) -> Poly:
         """n terms that differ only by the constants 0 … n−1, in the same places of size n, are a Σ (or lose their δ)."""

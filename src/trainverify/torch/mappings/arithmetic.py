@@ -15,6 +15,7 @@ from trainverify.torch.values import Unmapped
 from trainverify.translate.literals import root
 
 ROWS, row = rows()
+WORD: Final = 31  # bits of the smallest integers that are shifted, without the sign
 ROUNDED: Final = 20  # above it softplus(x) is x in float32
 
 
@@ -246,6 +247,8 @@ def _logical(name: str, ours: str, only_bool: bool) -> None:
     @row(name)
     def combine(a: Arguments) -> str:
         x, y = a.operand("self"), a.operand("other")
+        if name in ("aten::bitwise_and", "aten::__and__") and isinstance(x, str) and type(y) is int and y > 0 and not y & (y + 1):
+            return a.e.op("mod", (x,), {"value": y + 1})  # the lowest bits, also of negative integers
         x, y = a.as_tensor(x), a.as_tensor(y)
         if only_bool and any(a.e.kind(v) != "bool" for v in (x, y)):
             raise Unmapped("bits of integers")
@@ -261,6 +264,20 @@ for _name, _ours, _only in (
     ("__or__", "logical_or", True),
 ):
     _logical(f"aten::{_name}", _ours, _only)
+
+
+def _shift(names: tuple[str, ...], op: str) -> None:
+    @row(*names)
+    def shift(a: Arguments) -> str:
+        """x · 2ⁿ, or ⌊x / 2ⁿ⌋, also of negative integers."""
+        x, n = a.operand("self"), a.operand("other")
+        if not isinstance(x, str) or type(n) is not int or not 0 <= n < WORD:
+            raise Unmapped("bits of integers")
+        return a.e.op(op, (x,), {"value": 1 << n})
+
+
+_shift(("aten::bitwise_right_shift", "aten::__rshift__"), "floordiv")
+_shift(("aten::bitwise_left_shift", "aten::__lshift__"), "mul")
 
 
 @row("aten::bitwise_not")
@@ -305,6 +322,7 @@ def _two(name: str, ours: str) -> None:
 
 _two("aten::minimum", "minimum")
 _two("aten::maximum", "maximum")
+_two("aten::logaddexp", "logaddexp")
 
 
 @row("aten::where")
