@@ -64,6 +64,8 @@ class Attributes:
             for k, wanted in enumerate(theirs.inputs):
                 if wanted is None or (k < len(first.inputs) and first.inputs[k] is not None):
                     continue
+                if any(i is not None for i in theirs.inputs[len(first.inputs) : k]):
+                    continue  # others before it are missing too
                 for local in self._holders.get((site[0][0], wanted), ()):
                     edits = self._lowered(site, first.attrs, (k, local))
                     if edits is not None:

@@ -21,7 +21,9 @@ from trainverify.graph.program import bind
 from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.infinities import Infinities, is_number, may_be_infinite
+from trainverify.jax.mappings.elementwise import ROWS as ELEMENTWISE
 from trainverify.jax.mappings.table import Arguments, Row
+from trainverify.jax.meshes import without
 from trainverify.jax.signs import never_negative
 from trainverify.jax.values import DTYPES, Grid, Known, Number, Opaque, Table, Value, array_of
 from trainverify.ops import OPS
@@ -320,28 +322,51 @@ def _bound(call: Call, arrays: Sequence[Any]) -> list[Any]:
     return list(made) if call.primitive.multiple_results else [made]
 
 
+def _flat(call: Call) -> bool:
+    """Whether every element of the result is the same function of the elements of the operands at its place."""
+    plain = call.name in ELEMENTWISE and not getattr(call.primitive, "multiple_results", True)
+    return plain and all(t.shape in ((), call.out[0].shape) for t in call.types)
+
+
 def _alike(waiting: Sequence[tuple[Call, Given]]) -> list[list[int]]:
-    """Calls that differ in their numbers only: JAX compiles them once."""
+    """Calls that JAX compiles once: those that differ in their numbers only, elementwise ones of any shape."""
     found: dict[Any, list[int]] = {}
     for n, (call, _) in enumerate(waiting):
-        key = call.name, tuple(sorted((k, repr(v)) for k, v in call.params.items())), tuple((t.shape, t.kind) for t in call.types)
-        found.setdefault((*key, tuple(t.dtype for t in call.types if t.kind == "int")), []).append(n)
+        shapes = () if _flat(call) else tuple(t.shape for t in call.types)
+        params = tuple(sorted((k, repr(v)) for k, v in _wide(call.params).items()))
+        key = _flat(call), call.name, params, shapes, tuple(_JAX[t.dtype] for t in call.types)
+        found.setdefault(key, []).append(n)
     return list(found.values())
 
 
 def theirs(waiting: Sequence[tuple[Call, Given]]) -> list[list[list[Array]] | Exception]:
     """What JAX gives on every rank."""
     kinds = _alike(waiting)
-    stacks = [[np.stack(x) for x in zip(*(row for n in kind for row in waiting[n][1]), strict=True)] for kind in kinds]
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        made = _run_together([waiting[k[0]][0] for k in kinds], [s or [np.zeros(len(k))] for s, k in zip(stacks, kinds, strict=True)])
+    calls = [waiting[k[0]][0] for k in kinds]
+    with jax.enable_x64(True), without(), jax.default_device(jax.devices("cpu")[0]):
+        made = _run_together(calls, [_stacks([waiting[n] for n in kind]) for kind in kinds])
     found: list[list[list[Array]] | Exception] = [[] for _ in waiting]
-    for kind, result in zip(kinds, made, strict=True):
+    for kind, call, result in zip(kinds, calls, made, strict=True):
         at = 0
         for n in kind:
-            rows = range(at, at := at + len(waiting[n][1]))
-            found[n] = result if isinstance(result, Exception) else [[x[k] for x in result] for k in rows]
+            rows, shape = len(waiting[n][1]), waiting[n][0].out[0].shape if _flat(call) else ()
+            size = rows * math.prod(shape)
+            if isinstance(result, Exception):
+                found[n] = result
+            elif _flat(call):
+                found[n] = [[x] for x in result[0][at : at + size].reshape(rows, *shape)]
+            else:
+                found[n] = [[x[k] for x in result] for k in range(at, at + rows)]
+            at += size if _flat(call) else rows
     return found
+
+
+def _stacks(calls: Sequence[tuple[Call, Given]]) -> list[Array]:
+    """The operands of calls that are compiled once, joined: all elements of elementwise ones, else one call after the other."""
+    if not _flat(calls[0][0]):
+        return [np.stack(x) for x in zip(*(row for _, given in calls for row in given), strict=True)] or [np.zeros(len(calls))]
+    wide = [[np.broadcast_to(x, call.out[0].shape).reshape(-1) for x in row] for call, given in calls for row in given]
+    return [np.concatenate(x) for x in zip(*wide, strict=True)]
 
 
 def _run_together(calls: Sequence[Call], stacks: Sequence[Sequence[Array]]) -> list[list[Array] | Exception]:
@@ -351,7 +376,14 @@ def _run_together(calls: Sequence[Call], stacks: Sequence[Sequence[Array]]) -> l
         def one(row: Any) -> Any:
             return _bound(call, row if call.operands else ())
 
-        return [x[None] for x in one([s[0] for s in stack])] if len(stack[0]) == 1 else jax.lax.map(one, list(stack))
+        if _flat(call):
+            return one(stack)
+        if len(stack[0]) == 1:
+            return [x[None] for x in one([s[0] for s in stack])]
+        try:
+            return jax.vmap(one)(list(stack))
+        except NotImplementedError:  # a primitive without a rule for batches
+            return jax.lax.map(one, list(stack))
 
     def program(some: Sequence[int]) -> Any:
         run = jax.jit(lambda given: [each(calls[n], s) for n, s in zip(some, given, strict=True)])

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from trainverify.graph.types import TensorType
+from trainverify.jax.emit import RankEmitter
 from trainverify.jax.interpret import MOST_STEPS, Handler, Interpreter, Item, type_of
 from trainverify.jax.mappings import communication
-from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.mappings.shaping import sliced
 from trainverify.jax.places import Free, Sharded
-from trainverify.jax.randomness import drawn, key_of, makes_uniform, names_of
+from trainverify.jax.randomness import draw_of, drawn, key_of, names_of
 from trainverify.jax.ranges import within
-from trainverify.jax.values import Grid, Key, Number, Opaque, Table, Value, listed, lost, table_of
+from trainverify.jax.values import Divergent, Grid, Key, Number, Opaque, Table, Value, listed, lost, table_of
 from trainverify.translate.emit import Unmapped
 
 _COLLECTIVES: Final = frozenset(communication.ROWS) - {"axis_index"}
 
 
 def call(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
-    """A function that is called: its body; that which makes uniform numbers stands for itself."""
-    if given and isinstance(given[0], Key) and makes_uniform(eqn):
-        return [drawn(i.e, given, type_of(eqn.outvars[0].aval))]
+    """A function that is called: its body; those of JAX that make random numbers stand for themselves."""
+    if given and isinstance(given[0], Key) and (draw := draw_of(eqn)) is not None:
+        return [drawn(i.e, draw, given, type_of(eqn.outvars[0].aval))]
     body = next(eqn.params[n] for n in ("jaxpr", "call_jaxpr", "fun_jaxpr") if n in eqn.params)
     return i.closed(body, given) if isinstance(body, ClosedJaxpr) else i.run(body, (), given)
 
 
 def plain(i: Interpreter, item: Item) -> Value:
-    """A value that a loop may cut: not one whose place is not known."""
-    if isinstance(item, Free | Sharded):
-        raise Unmapped("a loop outside of shard_map")
-    return item
+    """A value that a loop may cut: one that a rank has whole."""
+    return i.everywhere(item) if isinstance(item, Free | Sharded) else item
 
 
 def step_of(i: Interpreter, x: Value, n: int) -> Value:
@@ -113,32 +112,43 @@ def while_(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
 
 
 def cond(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
-    """The branch that is taken, if that is known; else both, and a choice. Ranks that take different ones run different programs."""
-    branches = eqn.params["branches"]
-    which, rest = plain(i, given[0]), given[1:]
+    """The branch that is taken, if that is known; else all of them, and a choice."""
+    branches, which, rest = eqn.params["branches"], plain(i, given[0]), given[1:]
+    if not isinstance(which, Opaque | Grid):
+        if any(communicates(b.jaxpr) for b in branches):
+            raise Unmapped("a condition on data with communication in a branch")
+        rest = [plain(i, v) for v in rest]  # as the other branches have them
+
+    def run(branch: ClosedJaxpr) -> list[Value]:
+        return [plain(i, v) for v in i.closed(branch, rest)]
+
+    return chosen(i.e, which, [partial(run, b) for b in branches], len(eqn.outvars))
+
+
+def chosen(e: RankEmitter, which: Value, branches: Sequence[Callable[[], list[Value]]], count: int) -> list[Value]:
+    """The results of a branch by its number, or of the first two by a condition. Ranks that take different ones run different programs."""
     if isinstance(which, Opaque):
-        return [lost(which) for _ in eqn.outvars]
+        return [lost(which)] * count
     if isinstance(which, Grid):
         if which.literal is None:
-            raise Divergent(np.broadcast_to(which.start, (len(i.e.ranks),)))
-        return i.closed(branches[min(max(which.literal, 0), len(branches) - 1)], rest)
-    if not within(i.e, which, 0, 1):
-        raise Unmapped("a branch by a number that may be negative or more than 1")
-    if len(branches) != 2 or any(communicates(b.jaxpr) for b in branches):
-        raise Unmapped("a condition on data with more than two branches, or with communication in one of them")
-    other, then = ([plain(i, v) for v in i.closed(b, rest)] for b in branches)
-    chosen: list[Value] = []
-    test = i.e.cast(i.e.tensor(which), "bool")
-    for x, y in zip(other, then, strict=True):
-        opaque = next((v for v in (x, y) if isinstance(v, Opaque)), None)
-        chosen.append(
-            x
-            if x == y and isinstance(x, str | Key)
-            else lost(opaque)
-            if opaque is not None
-            else i.e.op("where", (test, i.e.tensor(y), i.e.tensor(x)))
-        )
-    return chosen
+            raise Divergent(np.broadcast_to(which.start, (len(e.ranks),)))
+        return branches[min(max(which.literal, 0), len(branches) - 1)]()
+    if not within(e, which, 0, len(branches) - 1):
+        raise Unmapped("a branch by a number that may be none of the branches'")
+    number = e.tensor(which)
+    results = [b() for b in branches]
+    made = results[-1]
+    for n in reversed(range(len(branches) - 1)):
+        test = e.op("logical_not", (e.cast(number, "bool"),)) if n == 0 else e.op("lt", (number,), {"value": n + 1})
+        made = [_either(e, test, x, y) for x, y in zip(results[n], made, strict=True)]
+    return made
+
+
+def _either(e: RankEmitter, test: str, x: Value, y: Value) -> Value:
+    if x == y and isinstance(x, str | Key):
+        return x
+    opaque = next((v for v in (x, y) if isinstance(v, Opaque)), None)
+    return lost(opaque) if opaque is not None else e.op("where", (test, e.tensor(x), e.tensor(y)))
 
 
 def communicates(jaxpr: Any) -> bool:
@@ -163,4 +173,4 @@ CONTROL: Final[dict[str, Handler]] = {
     "device_put": name,
 }
 
-__all__ = ["CONTROL"]
+__all__ = ["CONTROL", "chosen"]

@@ -12,11 +12,12 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Ref, Value, attributes, has_ref
 from trainverify.graph.types import TensorType
 from trainverify.jax.constants import content_name
-from trainverify.jax.values import Column, Grid, Number, Opaque, Table
+from trainverify.jax.values import Column, Divergent, Grid, Number, Opaque, Table
 from trainverify.jax.values import Value as Held
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.translate.emit import Emitter, Rewriting, Unmapped
+from trainverify.translate.integers import EXCHANGES, Bounds, hull, tensor_bounds
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class RankEmitter(Emitter):
         self.streams: Mapping[str, int] = {}  # the longest draw of any program, where they draw by several lengths
         self.traffic: list[tuple[str, tuple[str, ...]]] = []  # what is sent, by a label that all ranks' programs have for it
         self.labels: dict[str, str] = {}  # of what comes from other ranks
-        self.facts: Mapping[str, tuple[frozenset[float], bool]] | None = None  # about what others send, if they run other programs
+        self.facts: Mapping[str, tuple[frozenset[float], bool, Bounds]] | None = None  # about what others send, if they run other programs
         self.kept: dict[Any, Any] = {}  # of mappings: what they need again
         self._counted: dict[Any, str] = {}
         self._serial: dict[str, int] = {}
@@ -119,7 +120,16 @@ class RankEmitter(Emitter):
         if result is not None:
             self.made[result] = self.ops[-1]
             self.labels[result] = label
+            if self.kind(result) != "real" and (name in EXCHANGES or attrs.get("op") in ("max", "min")):
+                self.intervals[result] = self._exchanged(label, inputs)
         return result
+
+    def _exchanged(self, label: str, inputs: Sequence[str]) -> Bounds:
+        """Bounds of integers of other ranks: if they run this program those of what is sent here, else what is known of all."""
+        if self.facts is not None:
+            return self.facts.get(label, (None, None, None))[2]
+        sent = [i for i in (self.kept.get(("sent", label)), *inputs) if i is not None]
+        return hull([tensor_bounds(self, i) for i in sent])
 
     # -- values as tensors --------------------------------------------------------------------------------------------
 
@@ -144,7 +154,7 @@ class RankEmitter(Emitter):
         if not isinstance(value, Grid):
             return self.tensor(value)
         if value.dtype == "bool" and value.literal is None:
-            raise Unmapped("a condition that ranks answer differently")
+            raise Divergent(value.start)
         moving = [d for d, s in enumerate(value.strides) if s and value.shape[d] > 1]
         shape = tuple(n if d in moving else 1 for d, n in enumerate(value.shape))
         if not moving:

@@ -8,8 +8,9 @@ from typing import Final
 
 from trainverify.graph.program import Op
 from trainverify.jax.emit import RankEmitter
-from trainverify.jax.lines_of_masks import full_lines
+from trainverify.jax.lines_of_masks import finite_lines
 from trainverify.jax.signs import never_negative
+from trainverify.translate.integers import Bounds, hull, tensor_bounds
 
 Infinities = frozenset[float]
 NONE: Final[Infinities] = frozenset()
@@ -61,10 +62,9 @@ def _found(e: RankEmitter, op: Op) -> Infinities:
 
 def _reaches(e: RankEmitter, op: Op) -> bool:
     """Whether every maximum is over at least one value that is not masked."""
-    choice, dims = e.made.get(op.inputs[0]), op.get("dim")
-    if choice is None or choice.name != "where" or may_be_infinite(e, str(choice.inputs[1])):
-        return False
-    return full_lines(e, choice, dims if isinstance(dims, tuple) else (dims,))
+    dims = op.get("dim")
+    found = finite_lines(e, str(op.inputs[0]), lambda name: not may_be_infinite(e, name))
+    return bool(found & set(dims if isinstance(dims, tuple) else (dims,)))
 
 
 _PARTIAL: Final = frozenset(("div", "reciprocal", "log", "sqrt", "rsqrt", "norm", "grad_norm", "std"))
@@ -164,18 +164,29 @@ def _never_zero(e: RankEmitter, op: Op) -> bool:
         return False
     if op.name in _SAME_ZEROS:
         return all(v != 0 for v in values) and all(never_zero(e, i) for i in given)
+    if op.name == "sum" and _has_exponentials(e, op):
+        return True
     if op.name not in _SUMS or op.get("alpha", 1) != 1 or not all(never_negative(e, i) for i in given):
         return False
     return any(v > 0 for v in values) if any(v != 0 for v in values) else any(never_zero(e, i) for i in given)
 
 
-Fact = tuple[Infinities, bool]  # the infinities that may be in it, and whether it has a value whatever the inputs are
+def _has_exponentials(e: RankEmitter, op: Op) -> bool:
+    """Whether exponentials are summed, of which one at least in every sum is not that of −∞."""
+    inner, dims = e.made.get(op.inputs[0]), op.get("dim")
+    if inner is None or inner.name != "exp":
+        return False
+    found = finite_lines(e, str(inner.inputs[0]), lambda name: not may_be_infinite(e, name))
+    return bool(found & set(dims if isinstance(dims, tuple) else (dims,)))
+
+
+Fact = tuple[Infinities, bool, Bounds]  # the infinities that may be in it, whether it has a value whatever the inputs are, its integers
 
 
 def _told(e: RankEmitter, op: Op) -> Fact | None:
     """What is known about the values of an op that come from other ranks, if these run other programs."""
     label = e.labels.get(op.outputs[0]) if op.outputs else None
-    return None if label is None or e.facts is None else e.facts.get(label, (BOTH, False))
+    return None if label is None or e.facts is None else e.facts.get(label, (BOTH, False, None))
 
 
 def exchanged(e: RankEmitter) -> dict[str, Fact]:
@@ -183,7 +194,8 @@ def exchanged(e: RankEmitter) -> dict[str, Fact]:
     found: dict[str, Fact] = {}
     for label, inputs in e.traffic:
         given = [i for i in inputs if e.kind(i) == "real"]
-        found[label] = frozenset().union(*(may_be_infinite(e, i) for i in given)), all(_is_defined(e, i) for i in given)
+        limits = hull([tensor_bounds(e, i) for i in inputs if e.kind(i) != "real"])
+        found[label] = frozenset().union(*(may_be_infinite(e, i) for i in given)), all(_is_defined(e, i) for i in given), limits
     return found
 
 
@@ -191,15 +203,22 @@ def joined(traffic: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:
     """What holds whoever sends."""
     found: dict[str, Fact] = {}
     for one in traffic:
-        for label, (inf, defined) in one.items():
-            old = found.get(label, (NONE, True))
-            found[label] = old[0] | inf, old[1] and defined
+        for label, (inf, defined, limits) in one.items():
+            old = found.get(label, (NONE, True, limits))
+            found[label] = old[0] | inf, old[1] and defined, hull([old[2], limits])
     return found
 
 
 def covers(facts: Mapping[str, Fact], traffic: Mapping[str, Fact]) -> bool:
     """Whether what was taken for granted is so."""
-    return all(label in facts and inf <= facts[label][0] and defined >= facts[label][1] for label, (inf, defined) in traffic.items())
+
+    def inside(label: str, inf: Infinities, defined: bool, limits: Bounds) -> bool:
+        if label not in facts:
+            return False
+        most, total, wide = facts[label]
+        return inf <= most and defined >= total and (wide is None or hull([limits, wide]) == wide)
+
+    return all(inside(label, *fact) for label, fact in traffic.items())
 
 
 __all__ = ["Fact", "covers", "exchanged", "is_number", "joined", "may_be_infinite", "never_zero", "why_not_finite"]

@@ -19,7 +19,7 @@ from trainverify.jax.emit import RankEmitter
 from trainverify.jax.hlo.text import Aval
 from trainverify.jax.lines import phase_of, where
 from trainverify.jax.lowered import check, lowered
-from trainverify.jax.mappings import MAPPINGS, communication
+from trainverify.jax.mappings import MAPPINGS, communication, shaping
 from trainverify.jax.mappings.table import Arguments, Row
 from trainverify.jax.places import Free, Sharded
 from trainverify.jax.randomness import key_result
@@ -70,6 +70,7 @@ class Interpreter:
         self.missing: dict[str, Missing] = {}
         self.primitives: dict[str, Any] = {}  # of JAX, by name
         self.phase: Phase = "forward"
+        self.inside = False  # of a formula: what it writes has the place of the call
 
     def closed(self, jaxpr: ClosedJaxpr, args: Sequence[Item]) -> list[Item]:
         return self.run(jaxpr.jaxpr, [self.constant(c) for c in jaxpr.consts], args)
@@ -81,7 +82,17 @@ class Interpreter:
         dtype = DTYPES[str(value.dtype)]
         if (rule := whole_numbers(found)) is not None and kind_of(dtype) == "real":
             return self.e.cast(self.e.tensor(rule), dtype)
-        return self.e.closed_over(found, dtype)
+        return self.closed_over(found, dtype)
+
+    def closed_over(self, data: np.ndarray[Any, Any], dtype: str) -> Item:
+        """An array as an input; where it is infinite, that is written: inputs are real numbers."""
+        if np.isnan(data).any():
+            return Opaque("an array that the code closes over has elements that are no numbers")
+        made = self.e.closed_over(np.where(np.isinf(data), 0, data), dtype)
+        for value in sorted({float(v) for v in data[np.isinf(data)]}):
+            mask = self.e.closed_over(data == value, "bool")
+            made = self.e.op("where", (mask, self.e.full((), value, dtype), made))
+        return made
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Item], args: Sequence[Item]) -> list[Item]:
         env: dict[Any, Item] = {}
@@ -99,10 +110,11 @@ class Interpreter:
     def equation(self, eqn: Any, given: list[Item]) -> Sequence[Item]:
         """The results of one equation; without a meaning they are opaque, and the primitive is noted."""
         name, outer, place, label = eqn.primitive.name, self.phase, self.e.place, self.e.label
-        source, function, variable = where(eqn.source_info)
-        self.phase = phase_of(eqn.source_info, outer)
-        self.e.place = Place(source or place.source, function or place.module, self.phase)
-        self.e.label = variable or name
+        if not self.inside:
+            source, function, variable = where(eqn.source_info)
+            self.phase = phase_of(eqn.source_info, outer)
+            self.e.place = Place(source or place.source, function or place.module, self.phase)
+            self.e.label = variable or name
         self.calls[name] += 1
         self.primitives.setdefault(name, eqn.primitive)
         try:
@@ -143,7 +155,7 @@ class Interpreter:
         if row is None:
             raise Unmapped("no mapping")
         strange = next((t for v in avals if (t := unknown_type(v)) is not None), None)
-        if strange == "values of type uint32" and all(isinstance(v, Grid) for v in values):
+        if strange == "values of type uint32" and (name in _MOVES or all(isinstance(v, Grid) for v in values)):
             return self._unsigned(name, values, params, types, avals)
         if strange == "values of type uint32" and name == "convert_element_type" and within(self.e, values[0], 0, (1 << 32) - 1):
             return [values[0]]  # the same numbers
@@ -161,6 +173,10 @@ class Interpreter:
         elif name in self.primitives:
             check(self.e, self.e.ops[start:], lambda: lowered(self.primitives[name], params, types, self.e.mesh))
         return made
+
+    def everywhere(self, item: Sharded | Free) -> Value:
+        """An array that lies on a mesh, whole on every rank."""
+        raise Unmapped("an array that lies on a mesh")
 
     def checked(self, value: Value, kind: TensorType) -> Value:
         """A result of the type that JAX says. Integers that its dtype does not have would wrap around."""
@@ -183,9 +199,10 @@ class Interpreter:
     def _unsigned(
         self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]
     ) -> list[Value]:
-        """Known integers as unsigned ones, if they do not wrap around."""
-        found = self.apply(name, values, params, types, [Aval(tuple(v.shape), "int64") for v in avals])
-        if any(not isinstance(v, Grid) or v.bounds()[0] < 0 or v.bounds()[1] >= 1 << 32 for v in found):
+        """Integers that are known to be unsigned ones, if they do not wrap around."""
+        signed = [Aval(tuple(v.shape), "int64") if str(v.dtype) == "uint32" else v for v in avals]
+        found = self.apply(name, values, params, types, signed)
+        if any(v is not w and not within(self.e, x, 0, (1 << 32) - 1) for v, w, x in zip(avals, signed, found, strict=True)):
             raise Unmapped("values of type uint32")
         return found
 
@@ -216,6 +233,7 @@ def _array(atom: Any) -> Any:
 
 
 ON_RANKS: Final = frozenset((*communication.ROWS, "pvary", "pcast", "mesh_cast", "sharding_constraint", "reshard"))  # not run on one device
+_MOVES: Final = frozenset((*shaping.ROWS, "sort", "select_n"))  # integers that stay what they are
 MOST_STEPS: Final = 4096  # of a loop that is unrolled
 
 

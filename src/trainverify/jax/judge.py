@@ -25,9 +25,10 @@ from trainverify.jax.beside import Beside
 from trainverify.jax.beside import run as run_beside
 from trainverify.jax.corrections import in_all
 from trainverify.jax.hlo.dump import Partitioned, partitioned
+from trainverify.jax.invariants import declared
 from trainverify.jax.literals import Float32Literals
 from trainverify.jax.meanings import MEANINGS
-from trainverify.jax.meshes import abstract, our_mesh, real_mesh
+from trainverify.jax.meshes import abstract, of_context, our_mesh, real_mesh, within
 from trainverify.jax.pair import (
     Meanings,
     Ranks,
@@ -41,6 +42,7 @@ from trainverify.jax.pair import (
     with_whole,
 )
 from trainverify.jax.randomness import streams_of
+from trainverify.jax.replicas import is_difference, with_none
 from trainverify.jax.roundings import is_large, only_rounded
 from trainverify.jax.shrink import smaller
 from trainverify.jax.steps import LATER
@@ -122,14 +124,16 @@ def pair(
 ) -> Pair:
     """The logical program and the plan."""
     progress("tracing")
-    named = None if mesh is None else our_mesh(mesh)
-    one = traced("the reference", reference, args, roles, None)  # before the other one is made: that may change what both read
+    named, real = of_context() if mesh is None else our_mesh(mesh), reader == "hlo"
+    # before the other one is made: that may change what both read
+    one = within(named, real, lambda: traced("the reference", reference, args, roles, None))
     if takes_mesh(distributed):
         if named is None:
             raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
-        distributed = distributed(abstract(named) if reader == "jaxpr" else real_mesh(named))
+        distributed = distributed(real_mesh(named) if real else abstract(named))
     heads = list(dict.fromkeys(a.name.partition(".")[0] for a in one.arguments))
-    many = traced("the distributed step", distributed, args, roles, heads if len(heads) == len(args) else None)
+    known = heads if len(heads) == len(args) else None
+    many = within(named, real, lambda: traced("the distributed step", distributed, args, roles, known))
     mapped = mesh_of(many.jaxpr.jaxpr)
     if reader == "jaxpr" and mapped is None:
         raise CaptureError(
@@ -138,13 +142,14 @@ def pair(
     named = named or mapped
     if named is None:
         raise CaptureError("no mesh was given, and the distributed step has no shard_map that says it")
-    literal = Float32Literals()
-    meanings = {**MEANINGS, **(meanings or {})}
+    literal, meanings = Float32Literals(), {**MEANINGS, **(meanings or {})}
     if reader == "hlo":
         progress("compiling")
-        partitions = compiled(distributed, args, named)
+        partitions = within(named, real, lambda: compiled(distributed, args, named))
     progress("translating")
     logical = logical_program(one, ops, literal, meanings)
+    one, many = declared(one, logical.nonnegative), declared(many, logical.nonnegative)
+    logical = logical_program(one, ops, literal, meanings) if logical.nonnegative else logical
     findings = _unlike(one, many)
     lengths = lengths_of(logical.program)
     if reader == "hlo":
@@ -161,6 +166,7 @@ def pair(
     progress("running every call beside its mapping")
     beside = run_beside({k: c for p in parts for k, c in p.noted.items()}, smaller)
     findings += _differing(beside.differs)
+    whole = with_none(whole, [p.program for p in ranks.parts])
     whole, plan = in_all(whole, with_all_constants(ranks.plan, parts))
     return Pair(
         whole, plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), (*_notes(parts, ranks, literal), *_run_notes(beside))
@@ -227,8 +233,9 @@ def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
         found.append("integers that count steps stay below 2^24")
     if any(p.finite for p in parts):
         found.append("computed values are finite: isfinite of them is true")
-    if any(p.draws for p in parts):
-        found.append("uniform random numbers are the same wherever key, type and shape are the same, and otherwise unrelated")
+    if kinds := sorted({n.partition(".")[0].partition("(")[0] for p in parts for n in p.draws}):
+        shown = names(kinds)
+        found.append(f"random numbers ({shown}) are the same wherever key, type and shape are the same, and otherwise unrelated")
     if many.donated:
         found.append(f"donated: {names(list(many.donated))}; no one reads the old arrays after the step")
     found += [f"declared: {n} computes what the function given for it computes" for n in sorted({u for p in parts for u in p.used})]
@@ -296,7 +303,7 @@ def judge(
     if stopped is not None:
         return stopped
     report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
-    report = _with_line(_with_roundings(_with_constants(report, made, ops), made, ops), made.plan)
+    report = _with_line(_with_roundings(_with_constants(_without_replicas(report), made, ops), made, ops), made.plan)
     return replace(
         report,
         findings=(*report.findings, *made.findings),
@@ -317,6 +324,13 @@ def _with_line(report: Report, plan: Plan) -> Report:
                 op = None if place.op is None else replace(place.op, source=used.source)
                 return replace(report, place=replace(place, op=op, used=used.source))
     return report
+
+
+def _without_replicas(report: Report) -> Report:
+    """Where replicas differ nothing is certain about what is made of them: which of them XLA uses is its choice."""
+    if report.verdict != "REFUTED" or not any(is_difference(o.name) and o.status == "different" for o in report.obligations):
+        return report
+    return replace(report, verdict="UNKNOWN", reason="results of a shard_map with check_vma=False that are called replicated differ")
 
 
 def _with_constants(report: Report, made: Pair, ops: OpTable) -> Report:

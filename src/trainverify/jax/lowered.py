@@ -19,7 +19,7 @@ from trainverify.graph.program import Op
 from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.mappings.communication import axes_of
-from trainverify.jax.meshes import abstract
+from trainverify.jax.meshes import abstract, without
 from trainverify.jax.values import DTYPES
 from trainverify.translate.emit import Unmapped
 
@@ -52,7 +52,8 @@ def lowered(primitive: Any, params: Mapping[str, Any], types: Sequence[TensorTyp
     key = primitive.name, repr(sorted(params.items())), tuple(types), mesh
     if key not in _KNOWN:
         try:
-            _KNOWN[key] = tuple(_lower(primitive, params, types, mesh))
+            with without():
+                _KNOWN[key] = tuple(_lower(primitive, params, types, mesh))
         except Exception as error:  # whatever JAX raises
             _KNOWN[key] = f"JAX does not lower it alone: {type(error).__name__}"
     found = _KNOWN[key]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
@@ -11,6 +13,8 @@ from jax.sharding import AbstractMesh, AxisType
 import jax
 from trainverify.graph.mesh import Mesh
 from trainverify.translate.targets import CaptureError
+
+T = TypeVar("T")
 
 
 def our_mesh(mesh: Any) -> Mesh:
@@ -33,4 +37,28 @@ def real_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(devices, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.axes))
 
 
-__all__ = ["abstract", "our_mesh", "real_mesh"]
+def of_context() -> Mesh | None:
+    """The mesh that `jax.set_mesh` has set."""
+    found = jax.sharding.get_abstract_mesh()
+    return None if found.empty else our_mesh(found)
+
+
+def without() -> AbstractContextManager[Any]:
+    """No mesh of the context: what is lowered here has meshes of its own."""
+    nothing: AbstractContextManager[Any] = jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+    return nothing
+
+
+def within(mesh: Mesh | None, real: bool, run: Callable[[], T]) -> T:
+    """What runs only where the context has a mesh gets this one; if that does not help, the error is that without it."""
+    try:
+        return run()
+    except CaptureError:
+        if mesh is None or of_context() is not None:
+            raise
+        with contextlib.suppress(CaptureError), jax.set_mesh(real_mesh(mesh)) if real else jax.sharding.use_abstract_mesh(abstract(mesh)):
+            return run()
+        raise
+
+
+__all__ = ["abstract", "of_context", "our_mesh", "real_mesh", "within", "without"]

@@ -22,12 +22,13 @@ from trainverify.jax.hlo.dump import Partitioned
 from trainverify.jax.hlo.run import HloInterpreter
 from trainverify.jax.infinities import Fact, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
-from trainverify.jax.mappings.elementwise import Divergent
+from trainverify.jax.invariants import never_negative_state
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
 from trainverify.jax.randomness import argument_key
+from trainverify.jax.replicas import differences
 from trainverify.jax.rewrites import rewritten
 from trainverify.jax.trace import Argument, Result, Traced
-from trainverify.jax.values import DTYPES, Key, Opaque, Value
+from trainverify.jax.values import DTYPES, Divergent, Key, Opaque, Value
 from trainverify.jax.whole import WholeInterpreter
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -54,6 +55,7 @@ class Translated:
     finite: bool = False  # whether it asks if computed values are finite
     draws: Mapping[str, TensorType] = field(default_factory=dict)  # random numbers
     keys: Mapping[str, Key] = field(default_factory=dict)  # results that are random keys
+    nonnegative: tuple[str, ...] = ()  # state that is never negative if it starts so, and is not said to be
     noted: Mapping[Any, Call] = field(default_factory=dict)  # calls of primitives, to be run beside their mapping
 
 
@@ -99,7 +101,8 @@ def _program(e: RankEmitter, name: str, arguments: Sequence[Argument], outputs: 
     parameters = [a.name for a in arguments if a.kind == "parameter"]
     state = [a.name for a in arguments if a.kind == "state"]
     domains = {a.name: a.domain for a in arguments if a.domain is not None}
-    domains |= {n: Domain("nonnegative") for n in e.draws}
+    domains |= {n: Domain("nonnegative") for n in e.draws if n in e.nonnegative}
+    domains |= {n: Domain("ids", e.bounds[n][1] + 1) for n in e.draws if n in e.bounds}
     for n, c in e.constants.items():
         if e.tensors[n].kind == "int":
             domains[n] = Domain("ids", int(c.data.max()) + 1) if int(c.data.min()) >= 0 else Domain("nonnegative")
@@ -133,15 +136,16 @@ def logical_program(
         given.append(unfollowed(a) if kind is None else e.declare(a.name, kind))
     found = i.closed(traced.jaxpr, given)
     outputs, unknown = _outputs(e, traced.results, found)
+    held = never_negative_state(e, traced.arguments, outputs)
     outputs += reported(e)
     program = _program(e, "the reference", _declared(e, traced.arguments), outputs)
-    return _translated(i, program, unknown)
+    return replace(_translated(i, program, unknown), nonnegative=held)
 
 
 def _translated(i: Interpreter, program: Program, unknown: Sequence[tuple[str, str]]) -> Translated:
     e, used = i.e, tuple(sorted(i.used))
     calls, keys = e.kept.get("calls", {}), e.kept.get("keys", {})
-    return Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, used, "finite" in e.kept, e.draws, keys, calls)
+    return Translated(program, tuple(unknown), i.missing, Counter(i.calls), e.constants, used, "finite" in e.kept, e.draws, keys, (), calls)
 
 
 def _declared(e: RankEmitter, arguments: Sequence[Argument]) -> list[Argument]:
@@ -246,7 +250,7 @@ def _unit(
         e.place = Place(i.maps[-1])
     values, moved = _landed(i, traced, found)
     outputs, unknown = _outputs(e, traced.results, values)
-    outputs += [*_as_cut(e, traced.results, found, moved), *reported(e)]
+    outputs += [*_as_cut(e, traced.results, found, moved), *reported(e), *differences(e)]
     program = _program(e, "rank", _declared(e, traced.arguments), outputs)
     bindings = {n: c for c, n in e.columns.items()}
     used = {n for op in program.ops for _, v in op.attrs for n in (r.name for r in refs(v))}

@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 import jax
 from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
-from trainverify.jax.mappings.elementwise import Divergent
-from trainverify.jax.values import Array, Grid, Key, Number, Opaque, Real, Table, Value, table_of
+from trainverify.jax.values import Array, Divergent, Grid, Key, Number, Opaque, Real, Table, Value, table_of
 from trainverify.translate.emit import Unmapped
 
-UNIFORM: Final = "_uniform"  # JAX's name of the function that makes uniform numbers from bits
+UNIFORM: Final = "_uniform"  # JAX's names of functions that make numbers from bits
+TRUNCATED: Final = "_truncated_normal"
+INTEGERS: Final = "_randint"
+SHUFFLE: Final = "_shuffle"
+DRAWS: Final = {UNIFORM: "uniform", "_normal_real": "normal", "_gumbel": "gumbel", TRUNCATED: "truncated_normal", INTEGERS: "randint"}
 THREEFRY: Final = "threefry2x32"
 MOST_KEYS: Final = 4096
 RAW: Final = 2  # integers of a key of this generator
@@ -69,40 +74,71 @@ def partitionable(impl: str | None) -> bool:
     return impl == THREEFRY and bool(jax.config.jax_threefry_partitionable)
 
 
-def drawn(e: RankEmitter, given: Sequence[Any], kind: TensorType) -> Value:
-    """Uniform numbers between two bounds, for every key as many."""
-    key, low, high = given[0], _bound(given[1]), _bound(given[2])
-    if not low < high or math.isinf(high - low):
-        raise Unmapped("uniform numbers that are not between two numbers")
-    if key.raw or kind.shape[: len(key.shape)] != key.shape:
-        raise Unmapped(f"{list(kind.shape)} uniform numbers by {list(key.shape)} keys")
-    size = math.prod(kind.shape[len(key.shape) :])
-    parts = [_stream(e, name, key.impl, TensorType((size,), kind.dtype)) for name in key.names]
-    if not parts:
-        raise Unmapped("no random keys")
-    made = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), kind.shape)
-    if high - low != 1:
+@dataclass(frozen=True)
+class Draw:
+    """A function of JAX's own that makes random numbers of keys, key after key: its name, and the operands that are numbers."""
+
+    name: str
+    low: int = 1
+    high: int = 2
+
+
+def drawn(e: RankEmitter, draw: Draw, given: Sequence[Any], kind: TensorType) -> Value:
+    """As many random numbers for every key."""
+    key, shape = given[0], kind.shape
+    if key.raw or shape[: len(key.shape)] != key.shape or not key.names:
+        raise Unmapped(f"{list(shape)} random numbers by {list(key.shape)} keys")
+    if draw.name == SHUFFLE:
+        return _shuffled(e, key, e.tensor(given[1]), shape)
+    what, low, high = DRAWS[draw.name], None, None
+    if len(given) > 1:
+        low, high = _bound(given[draw.low]), _bound(given[draw.high])
+        if not low < high or math.isinf(high - low):
+            raise Unmapped(f"{what} random numbers that are not between two numbers")
+    limits = f"({low}, {high})" if draw.name in (TRUNCATED, INTEGERS) else ""
+    size = math.prod(shape[len(key.shape) :])
+    below = int(high - low) if draw.name == INTEGERS and low is not None and high is not None else None
+    parts = [_stream(e, what + limits, name, key.impl, TensorType((size,), kind.dtype), below) for name in key.names]
+    made = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), shape)
+    if low is None or high is None or draw.name == TRUNCATED:
+        return made
+    if high - low != 1 and below is None:
         made = e.op("mul", (made,), {"value": high - low})
     return made if low == 0 else e.op("add", (made,), {"value": low})
+
+
+def _shuffled(e: RankEmitter, key: Key, x: str, shape: tuple[int, ...]) -> str:
+    """An order for every key: that of numbers of its own."""
+    if len(shape) != len(key.shape) + 1:
+        raise Unmapped("an order of several dimensions")
+    kind = TensorType(shape[-1:], "f32")
+    parts = [_stream(e, f"{SHUFFLE[1:]}({shape[-1]})", name, key.impl, kind) for name in key.names]
+    numbers = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), shape)
+    order = e.op("argsort", (numbers,), {"dim": len(shape) - 1})
+    wide = x if e.shape(x) == shape else e.op("expand", (x,), {"shape": shape})
+    return e.op("take_along_dim", (wide, order), {"dim": len(shape) - 1})
 
 
 def _bound(value: Any) -> Real:
     found = value.value if isinstance(value, Number) else value.literal if isinstance(value, Grid) else None
     if found is None:
-        raise Unmapped("uniform numbers that are not between two numbers")
+        raise Unmapped("random numbers that are not between two numbers")
     return found
 
 
-def _stream(e: RankEmitter, key: str, impl: str | None, kind: TensorType) -> str:
+def _stream(e: RankEmitter, what: str, key: str, impl: str | None, kind: TensorType, below: int | None = None) -> str:
     """As many numbers as one key draws: the first of those that the longest draw in any program has."""
-    stream = f"uniform.{key}.{kind.dtype if partitionable(impl) else kind}"
+    stream = f"{what}.{key}.{kind.dtype if partitionable(impl) else kind}"
     (size,) = kind.shape
     longest = e.streams.get(stream, size)
     name = f"{stream}[{longest}]"
     if name not in e.tensors:
         e.draws[name] = TensorType((longest,), kind.dtype)
         e.declare(name, e.draws[name])
-        e.nonnegative.add(name)
+        if what == DRAWS[UNIFORM]:
+            e.nonnegative.add(name)
+        if below is not None:
+            e.bounds[name] = 0, below - 1
     return name if longest == size else e.op("slice", (name,), {"dim": 0, "start": 0, "stop": size})
 
 
@@ -115,15 +151,35 @@ def streams_of(draws: Iterable[Mapping[str, TensorType]]) -> dict[str, int]:
     return {stream: max(found) for stream, found in lengths.items() if len(found) > 1}
 
 
-def makes_uniform(eqn: Any) -> bool:
-    """Whether a call is of JAX's own function that makes uniform numbers from bits, key after key."""
-    body = getattr(eqn.params.get("jaxpr"), "jaxpr", None)
+def draw_of(eqn: Any) -> Draw | None:
+    """The draw that a call of JAX's own function is, if every key draws by itself."""
+    name, body = eqn.params.get("name"), getattr(eqn.params.get("jaxpr"), "jaxpr", None)
     source = str(getattr(getattr(body, "debug_info", None), "func_src_info", ""))
-    if body is None or eqn.params.get("name") != UNIFORM or "/jax/_src/random" not in source.replace(os.sep, "/"):
-        return False
-    bits = [q for q in body.eqns if q.primitive.name == "random_bits"]
-    shape = (*bits[0].invars[0].aval.shape, *bits[0].params["shape"]) if len(bits) == 1 else None
-    return shape == eqn.outvars[0].aval.shape and not any(q.primitive.name == "transpose" for q in body.eqns)
+    if body is None or name not in (*DRAWS, SHUFFLE) or "/jax/_src/random" not in source.replace(os.sep, "/"):
+        return None
+    every = list(_equations(body))
+    key, out = body.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    shapes = {(*q.invars[0].aval.shape, *q.params["shape"]) for q in every if q.primitive.name == "random_bits"}
+    if shapes != {out} or out[: len(key)] != key or any(q.primitive.name == "transpose" for q in every):
+        return None
+    low = _lowest(body) if name == UNIFORM else 1
+    return Draw(name, low, 3 - low)
+
+
+def _equations(body: Any) -> Iterator[Any]:
+    for q in body.eqns:
+        yield q
+        for inner in jaxprs_in_params(q.params):
+            yield from _equations(inner)
+
+
+def _lowest(body: Any) -> int:
+    """The operand that uniform numbers are not below: JAX takes the maximum with it at last."""
+    made = {v: q for q in body.eqns for v in q.outvars}
+    at = body.outvars[0]
+    while at in made:
+        at = made[at].invars[0]
+    return body.invars.index(at) if at in body.invars[1:3] else 1
 
 
 def _numbers(e: RankEmitter, value: Any) -> Array:
@@ -265,4 +321,4 @@ def is_key(dtype: Any) -> bool:
     return str(dtype).startswith("key<")
 
 
-__all__ = ["argument_key", "drawn", "is_key", "key_of", "key_result", "makes_uniform", "names_of", "streams_of"]
+__all__ = ["argument_key", "draw_of", "drawn", "is_key", "key_of", "key_result", "names_of", "streams_of"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -70,14 +70,12 @@ def _same(a: Any, b: Any) -> bool:
     return bool(x[1] == y[1]) and all(p.shape == q.shape and p.dtype == q.dtype for p, q in zip(x[0], y[0], strict=True))
 
 
-def _children(tree: Any) -> list[tuple[str, Any]]:
-    """The parts of what a step returns."""
-    if isinstance(tree, tuple | list):
-        names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
-        return list(zip(names, tree, strict=True))
-    if isinstance(tree, Mapping):
-        return [(str(k), tree[k]) for k in sorted(tree)]
-    return [("0", tree)]
+def _children(tree: Any, shapes: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The parts of what a step returns, whatever holds them; one part if that is an argument's new value."""
+    if any(_same(tree, s) for s in shapes):
+        return [("0", tree)]
+    parts = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
+    return [(path_name("", path).lstrip(".") or "0", part) for path, part in parts]
 
 
 def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | None = None, names: Sequence[str] | None = None) -> Traced:
@@ -89,12 +87,13 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
     arguments = []
     for i, (head, arg) in enumerate(zip(heads, args, strict=True)):
         leaves = jax.tree_util.tree_flatten_with_path(arg)[0]
-        inside = any(_is_params(path) for path, _ in leaves)
+        depth = min((d for path, _ in leaves if (d := _depth_of_params(path)) is not None), default=None)
         for path, leaf in leaves:
             kind: Kind = "input"
             if i in updated:
-                kind = "parameter" if (_is_params(path) if inside else i == min(updated)) and is_real(shape_of(leaf).dtype) else "state"
-            arguments.append(Argument(path_name(head, path), shape_of(leaf), kind, _domain(path, leaf, kind)))
+                first = i == min(updated) if depth is None else _depth_of_params(path) == depth
+                kind = "parameter" if first and is_real(shape_of(leaf).dtype) else "state"
+            arguments.append(Argument(path_name(head, path), shape_of(leaf), kind, _domain(leaf, kind)))
     kinds = {a.name: a.kind for a in arguments}
     fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]
     fixed = [Result("state", r.of) if r.role == "parameter" and kinds.get(str(r.of)) == "state" else r for r in fixed]
@@ -114,8 +113,14 @@ def _program(fn: Callable[..., Any], shapes: Sequence[Any]) -> tuple[ClosedJaxpr
     return found[0]
 
 
-def _is_params(path: Sequence[Any]) -> bool:
-    return any(str(getattr(k, "key", getattr(k, "name", ""))) == "params" for k in path)
+def _depth_of_params(path: Sequence[Any]) -> int | None:
+    """Where the outermost `params` is in a path. What an optimizer keeps for each parameter has it too, deeper or in a tuple."""
+    for depth, k in enumerate(path):
+        if isinstance(k, jax.tree_util.SequenceKey):
+            return None
+        if str(getattr(k, "key", getattr(k, "name", ""))) == "params":
+            return depth
+    return None
 
 
 def is_real(dtype: Any) -> bool:
@@ -123,18 +128,17 @@ def is_real(dtype: Any) -> bool:
     return getattr(dtype, "kind", "") in ("f", "V")
 
 
-def _domain(path: Sequence[Any], leaf: Any, kind: Kind) -> Domain | None:
-    """What is said about an argument; optax's second moments (`nu`) and integers that count are not negative."""
+def _domain(leaf: Any, kind: Kind) -> Domain | None:
+    """What is said about an argument; integers that count are not negative."""
     said = domain_of(leaf)
     if said is not None or kind != "state":
         return said
-    names = [str(getattr(k, "name", "")) for k in path]
     counts = getattr(shape_of(leaf).dtype, "kind", "") in ("i", "u") and shape_of(leaf).shape == ()
-    return Domain("nonnegative") if "nu" in names or counts else None
+    return Domain("nonnegative") if counts else None
 
 
 def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Sequence[str] | None) -> tuple[list[Result], set[int]]:
-    parts = _children(out)
+    parts = _children(out, shapes if roles is None else ())
     if roles is not None and (len(roles) != len(parts) or any(r not in RESULTS for r in roles)):
         raise TraceError(f"roles: {len(parts)} results need one of {', '.join(RESULTS)} each, not {list(roles)}")
     found: list[Result] = []

@@ -95,7 +95,7 @@ class Opaque:
 class Key(Opaque):
     """Random keys, each by how it was derived. They have no numbers."""
 
-    reason: str = "a random key that is used otherwise than to draw uniform numbers"
+    reason: str = "a random key that is used otherwise than to draw numbers that are followed"
     names: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     impl: str | None = None  # the generator; None of integers that may be a key of any
@@ -105,6 +105,14 @@ class Key(Opaque):
 def lost(value: Opaque) -> Opaque:
     """What follows from a value without a meaning has none. A key is not the key that something was computed from."""
     return Opaque(value.reason)
+
+
+class Divergent(Exception):
+    """Ranks go different ways here: one answer for each of them."""
+
+    def __init__(self, answers: Any):
+        super().__init__("ranks go different ways")
+        self.answers = answers
 
 
 Known = Number | Grid | Table
@@ -173,5 +181,5 @@ def kind_of(dtype: str) -> str:
     return KINDS[dtype]
 
 
-__all__ = ["DTYPES", "Column", "Grid", "Key", "Known", "Number", "Opaque", "Real", "Table"]
+__all__ = ["DTYPES", "Column", "Divergent", "Grid", "Key", "Known", "Number", "Opaque", "Real", "Table"]
 __all__ += ["Value", "array_of", "grid", "kind_of", "listed", "lost", "uniform"]

@@ -6,6 +6,7 @@ Elementwise functions of arrays that are cut alike, and sums, are computed on th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from trainverify.graph.program import EMPTY, Source
@@ -15,7 +16,8 @@ from trainverify.jax.interpret import Interpreter, Item, type_of
 from trainverify.jax.lines import function_line, where
 from trainverify.jax.mappings.communication import groups
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, spec_of, whole
-from trainverify.jax.values import Key, Opaque, Value, lost
+from trainverify.jax.replicas import remember
+from trainverify.jax.values import Key, Number, Opaque, Value, lost
 from trainverify.translate.emit import Unmapped
 
 ELEMENTWISE: Final = frozenset(
@@ -76,6 +78,21 @@ class WholeInterpreter(Interpreter):
         """An argument that another use has placed already, or of which it is known where it lies."""
         return self.placed(item) if isinstance(item, Free) and (item.name in self.lies or item.name in self.hinted) else item
 
+    def everywhere(self, item: Sharded | Free) -> Value:
+        found = self.placed(item)
+        return whole(self.e, self.agreed(found)) if isinstance(found, Sharded) else found
+
+    def agreed(self, x: Sharded) -> Sharded:
+        """A value of which ranks that hold the same share are compared: another output says that they hold the same."""
+        if x.checked:
+            return x
+        axes = tuple(n for n, size in self.e.mesh.axes if size > 1 and not any(n in names for names in x.spec))
+        if axes and isinstance(x.local, str):
+            remember(self.e, x.local, axes)
+        elif not isinstance(x.local, Number):
+            raise Unmapped("replicas that nothing compares are taken for one array: results of a shard_map with check_vma=False")
+        return replace(x, checked=True)
+
     def primitive(self, eqn: Any, given: list[Item]) -> Sequence[Item]:
         given = [self.settled(v) for v in given]
         if not any(isinstance(v, Sharded | Free) for v in given):
@@ -86,8 +103,7 @@ class WholeInterpreter(Interpreter):
             shape = tuple(eqn.outvars[0].aval.shape)
             if len(specs) <= 1:
                 return self.elementwise(eqn, given, specs.pop() if specs else ((),) * len(shape), shape)
-        if any(isinstance(v, Sharded) and not v.checked for v in given):
-            raise Unmapped("replicas that nothing compares are taken for one array: results of a shard_map with check_vma=False")
+        given = [self.agreed(v) if isinstance(v, Sharded) else v for v in given]
         if eqn.primitive.name == "reduce_sum" and isinstance(x := self.placed(given[0]), Sharded):
             return [self.total(eqn, x)]
         values = [whole(self.e, v) if isinstance(v := self.placed(item), Sharded) else v for item in given]
@@ -169,6 +185,8 @@ def shard_map(i: Interpreter, eqn: Any, given: list[Item]) -> Sequence[Item]:
             item = Opaque("keys that are cut over ranks")
         if isinstance(i, WholeInterpreter):
             item = i.settled(item)
+            if isinstance(item, Sharded) and item.spec != spec:
+                item = i.agreed(item)
             if isinstance(item, Free):
                 i.mapped.add(item.name)
             values.append(i.place(item, spec) if isinstance(item, Free) else as_sharded(e, item, spec))

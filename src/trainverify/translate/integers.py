@@ -27,7 +27,7 @@ _KEEPS: Final = frozenset(
     )
 )
 # The same, where elements may be other ranks'
-_EXCHANGES: Final = frozenset(("all_gather", "all_to_all", "broadcast", "recv", "scatter", "gather"))
+EXCHANGES: Final = frozenset(("all_gather", "all_to_all", "broadcast", "recv", "scatter", "gather"))
 _JOINS: Final = frozenset(("concat", "stack"))
 
 
@@ -87,18 +87,18 @@ def wraps(e: Emitter, name: str) -> bool:
 
 
 def _made(e: Emitter, op: Op, name: str) -> Bounds:
-    if op.name in _EXCHANGES or op.name in ("all_reduce", "reduce", "reduce_scatter"):
+    if op.name in EXCHANGES or op.name in ("all_reduce", "reduce", "reduce_scatter"):
         return _exchanged(e, op, name)
     if op.name in _KEEPS:
         return tensor_bounds(e, op.inputs[0])
     if op.name in _JOINS:
-        return _hull([tensor_bounds(e, i) for i in op.inputs])
+        return hull([tensor_bounds(e, i) for i in op.inputs])
     if op.name == "where":
-        return _hull([tensor_bounds(e, i) for i in op.inputs[1:]])
+        return hull([tensor_bounds(e, i) for i in op.inputs[1:]])
     if op.name == "put_along_dim":
-        return _hull([tensor_bounds(e, op.inputs[0]), tensor_bounds(e, op.inputs[2])])
+        return hull([tensor_bounds(e, op.inputs[0]), tensor_bounds(e, op.inputs[2])])
     if op.name in ("masked_fill", "pad"):
-        return _hull([tensor_bounds(e, op.inputs[0]), _numbers(e, op.get("value", 0))])
+        return hull([tensor_bounds(e, op.inputs[0]), _numbers(e, op.get("value", 0))])
     if op.name in ("argmax", "argmin", "argsort") or (op.name in ("topk", "sort") and name == op.outputs[1]):
         dim = op.get("dim", -1)
         return 0, e.shape(str(op.inputs[0]))[dim] - 1 if isinstance(dim, int) else max(e.shape(str(op.inputs[0])), default=1) - 1
@@ -126,8 +126,8 @@ def _made(e: Emitter, op: Op, name: str) -> Bounds:
 def _exchanged(e: Emitter, op: Op, name: str) -> Bounds:
     """What other ranks have: what this one has if all run this program, else what the dtype holds."""
     own = NARROW.get(e.tensors[name].dtype)
-    if not op.inputs or (op.name not in _EXCHANGES and op.get("op", "sum") not in ("max", "min")):
-        return own if op.name in _EXCHANGES else None
+    if not op.inputs or (op.name not in EXCHANGES and op.get("op", "sum") not in ("max", "min")):
+        return own if op.name in EXCHANGES else None
     return tensor_bounds(e, op.inputs[0]) if e.shared else own
 
 
@@ -183,15 +183,19 @@ def _arithmetic(op: Op, found: Sequence[Bounds], value: Bounds) -> Bounds:
         return -1, 1
     if op.name == "square" and found[0] is not None:
         return _corners(*(max(map(abs, found[0])),) * 2, 0, max(map(abs, found[0])))
+    if op.name in ("mod", "floordiv") and found[0] is not None and value is not None and value[0] == value[1]:
+        low, high = found[0][0] // value[0], found[0][1] // value[0]
+        return (low, high) if op.name == "floordiv" else (0, min(value[0] - 1, found[0][1])) if low >= 0 else (0, value[0] - 1)
     both = [*found, value] if len(found) == 1 else list(found)
     if op.get("alpha", 1) != 1 or len(both) != 2 or both[0] is None or both[1] is None or op.name not in _ARITHMETIC:
         return None
     return _ARITHMETIC[op.name](*both[0], *both[1])
 
 
-def _hull(found: Sequence[Bounds]) -> Bounds:
+def hull(found: Sequence[Bounds]) -> Bounds:
+    """Of integers with one of these bounds."""
     known = [b for b in found if b is not None]
     return (min(a for a, _ in known), max(b for _, b in known)) if known and len(known) == len(found) else None
 
 
-__all__ = ["NARROW", "RANGES", "Bounds", "fits", "holds", "tensor_bounds", "wraps"]
+__all__ = ["EXCHANGES", "NARROW", "RANGES", "Bounds", "fits", "holds", "hull", "tensor_bounds", "wraps"]

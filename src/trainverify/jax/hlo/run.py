@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -11,19 +12,21 @@ import numpy as np
 from trainverify.graph.program import Phase
 from trainverify.graph.types import TensorType
 from trainverify.jax.constants import constant
+from trainverify.jax.control import chosen
 from trainverify.jax.hlo.rows import REDUCTIONS, call_of
 from trainverify.jax.hlo.text import Aval, Computation, Instruction, Module, integers, literal, replica_groups
 from trainverify.jax.interpret import MOST_STEPS, Interpreter, type_of
 from trainverify.jax.lines import assigned, installed, source_of
 from trainverify.jax.mappings.communication import together
-from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.ranges import bounds
-from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Value
+from trainverify.jax.values import DTYPES, Divergent, Grid, Number, Opaque, Value
 from trainverify.translate.emit import Place, Unmapped
 from trainverify.translate.groups import bind, by_members
 
 Env = dict[str, Any]  # a value, or the list of values of a tuple
 _NOTHING: Final = {"add": 0, "maximum": -np.inf, "minimum": np.inf, "and": 1, "or": 0, "multiply": 1}
+_COLLECTIVES: Final = frozenset(("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"))
+_CALLED: Final = ("to_apply", "condition", "body", "branch_computations", "true_computation", "false_computation", "calls")
 _ALL: Final = {"add": "sum", "maximum": "max", "minimum": "min"}
 
 
@@ -149,6 +152,31 @@ class HloInterpreter(Interpreter):
 
     def _call(self, i: Instruction, env: Env) -> Any:
         return self.computation(self.module.computations[i.attrs["to_apply"].lstrip("%")], [env[o] for o in i.operands])
+
+    def _conditional(self, i: Instruction, env: Env) -> Any:
+        """A branch by its number (the last one by a number of none), or the first of two where a condition holds."""
+        which, by_number = env[i.operands[0]], "branch_computations" in i.attrs
+        names = i.attrs["branch_computations"].strip("{}").split(",") if by_number else []
+        names = names or [i.attrs["false_computation"], i.attrs["true_computation"]]
+        given = [env[o] for o in i.operands[1:]]
+        bodies = [self.module.computations[n.strip().lstrip("%")] for n in names]
+        if isinstance(which, Grid) and by_number and not 0 <= which.bounds()[0] <= which.bounds()[1] < len(bodies):
+            raise Unmapped("a branch by a number of none")
+        if not isinstance(which, Opaque | Grid) and any(self._communicates(b) for b in bodies):
+            raise Unmapped("a condition on data with communication in a branch")
+
+        def run(body: Computation, x: Any) -> list[Any]:
+            found = self.computation(body, [x])
+            return found if isinstance(found, list) else [found]
+
+        branches = [partial(run, b, x) for b, x in zip(bodies, given if by_number else given[::-1], strict=True)]
+        found = chosen(self.e, which, branches, len(i.types))
+        return found if i.is_tuple else found[0]
+
+    def _communicates(self, c: Computation) -> bool:
+        named = (v.strip("{}").split(",") for x in c.instructions for k, v in x.attrs.items() if k in _CALLED)
+        called = (self.module.computations[n.strip().lstrip("%")] for several in named for n in several)
+        return any(x.opcode in _COLLECTIVES for x in c.instructions) or any(map(self._communicates, called))
 
     def _while(self, i: Instruction, env: Env) -> Any:
         test, body = (self.module.computations[i.attrs[n].lstrip("%")] for n in ("condition", "body"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainverify.jax.mappings import communication, elementwise, indexing, linear, reductions, shaping
+from trainverify.jax.mappings import communication, elementwise, formulas, indexing, linear, reductions, shaping
 from trainverify.jax.mappings.table import Row
 
 MAPPINGS: dict[str, Row] = {
@@ -12,6 +12,7 @@ MAPPINGS: dict[str, Row] = {
     **linear.ROWS,
     **indexing.ROWS,
     **communication.ROWS,
+    **formulas.ROWS,
 }
 
 __all__ = ["MAPPINGS"]

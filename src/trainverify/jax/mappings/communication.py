@@ -11,9 +11,8 @@ import numpy as np
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
-from trainverify.jax.mappings.elementwise import Divergent
 from trainverify.jax.mappings.table import Arguments, rows
-from trainverify.jax.values import Grid, Number, Value
+from trainverify.jax.values import Divergent, Grid, Number, Value
 from trainverify.translate.emit import Unmapped
 from trainverify.translate.groups import bind, by_members
 
