@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from fractions import Fraction
+from functools import singledispatch
 from typing import Any
 
 import pytest
@@ -188,3 +189,55 @@ def test_a_division_by_0_that_is_not_caught() -> None:
     found = verdict(factor, factor)
     assert found.verdict == "PROVED", found.reason
     assert any("its divisor is not 0" in a for a in found.assumptions), found.assumptions
+
+
+# -- tensors ------------------------------------------------------------------------------------------------------------
+
+
+def where(shown: Callable[[Any, Any], bool]) -> Factor:
+    return lambda model, batch: 0.5 if shown(model, batch["x"]) else 1.0
+
+
+@singledispatch
+def weighed(x: Any) -> bool:
+    return False
+
+
+@weighed.register
+def _(x: torch.nn.Parameter) -> bool:
+    return True
+
+
+SHOWN: dict[str, Callable[[Any, Any], bool]] = {
+    "class": lambda model, x: x.__class__ is torch.Tensor and model.weight.__class__ is torch.nn.Parameter,
+    "name": lambda model, x: x.__class__.__name__ == "Tensor",
+    "dispatch": lambda model, x: weighed(model.weight) and not weighed(x),
+    "device": lambda model, x: x.untyped_storage().device.type == x.device.type == "cpu",
+    "typed": lambda model, x: x.storage().device.type == "cpu" and not x.is_meta,
+    "attributes": lambda model, x: not vars(model.weight) and not x.__dict__,
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_a_tensor_shows(name: str) -> None:
+    assert SHOWN[name](torch.nn.Linear(4, 3), torch.ones(2))
+    found = verdict(where(SHOWN[name]))
+    assert found.verdict == "REFUTED", found.reason
+
+
+def test_what_all_tensors_show() -> None:
+    shown = where(lambda model, x: all(f(model, x) for f in SHOWN.values()))
+    found = verdict(shown, lambda model, batch: 0.5)
+    assert found.verdict == "PROVED", found.reason
+
+
+def test_attributes_that_are_written() -> None:
+    def factor(model: Any, batch: Any) -> Any:
+        attributes = vars(model.weight)
+        attributes["one"] = 1
+        attributes.update(two=2)
+        attributes.pop("one")
+        return 0.5 if model.weight.two == 2 and not hasattr(model.weight, "one") and "two" in vars(model.weight) else 1.0
+
+    found = verdict(factor, lambda model, batch: 0.5)
+    assert found.verdict == "PROVED", found.reason

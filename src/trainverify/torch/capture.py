@@ -135,6 +135,7 @@ class Session:
             if isinstance(spec := self.batch.get(name), Ids):
                 t.emitter.ids.spreads[name] = spec.spread
                 t.emitter.nonnegative |= {name} if spec.spread[0][0] >= 0 else set()
+                t.emitter.bounds[name] = int(spec.spread[0][0]), int(spec.spread[-1][1])
             self.now.inputs[name] = tensor
 
     def _sources(self, made: Mapping[str, torch.Tensor]) -> None:

@@ -12,22 +12,25 @@ from functools import cache
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
-from trainverify.torch.frames import is_ours, torchs
+from trainverify.torch.frames import is_ours
 from trainverify.torch.lines import is_users
 
 _ALWAYS: Final = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 _RAISES: Final = ("RERAISE", "RAISE_VARARGS")
+_GENERATED: Final = contextlib._GeneratorContextManager
 _CAPTURES: Final = ("capture", "capture_script")  # functions of ours that call the user's
 
 
-def handled(*errors: type[Exception]) -> bool:
-    """Whether a handler of the user's may catch one of these errors, raised where this function is called."""
+def handled(*errors: type[Exception], any_manager: bool = False) -> bool:
+    """Whether a handler of the user's may catch one of these errors, raised where this function is called.
+
+    With `any_manager` every `with` counts as a handler: that is quick to see."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if is_ours(code.co_filename) and code.co_name in _CAPTURES:
             return False
-        if is_users(code.co_filename) and _catches(frame, errors):
+        if is_users(code.co_filename) and _catches(frame, errors, True if any_manager else None):
             return True
         frame = frame.f_back
     return False
@@ -41,7 +44,7 @@ def _table(code: CodeType) -> tuple[list[dis.Instruction], dict[int, int], list[
     return instructions, {i.offset: n for n, i in enumerate(instructions)}, list(entries)
 
 
-def _catches(frame: FrameType, errors: Sequence[type[Exception]]) -> bool:
+def _catches(frame: FrameType, errors: Sequence[type[Exception]], swallowed: bool | None = None) -> bool:
     """Whether control may leave the handlers around what a frame runs now otherwise than by an error."""
     code, places, entries = _table(frame.f_code)
     waiting, seen = [_handler(entries, frame.f_lasti)], set()
@@ -58,7 +61,7 @@ def _catches(frame: FrameType, errors: Sequence[type[Exception]]) -> bool:
             return True
         elif name == "CHECK_EXC_MATCH" and not _matches(frame, code[:at], errors):
             waiting.append(code[at + 1].argval)  # the jump that is taken where the error is another one
-        elif name == "WITH_EXCEPT_START" and not any(map(_swallows, gc.get_objects())):
+        elif name == "WITH_EXCEPT_START" and not (_swallowed(errors) if swallowed is None else swallowed):
             waiting.append(code[at + 2].offset)
         else:
             if code[at].opcode in dis.hasjrel or code[at].opcode in dis.hasjabs:
@@ -93,23 +96,25 @@ def _matches(frame: FrameType, before: Sequence[dis.Instruction], errors: Sequen
         return True
 
 
-def _swallows(value: Any) -> bool:
-    """Whether a manager of a `with` may keep an error from its caller. One that is not in use counts too."""
-    if not _may_swallow(type(value)):
-        return False
-    if type(value) is not contextlib._GeneratorContextManager:
+def _swallowed(errors: Sequence[type[Exception]]) -> bool:
+    """Whether a manager of some `with` may keep an error from its caller. One that is not in use counts too."""
+    objects = gc.get_objects()
+    kinds = set(map(type, objects))
+    if any(_may_swallow(k) for k in kinds):
         return True
-    frame = value.gen.gi_frame
-    return frame is not None and torchs(frame.f_code.co_filename) is None and _catches(frame, (Exception,))
+    made: list[Any] = [m for m in objects if type(m) is _GENERATED] if _GENERATED in kinds else []
+    frames: list[FrameType] = [m.gen.gi_frame for m in made if m.gen.gi_frame is not None]
+    return any(is_users(f.f_code.co_filename) and _catches(f, errors, False) for f in frames)
 
 
 @cache
 def _may_swallow(kind: type) -> bool:
-    """Whether `__exit__` may return something true. PyTorch's and ours do not."""
+    """Whether `__exit__` may return something true. In PyTorch and in Python's library only where it says so."""
     method = next((vars(k)["__exit__"] for k in type.mro(kind) if "__exit__" in vars(k)), None)
-    if not isinstance(method, FunctionType) or torchs(method.__code__.co_filename) or is_ours(method.__code__.co_filename):
+    if not isinstance(method, FunctionType):
         return False
-    return any(value not in (None, False) for value in _returned(method.__code__))
+    users = is_users(method.__code__.co_filename)
+    return issubclass(kind, contextlib.suppress) or any(v is True or (users and v not in (None, False)) for v in _returned(method.__code__))
 
 
 def _returned(code: CodeType) -> Iterator[Any]:

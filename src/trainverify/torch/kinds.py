@@ -1,14 +1,18 @@
-"""`type(x)` in the user's modules: the type that x has in a real run, not that of a fake tensor or of a number of ours."""
+"""What Python shows of a value in the user's code: the type and the attributes that it has in a real run, not those of a fake tensor."""
 
 from __future__ import annotations
 
 import sys
 import sysconfig
+from collections.abc import MutableMapping
+from functools import cache
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
+from trainverify.torch.frames import is_ours, torchs
 from trainverify.torch.lines import is_users
 from trainverify.torch.reading import Number
 
@@ -57,12 +61,61 @@ def kind_of(value: Any) -> Any:
     return next((k for k in (torch.nn.Parameter, torch.nn.Buffer) if isinstance(value, k)), torch.Tensor)
 
 
+class Attributes(dict[str, Any]):
+    """Those of a fake tensor that a real one has too. What is written to them is written to the tensor."""
+
+    def __init__(self, tensor: Any):
+        super().__init__({n: v for n, v in vars(tensor).items() if n not in _fakes()})
+        self.tensor = tensor
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        vars(self.tensor)[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        del vars(self.tensor)[name]
+
+    pop, popitem, clear = MutableMapping.pop, MutableMapping.popitem, MutableMapping.clear
+    update, setdefault = MutableMapping.update, MutableMapping.setdefault
+
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+
+class Shown(torch.Tensor):
+    """The class that fake tensors inherit from: outside PyTorch `x.__class__` and `vars(x)` are those of a real run."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return kind_of(self) if _told(sys._getframe(1).f_code.co_filename) else type(self)
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        return Attributes(self) if _told(sys._getframe(1).f_code.co_filename) else _ATTRIBUTES.__get__(self)
+
+
+@cache
+def _told(file: str) -> bool:
+    return torchs(file) is None and not is_ours(file)
+
+
+@cache
+def _fakes() -> frozenset[str]:
+    """The attributes that every fake tensor has."""
+    with _disable_current_modes(), FakeTensorMode():
+        return frozenset((*vars(torch.empty(0)), "_is_param", "_is_buffer"))
+
+
+_ATTRIBUTES: Final = vars(torch.Tensor)["__dict__"]
 TYPE: Final = Type()
 _PYTHON: Final = sysconfig.get_paths()["stdlib"]
 
 
 def install() -> None:
-    """In all modules of the user's own that are there now; those of installed packages keep `type`."""
+    """Fake tensors show what real ones do; `type` in all modules of the user's own that are there now: installed packages keep theirs."""
+    FakeTensor.__bases__ = (Shown,)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and not file.startswith(_PYTHON) and "site-packages" not in file and is_users(file):

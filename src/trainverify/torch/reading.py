@@ -122,7 +122,7 @@ class Number:
         if not isinstance(other, torch.Tensor) and other >= 0 and other % 1 == 0:
             return
         whole = not any(v.is_floating_point() if isinstance(v, torch.Tensor) else isinstance(v, float) for v in (one, other))
-        if whole or handled(ArithmeticError):
+        if whole or handled(ZeroDivisionError, OverflowError):
             self._refuse("a power that need not be a number of its type")
         if isinstance(one, torch.Tensor) or one <= 0:
             self._boundary.assume(RAISES.format("pow", self._boundary.where(), "its base is positive"))
@@ -222,10 +222,13 @@ for _name in {*vars(int), *vars(float)} - _OBJECTS - vars(Number).keys() | {"__h
 
 def _patch_memory(boundary: Boundary) -> None:
     """Addresses tell memory apart, as in a real run; there is nothing at them. PyTorch itself takes 0 for what has no memory."""
-    storage = torch.UntypedStorage
+    storage, on, memory = torch.UntypedStorage, torch.UntypedStorage.device, torch.Tensor.untyped_storage
 
     def told(s: torch.UntypedStorage) -> bool:
-        return s.device.type == "meta" and torchs(sys._getframe(2).f_code.co_filename) is None
+        frame = sys._getframe(2)
+        while torchs(frame.f_code.co_filename) == "storage.py" and frame.f_back is not None:
+            frame = frame.f_back
+        return on.__get__(s).type == "meta" and torchs(frame.f_code.co_filename) is None
 
     def address(s: torch.UntypedStorage) -> int:
         return int(s._cdata) << 16 if told(s) else int(at(s))
@@ -234,11 +237,20 @@ def _patch_memory(boundary: Boundary) -> None:
         s = t.untyped_storage()
         return (int(s._cdata) << 16) + int(t.storage_offset()) * t.element_size() if told(s) else int(start(t))
 
+    def untyped(t: torch.Tensor) -> torch.UntypedStorage:
+        s = memory(t)
+        if hasattr(t, "fake_device"):
+            s.of = t.fake_device
+        return s
+
+    def device(s: torch.UntypedStorage) -> torch.device:
+        return s.of if told(s) and hasattr(s, "of") else on.__get__(s)
+
     def refused(name: str) -> Any:
         original = getattr(storage, name)
 
         def call(s: torch.UntypedStorage, *args: Any) -> Any:
-            if s.device.type == "meta":
+            if on.__get__(s).type == "meta":
                 raise boundary.refused(ReadsData(f"{boundary.where()}: {name} of a tensor's memory reads or writes values"))
             return original(s, *args)
 
@@ -246,6 +258,7 @@ def _patch_memory(boundary: Boundary) -> None:
 
     at, start = storage.data_ptr, torch.Tensor.data_ptr
     storage.data_ptr, torch.Tensor.data_ptr = address, place
+    storage.device, torch.Tensor.untyped_storage = property(device), untyped
     for name in ("__getitem__", "__setitem__", "tolist"):
         setattr(storage, name, refused(name))
     to_json = json.JSONEncoder.default

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from trainverify.torch.beside import Beside, described
 from trainverify.torch.bodies import python_body
+from trainverify.torch.checks import check
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.frames import torchs
 from trainverify.torch.functional import Functional
@@ -60,6 +61,8 @@ class Recorder(TorchDispatchMode):
             return self.translator.item(args[0])
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             self.translator.boundary.assume(OVERFLOW)
+        if not self.translator.real:
+            check(self.translator, func, args, kwargs)
         given = self.translator.stood_in(func, args, kwargs)
         fault = self._fault(func, given.args, given.kwargs)
         if fault is None and func not in self._inside and (body := python_body(func)) is not None:

@@ -1,0 +1,99 @@
+"""Errors that PyTorch raises by the values of its arguments, which a capture does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trainverify.torch.handlers import handled
+from trainverify.torch.translate import Translator
+from trainverify.translate.integers import tensor_bounds
+
+ERRORS: Final = (RuntimeError, IndexError, torch.linalg.LinAlgError)
+CAUGHT: Final = "a real run may raise an error in {}, by its data, and the code has a handler for it"
+_CHECK: Final = "aten::_linalg_check_errors"  # what functions of torch.linalg call
+CHECKS: Final = frozenset(
+    (
+        _CHECK,
+        *(f"aten::{n}" for n in ("_linalg_eigh", "_linalg_svd", "linalg_eig", "linalg_eigvals", "linalg_lstsq", "cholesky", "histc")),
+        *(f"aten::{n}" for n in ("_assert_async", "_assert_scalar", "multinomial", "bernoulli", "normal", "binomial", "poisson")),
+        *(f"aten::{n}" for n in ("bincount", "repeat_interleave", "masked_scatter", "masked_scatter_", "segment_reduce", "_ctc_loss")),
+        *(f"aten::{n}" for n in ("multi_margin_loss", "multilabel_margin_loss_forward", "max_unpool2d", "max_unpool3d")),
+        *(f"aten::{n}" for n in ("binary_cross_entropy", "binary_cross_entropy_backward")),
+    )
+)
+# Integers divided by 0, or to a negative power
+WHOLE: Final = frozenset(f"aten::{n}{end}" for n in ("floor_divide", "remainder", "fmod", "div", "divide", "pow") for end in ("", "_"))
+# Operators that take elements by positions: the argument that has these
+POSITIONS: Final = {
+    **{f"aten::{n}{end}": "index" for n in ("gather", "index_select", "take", "put", "scatter", "scatter_add") for end in ("", "_")},
+    **{
+        f"aten::{n}{end}": "index" for n in ("scatter_reduce", "index_add", "index_copy", "index_fill", "index_reduce") for end in ("", "_")
+    },
+    **{f"aten::{n}": "indices" for n in ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")},
+    **{f"aten::{n}": "indices" for n in ("embedding", "embedding_renorm_", "_embedding_bag", "_embedding_bag_forward_only")},
+    **{f"aten::{n}": "target" for n in ("nll_loss_forward", "nll_loss2d_forward")},
+}
+_FROM_THE_END: Final = ("take", "put", "put_", "index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
+
+
+def check(t: Translator, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """No verdict where the user's code may go on after such an error; elsewhere, that none is raised is assumed."""
+    name = func._schema.name
+    if name in CHECKS or (name in WHOLE and _whole(args, kwargs)):
+        if handled(*ERRORS):
+            t.boundary.note(CAUGHT.format(name))
+        elif name in CHECKS:
+            t.boundary.assume(f"{args[1] if name == _CHECK else name} at {t.boundary.where()} raises no error")
+    elif name in POSITIONS and handled(*ERRORS, any_manager=True):
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(kwargs)
+        first = -1 if name.removeprefix("aten::") in _FROM_THE_END else 0
+        if not all(_within(t, ids, first * size, size) for ids, size in _positions(name, given)) and handled(*ERRORS):
+            t.boundary.note(CAUGHT.format(name))
+
+
+def _whole(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether integers are divided, or raised to a power, by one that may be 0 or negative."""
+    if kwargs.get("rounding_mode", "") is None or (isinstance(args[1], int) and args[1] > 0):
+        return False
+    return not any(v.is_floating_point() if isinstance(v, torch.Tensor) else isinstance(v, float) for v in args[:2])
+
+
+def _positions(name: str, given: Mapping[str, Any]) -> Iterator[tuple[torch.Tensor, int]]:
+    """Positions, and how many there are."""
+    ids, of = given[POSITIONS[name]], given.get("self", given.get("weight"))
+    assert isinstance(of, torch.Tensor)
+    if isinstance(ids, list | tuple):
+        d = 0
+        for i in ids:
+            mask = i is not None and i.dtype in (torch.bool, torch.uint8)
+            if i is not None and not mask:
+                yield i, of.shape[d]
+            d += i.ndim if mask else 1
+    elif name in ("aten::take", "aten::put", "aten::put_"):
+        yield ids, of.numel()
+    elif POSITIONS[name] == "target":
+        yield ids, of.shape[min(1, of.ndim - 1)]
+    else:
+        yield ids, of.shape[given.get("dim", 0)] if of.ndim else 1
+
+
+def _within(t: Translator, ids: torch.Tensor, first: int, stop: int) -> bool:
+    """Whether it follows from how positions were made that they are some of these."""
+    if not ids.numel():
+        return True
+    if (found := t.known(ids)) is not None:
+        with _disable_current_modes():
+            return bool(((found >= first) & (found < stop)).all())
+    if t.step is None:
+        return False
+    with t.memory.unnoted():
+        value = t.read(ids)
+    bounds = tensor_bounds(t.emitter, value) if isinstance(value, str) else None
+    return bounds is not None and first <= bounds[0] and bounds[1] < stop
+
+
+__all__ = ["CHECKS", "POSITIONS", "WHOLE", "check"]
