@@ -52,6 +52,22 @@ def test_groups_with_the_same_first_members(first: list[int], second: list[int],
     assert report.verdict == verdict, report.reason
 
 
+@pytest.mark.parametrize(("parts", "verdict"), [([[0, 1]], "PROVED"), ([[0], [1]], "REFUTED")])
+def test_groups_of_one_rank_beside_the_whole_axis(parts: list[list[int]], verdict: str) -> None:
+    def distributed(mesh: Any) -> Any:
+        def step(params: Any, x: Any) -> Any:
+            whole = lax.pmean(jnp.sum(x), "dp")
+            return params, lax.psum(jnp.sum(jnp.sum(x, 1) * params["w"]) + whole, "dp", axis_index_groups=parts) - 2 * whole
+
+        return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    def alone(params: Any, x: Any) -> Any:
+        return params, jnp.sum(jnp.sum(x, 1).reshape(2, 4) * params["w"])
+
+    report = tvj.verify(alone, distributed, ({"w": tvj.Reals((4,))}, tvj.Reals((8, 3))), {"dp": 2})
+    assert report.verdict == verdict, report.reason
+
+
 def test_a_name_bound_twice_is_an_internal_error() -> None:
     groups: dict[str, tuple[int, ...]] = {}
     assert bind(groups, "dp", (0, 1)) == bind(groups, "dp", (0, 1)) == "dp"

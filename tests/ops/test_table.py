@@ -25,6 +25,7 @@ REJECTED: list[tuple[str, dict[str, Any], tuple[TensorType | None, ...], str]] =
     ("pow", {}, (X,), "pow needs the attribute 'exponent'"),
     ("linear", {}, (X,), "linear takes 2 to 3 tensors, got 1"),
     ("linear", {}, (X, None), "linear: tensor 'w' is missing"),
+    ("concat", {"dim": 0}, (X, None, X), "concat: tensor 2 is missing"),
     ("matmul", {}, (X, W), "matmul(f32[2,3], f32[5,3]): contract: sizes 3 and 5 of one label differ"),
     ("add", {}, (X,), "give a second tensor or the attribute `value`, not both"),
     ("gelu", {"approximate": "fast"}, (X,), "gelu: attribute approximate = 'fast'"),

@@ -183,8 +183,8 @@ def check_arity(definition: OpDef, present: list[bool]) -> None:
         want = f"at least {low}" if definition.variadic else str(low) if low == high else f"{low} to {high}"
         raise OpError(f"{definition.name} takes {want} tensors, got {n}")
     for i, here in enumerate(present):
-        if not here and i < definition.required:
-            raise OpError(f"{definition.name}: tensor {definition.tensors[i]!r} is missing")
+        if not here and (i < definition.required or definition.variadic):
+            raise OpError(f"{definition.name}: tensor {i + 1 if definition.variadic else repr(definition.tensors[i])} is missing")
 
 
 @dataclass(frozen=True)

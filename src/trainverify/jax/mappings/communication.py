@@ -62,7 +62,7 @@ def groups(e: RankEmitter, axes: Sequence[str], parts: Any = None) -> tuple[list
             if mine is None or len({len(p) for p in parts}) > 1:
                 raise Unmapped("axis_index_groups of different sizes, or without a rank")
             members, size = tuple(members[i] for i in mine), len(mine)
-        name = f"{label}.{members[0]}" if parts is None else by_members(label, members)
+        name = f"{label}.{members[0]}" if parts is None else by_members(f"{label}.part", members)
         names.append(bind(e.groups, name, members))
     e.kept[key] = names, size
     return names, size
