@@ -119,10 +119,10 @@ def test_constants_that_ranks_start_with(table: list[float], bias: float, known:
 class Queued(nn.Module):
     """A table of positions that every step rolls on: state, though constants lead to it when it is built."""
 
-    def __init__(self):
+    def __init__(self, persistent: bool = True):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))
-        self.register_buffer("table", torch.arange(3.0) * 0.5)
+        self.register_buffer("table", torch.arange(3.0) * 0.5, persistent=persistent)
 
     def forward(self, x, by: int):
         self.table.copy_(torch.cat((self.table[by:], self.table[:by])))
@@ -197,3 +197,20 @@ def test_tables_that_ddp_broadcasts_in_the_step(factors: tuple[float, float], ve
     report = tvt.verify(reference, ranks, 2, {"x": tvt.Reals((4, 3), "(dp b) k")}, {"dp": 2}, loss={"dp": "avg"}, points=1)
     assert report.verdict == verdict, report.reason
     assert verdict != "UNKNOWN" or "constants" in report.reason
+
+
+@pytest.mark.parametrize(("reference", "ranks"), [(True, False), (False, True)])
+def test_state_that_checkpoints_keep_on_one_side(reference: bool, ranks: bool) -> None:
+    """UNKNOWN: a step from a checkpoint starts with other numbers; one from the beginning does not."""
+
+    def step(persistent: bool):
+        model = Queued(persistent)
+        one = trained(model)
+        call = model.forward
+        model.forward = lambda x: call(x, 1)
+        return one
+
+    batch = {"x": tvt.Reals((10, 3), "(dp s) k")}
+    report = tvt.verify(lambda: step(reference), lambda r, w: step(ranks), 2, batch, {"dp": 2}, loss={"dp": "avg"}, points=1)
+    assert report.verdict == "UNKNOWN", report.reason
+    assert "is computed with the model" in report.reason

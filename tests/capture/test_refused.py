@@ -47,6 +47,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "equal": lambda g: torch.equal(g, 2 * g),
     "memory": lambda g: g.untyped_storage()[0],
     "nonzero": lambda g: g.nonzero(),
+    "sparse": lambda g: g.to_sparse().coalesce(),
     "dlpack": lambda g: np.from_dlpack(g),
     "exchanged": lambda g: dist.all_gather_object([None, None], g),
     "sent": lambda g: dist.gather_object(1, None),

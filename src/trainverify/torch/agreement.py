@@ -148,6 +148,7 @@ class Restructured(Protocol):
     rank: int | None
     program: Program
     structure: dict[str, str]
+    made: tuple[str, ...]
     left: list[str]
 
 
@@ -159,6 +160,17 @@ def restructured(reference: Restructured, ranks: Sequence[Restructured]) -> Iter
             if mine != theirs and (name in c.structure or _has(c.program, name) or not any(name in r.structure for r in ranks)):
                 text = f"after the step {name} is {mine} on this rank, and {theirs} on one device"
                 yield Finding("TV511", text, c.rank, name, None, None, "unsupported")
+
+
+def made_or_kept(reference: Restructured, ranks: Sequence[Restructured]) -> Iterator[Finding]:
+    """Buffers that are made with the model on one side, and may hold anything on the other: checkpoints keep them there."""
+    for c in ranks:
+        for one, other in ((c, reference), (reference, c)):
+            for name in sorted(set(one.made) & {*other.program.state} - {*other.made}):
+                where = "one device" if one is c else "this rank"
+                text = f"buffer {name} may hold anything before the step on {where}, and is computed with the model on the other side"
+                hint = "let checkpoints keep it on both sides, or on neither (register_buffer(persistent=…))"
+                yield Finding("TV511", text, c.rank, name, None, hint, "unsupported")
 
 
 def left_over(reference: Restructured, ranks: Sequence[Restructured]) -> Iterator[Finding]:

@@ -332,6 +332,7 @@ class Session:
             left=left,
             by_hand=tuple(n.name for n in self.now.named if n.by_hand),
             tables=tables,
+            made=tuple(self.now.made),
         )
 
     def _tables(self, after: After) -> dict[str, bool]:

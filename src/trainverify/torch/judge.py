@@ -18,7 +18,7 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
-from trainverify.torch.agreement import disagreements, left_over, numbers, restructured
+from trainverify.torch.agreement import disagreements, left_over, made_or_kept, numbers, restructured
 from trainverify.torch.cache import Cache
 from trainverify.torch.capture import STEPS, capture
 from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
@@ -314,6 +314,7 @@ def judge(
     early = _summarised([f for c in (reference, *ranks) for f in c.findings] + _used_alike(ranks))
     early += disagreements([c.groups for c in ranks], ledgers)
     early += [_with_line(f, reference.used) for f in numbers(reference.ledger, ledgers)]
+    early += made_or_kept(reference, ranks)
     early += left_over(reference, ranks)
     early += _losses(reference, ranks)
     stopped = _stopped(subject, early, (reference, *ranks))

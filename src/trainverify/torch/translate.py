@@ -164,9 +164,10 @@ class Translator:
 
     def keep(self, t: torch.Tensor) -> int:
         """The memory of a tensor, as a number. It is not given back while the step is captured."""
-        if isinstance(t, FakeTensor) and not self.stand_ins.same_mode(t):
-            text = f"{self._place().source}: a fake tensor of another mode: its memory is not followed"
-            raise self.boundary.refused(ReadsData(text))
+        other = isinstance(t, FakeTensor) and not self.stand_ins.same_mode(t)
+        if other or t.layout is not torch.strided:
+            what = "a fake tensor of another mode" if other else f"a tensor of layout {t.layout}"
+            raise self.boundary.refused(ReadsData(f"{self._place().source}: {what}: its memory is not followed"))
         storage = t.untyped_storage()
         key = int(storage._cdata)
         self._alive.setdefault(key, storage)
