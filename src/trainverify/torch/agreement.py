@@ -59,6 +59,7 @@ class Ledger:
     )  # small constants, before and after the step
     initial: dict[str, tuple[float, ...]] = field(default_factory=dict)  # what follows from constants when it is built: its numbers, or one
     lost: list[str] = field(default_factory=list)  # such numbers that the step computes from data
+    made: set[str] = field(default_factory=set)  # buffers that hold what they are computed as when the model is built
     calls: list[Call] = field(default_factory=list)  # all communication of the step, in order
     overlapping: bool = False  # messages are under way while others are started that are waited for first
 
@@ -148,7 +149,7 @@ class Restructured(Protocol):
     rank: int | None
     program: Program
     structure: dict[str, str]
-    made: tuple[str, ...]
+    ledger: Ledger
     left: list[str]
 
 
@@ -166,7 +167,7 @@ def made_or_kept(reference: Restructured, ranks: Sequence[Restructured]) -> Iter
     """Buffers that are made with the model on one side, and may hold anything on the other: checkpoints keep them there."""
     for c in ranks:
         for one, other in ((c, reference), (reference, c)):
-            for name in sorted(set(one.made) & {*other.program.state} - {*other.made}):
+            for name in sorted(one.ledger.made & {*other.program.state} - other.ledger.made):
                 where = "one device" if one is c else "this rank"
                 text = f"buffer {name} may hold anything before the step on {where}, and is computed with the model on the other side"
                 hint = "let checkpoints keep it on both sides, or on neither (register_buffer(persistent=…))"

@@ -164,6 +164,7 @@ class Session:
                 continue
             if n.buffer is not None and isinstance(value := t.read_parts(here), str) and self._follows(n, value):
                 self.now.made[n.name] = value
+                self.talk.ledger.made.add(n.name)
                 t.step.tables.add(in_order(t.emitter, value))
                 t.step.sources.setdefault(t.keep(here), n.name)
                 continue  # computed from constants when the model is built: ranks may compute it differently, so no two are assumed equal
@@ -332,7 +333,6 @@ class Session:
             left=left,
             by_hand=tuple(n.name for n in self.now.named if n.by_hand),
             tables=tables,
-            made=tuple(self.now.made),
         )
 
     def _tables(self, after: After) -> dict[str, bool]:

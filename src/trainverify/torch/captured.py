@@ -35,7 +35,6 @@ class Captured:
     structure: dict[str, str] = field(default_factory=dict)  # what decides on later steps besides values, and what the step made of it
     by_hand: tuple[str, ...] = ()  # of the program's sources and state, tensors in variables, containers and attributes
     tables: dict[str, bool] = field(default_factory=dict)  # buffers that count as tables of constants; whether a step changes them
-    made: tuple[str, ...] = ()  # buffers that hold what they are computed as when the model is built
     left: list[str] = field(default_factory=list)  # gradients that the step before left, and that this one uses
 
 
