@@ -30,7 +30,7 @@ from trainverify.torch.collectives import Talk
 from trainverify.torch.constants import is_table, numbers_of
 from trainverify.torch.cuda import CPU, Fake
 from trainverify.torch.discover import Found, Named, NotSupported, counted, flat_copies, kept, owner_of, search, structure
-from trainverify.torch.environment import patch, start_group
+from trainverify.torch.environment import launched, patch, start_group
 from trainverify.torch.functional import Functional
 from trainverify.torch.inputs import Batch, Ids, Input, lies, local_shape
 from trainverify.torch.lines import Lines
@@ -607,6 +607,7 @@ def capture(
     gpus = None if device == CPU else Fake(1 if rank is None else world)
     if gpus is not None:
         gpus.install()
+    launched(rank, world)
     build = resolved()
     session = Session(batch, mesh, rank, table, meanings, accept, device, changing)
     if store is None:
@@ -621,6 +622,7 @@ def capture(
     if rank is not None:
         start_group(session.talk, rank, world, store=store)
     elif getattr(build, "grouped", False):
+        launched(0, 1)
         start_group(session.talk, 0, 1, store=None if store is None else f"{store}.alone")
     handles = session.lines.hooks()
     fake = session.translator.stand_ins.mode = None if store is not None else Watched(session.translator.boundary)

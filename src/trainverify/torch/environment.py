@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -52,6 +53,17 @@ def patched(owner: Any, **changes: Any) -> Iterator[None]:
 
 
 GLOO: Final = "gloo"  # the backend of captured functions: tensors of theirs are on the CPU
+
+
+LAUNCHED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launched(rank: int | None, world: int) -> None:
+    """The environment of this process, as `torchrun` sets it for one of so many ranks on one machine; without a rank, that of a single run."""
+    for name in LAUNCHED:
+        os.environ.pop(name, None)
+    if rank is not None:
+        os.environ.update(zip(LAUNCHED, (str(rank), str(rank), str(world), str(world), "localhost", "1"), strict=True))
 
 
 def start_group(

@@ -7,7 +7,6 @@ script ends after the third one.
 from __future__ import annotations
 
 import contextlib
-import os
 import runpy
 import sys
 import time
@@ -27,7 +26,7 @@ from trainverify.torch.capture import STEPS, LaterStep, Session, Ways, optimizer
 from trainverify.torch.captured import Captured, Steps
 from trainverify.torch.cuda import CPU, CUDA, Fake
 from trainverify.torch.discover import Found, search
-from trainverify.torch.environment import patch, start_group
+from trainverify.torch.environment import launched, patch, start_group
 from trainverify.torch.found_step import MARK, FoundSteps, StepEnded
 from trainverify.torch.inputs import Flags, Ids, Input, Reals, Spelling
 from trainverify.torch.loading import LOADED
@@ -134,10 +133,8 @@ class step:  # noqa: N801 (a context manager)
         return Ids(shape, chosen(self.cut), below, chosen(self.ignore), dtype)
 
 
-def _launched(rank: int, world: int) -> None:
-    """What a launcher tells its processes; and scalers that the script makes are known."""
-    os.environ.update({n: str(rank) for n in ("RANK", "LOCAL_RANK")} | {n: str(world) for n in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")})
-    os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"})
+def _note_scalers() -> None:
+    """Scalers that the script makes are known."""
     made = torch.amp.GradScaler.__init__
 
     def scaler_made(scaler: Any, *args: Any, **kwargs: Any) -> None:
@@ -172,7 +169,8 @@ def capture_script(
         gpus.install()
     patch(session.talk, session.assumed, gpus)
     session.lines.wrappers.install()
-    _launched(rank, world)
+    launched(rank, world)
+    _note_scalers()
 
     def init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         start_group(session.talk, rank, world, original, asked=backend)
