@@ -21,6 +21,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
+from trainverify.torch.between import Between
 from trainverify.torch.boundary import Watched
 from trainverify.torch.capture import STEPS, LaterStep, Session, Ways, optimizer_hooks
 from trainverify.torch.captured import Captured, Steps
@@ -44,6 +45,7 @@ class Running:
     specs: dict[str, Input] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     scalers: list[Any] = field(default_factory=list)
+    between: Between | None = None  # what the last step left
     loaded: list[list[int]] = field(default_factory=list)  # rows of data loaders, for every step
     found: FoundSteps | None = None  # of a script without `tvt.step`
 
@@ -88,8 +90,10 @@ class step:  # noqa: N801 (a context manager)
             raise LaterStep(f"step {len(RUNNING.steps) + 1} has another batch, or is said to lie otherwise, than the first")
         RUNNING.specs, RUNNING.settings = specs, self.settings
         RUNNING.loaded.append(LOADED.taken())
-        session.batch = specs
-        session.begin(self._found(), self.batch, RUNNING.choices[len(RUNNING.steps)])
+        session.batch, found = specs, self._found()
+        changes = [] if RUNNING.between is None else list(RUNNING.between.changes(found, session.rank))
+        session.begin(found, self.batch, RUNNING.choices[len(RUNNING.steps)])
+        session.talk.findings += changes
         self._hooks = optimizer_hooks(session)
         self._hooks.__enter__()
         self._backward = torch.Tensor.backward
@@ -112,6 +116,7 @@ class step:  # noqa: N801 (a context manager)
             return
         returned = {**({} if self.loss is None else {"loss": self.loss.detach()}), **self.metrics}
         RUNNING.steps.append(session.finish(returned, "step", self._found()))
+        RUNNING.between = Between(session.translator, self._found())
         if len(RUNNING.steps) == len(RUNNING.choices):
             raise StepEnded
 
