@@ -58,6 +58,7 @@ class Ledger:
         default_factory=dict
     )  # small constants, before and after the step
     initial: dict[str, tuple[float, ...]] = field(default_factory=dict)  # what follows from constants when it is built: its numbers, or one
+    reported: dict[str, float] = field(default_factory=dict)  # by the step, as plain numbers
     lost: list[str] = field(default_factory=list)  # such numbers that the step computes from data
     calls: list[Call] = field(default_factory=list)  # all communication of the step, in order
     overlapping: bool = False  # messages are under way while others are started that are waited for first
@@ -140,6 +141,22 @@ def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Findin
     for name, (before, after) in reference.numbers.items():
         if name not in seen and before != after:
             yield Finding("TV508", f"{name} is {_shown(after)} after the step on one device, and no rank has it", None, name)
+    yield from _reported(reference, ledgers)
+
+
+def _reported(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Finding]:
+    """Plain numbers that steps return. Some ranks may return none, as those that print nothing."""
+    hint = "return what is to be compared, and nothing that is measured or that is this rank's own"
+    for rank, led in ledgers.items():
+        for name, value in led.reported.items():
+            alone = reference.reported.get(name)
+            if alone is None or _apart((value,), (alone,)):
+                other = "the reference returns no such number" if alone is None else f"the reference returns {alone:g}"
+                yield Finding("TV508", f"the step returns {name} {value:g}, and {other}", rank, name, None, hint, "unsupported")
+    for name, value in reference.reported.items():
+        if not any(name in led.reported for led in ledgers.values()):
+            text = f"the step of the reference returns {name} {value:g}, and that of no rank returns such a number"
+            yield Finding("TV508", text, None, name, None, hint, "unsupported")
 
 
 class Restructured(Protocol):

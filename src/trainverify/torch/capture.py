@@ -37,8 +37,9 @@ from trainverify.torch.lines import Lines
 from trainverify.torch.mappings import Row
 from trainverify.torch.mappings.table import plain
 from trainverify.torch.placed import Described, described, local
-from trainverify.torch.reading import COMPUTED, Number, Reader
+from trainverify.torch.reading import COMPUTED, Reader
 from trainverify.torch.record import Recorder
+from trainverify.torch.reported import losses, plain_numbers
 from trainverify.torch.states import After, Outputs, Started
 from trainverify.torch.translate import Translator, type_of
 from trainverify.torch.values import DTYPES, ReadsData, Unknown, Value
@@ -279,6 +280,7 @@ class Session:
         carried = self._carried()
         made = Outputs(t, self.rank, {*self.now.inputs, *t.emitter.masks, *self.now.left, *(n.name for n in self.now.named)})
         metrics = self._metrics(returned, made)
+        self.talk.ledger.reported = plain_numbers(returned)
         assumed = list(t.notes.read_values)
         assumed += [f"{b.name} is {b.taken} (accepted, not captured the other way)" for b in self.reader.accepted]
         self._gradients(made)
@@ -351,7 +353,7 @@ class Session:
     def _metrics(self, returned: Any, made: Outputs) -> dict[str, Value]:
         """All that the step returns but the loss, and the conditions on data."""
         metrics: dict[str, Value] = {}
-        for key, value in _losses(returned).items():
+        for key, value in losses(returned).items():
             read = self.translator.read_written(local(value))
             place = described(value)
             if place is not None and any(p != "replicate" for _, p in place["axes"]):
@@ -559,24 +561,6 @@ def drawn(name: str, spec: Input, mesh: Mesh, rank: int | None) -> torch.Tensor:
 def _values(value: torch.Tensor) -> tuple[float, ...]:
     with _disable_current_modes():
         return tuple(float(v) for v in value.reshape(-1).tolist())
-
-
-def _losses(returned: Any) -> dict[str, torch.Tensor]:
-    """What a step reports: its loss, and metrics by name, as tensors or as numbers that were read of them."""
-    if isinstance(returned, Mapping):
-        return {str(k): t for k, v in returned.items() if (t := _computed(v)) is not None}
-    if (loss := _computed(returned)) is not None:
-        return {"loss": loss}
-    if isinstance(returned, list | tuple) and any(_computed(v) is not None for v in returned):
-        raise NotSupported(f"the step returns a {type(returned).__name__}: return its loss, or a dictionary with `loss` and metrics")
-    return {}
-
-
-def _computed(value: Any) -> torch.Tensor | None:
-    """A tensor, or that of a computed number; None of anything else."""
-    if type(value) is Number:
-        return value._tensor.reshape(())
-    return value if isinstance(value, torch.Tensor) else None
 
 
 class LaterStep(Exception):

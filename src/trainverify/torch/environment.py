@@ -59,7 +59,7 @@ LAUNCHED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MAST
 
 
 def launched(rank: int | None, world: int) -> None:
-    """The environment of this process, as `torchrun` sets it for one of so many ranks on one machine; without a rank, that of a single run."""
+    """The environment that `torchrun` gives to one of so many ranks on one machine; without a rank, that of a single run."""
     for name in LAUNCHED:
         os.environ.pop(name, None)
     if rank is not None:
