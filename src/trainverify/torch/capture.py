@@ -27,7 +27,7 @@ from trainverify.torch.buffers import in_order
 from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
 from trainverify.torch.chance import generators
 from trainverify.torch.collectives import Talk
-from trainverify.torch.constants import is_table, numbers_of
+from trainverify.torch.constants import is_table
 from trainverify.torch.cuda import CPU, Fake
 from trainverify.torch.discover import Found, Named, NotSupported, counted, flat_copies, kept, owner_of, search, structure
 from trainverify.torch.environment import launched, patch, start_group
@@ -40,6 +40,7 @@ from trainverify.torch.placed import Described, described, local
 from trainverify.torch.reading import COMPUTED, Reader
 from trainverify.torch.record import Recorder
 from trainverify.torch.reported import losses, plain_numbers
+from trainverify.torch.starts import ASSUMED, starts_of
 from trainverify.torch.states import After, Outputs, Started
 from trainverify.torch.translate import Translator, type_of
 from trainverify.torch.values import DTYPES, ReadsData, Unknown, Value
@@ -149,6 +150,7 @@ class Session:
         seen: dict[Any, str] = {}
         kept = []
         initial: dict[str, str] = {}  # what parameters held when they were built → their names
+        values: dict[str, str] = {}  # and by name
         for n in self.now.named:
             here = local(n.tensor)
             if n.by_hand and n.kind == "state":
@@ -172,17 +174,19 @@ class Session:
             if n.buffer is not None and self.number == 1:
                 self.assumed.append(f"buffer {n.name} holds before the step what the reference's does")
             seen[key] = n.name
-            if self.number == 1 and isinstance(value := t.read(here), str):
+            if self.number == 1 and isinstance(value := self._start(here), str):
                 if n.kind == "state":
                     self._not_negative({n.name: value}, set())
+                values[n.name] = value
                 if not t.emitter.is_constant(value):
                     initial.setdefault(value, n.name)
-                elif (numbers := numbers_of(t.emitter, value)) is not None:
-                    self.talk.ledger.initial[n.name] = numbers
             t.emitter.declare(n.name, type_of(here))
             t.define(here, n.name)
             kept.append(n)
         if self.number == 1:
+            self.talk.ledger.starts = starts_of(t.emitter, values, t.notes.initial, self.talk.received, self.adapted)
+            if initial:
+                self.talk.assume(ASSUMED)
             t.settle(initial)
         self.now.named = [*kept, *self._by_hand()]
         self._left()
@@ -190,6 +194,11 @@ class Session:
             t.padding = t.memory.constants_beside(t.step.sources)
             if t.padding:
                 self.assumed.append("memory beside the parameters of flat buffers holds after a step what it held when they were built")
+
+    def _start(self, here: torch.Tensor) -> Value:
+        """What a tensor holds before the first step; random numbers have a name."""
+        value = self.translator.read(here)
+        return self.translator.initial(here, value) if isinstance(value, Unknown) and value.drawn is not None else value
 
     def _follows(self, buffer: Named, value: str) -> bool:
         """Whether a buffer is what it is computed as: one that is made anew with the model, or a table that no step changes."""

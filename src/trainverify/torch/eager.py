@@ -26,8 +26,8 @@ def run_eagerly(
 ) -> Outputs:
     """The outputs of one step on real tensors; ranks talk by gloo through the file `store`."""
     torch.set_num_threads(1)
-    torch.manual_seed(1)
     launched(rank, world)
+    torch.manual_seed(1)
     if rank is not None:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     step = build() if rank is None else build(rank, world)

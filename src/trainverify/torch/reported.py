@@ -27,11 +27,15 @@ def plain_numbers(returned: Any) -> dict[str, float]:
     """Those that no tensor leads to: sizes, rates, counts."""
     named = returned if isinstance(returned, Mapping) else {"loss": returned}
     kinds = (bool, int, float, np.bool_, np.integer, np.floating)
-    return {str(k): float(v) for k, v in named.items() if isinstance(v, kinds) and type(v) is not Number}
+    return {str(k): float(v) for k, v in named.items() if isinstance(v, kinds) and not _is_computed(v)}
+
+
+def _is_computed(value: Any) -> bool:
+    return type(value) is Number
 
 
 def _computed(value: Any) -> torch.Tensor | None:
     """A tensor, or that of a computed number; None of anything else."""
-    if type(value) is Number:
+    if _is_computed(value):
         return value._tensor.reshape(())
     return value if isinstance(value, torch.Tensor) else None
