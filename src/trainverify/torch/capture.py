@@ -289,7 +289,6 @@ class Session:
         carried = self._carried()
         made = Outputs(t, self.rank, {*self.now.inputs, *t.emitter.masks, *self.now.left, *(n.name for n in self.now.named)})
         metrics = self._metrics(returned, made)
-        self.talk.ledger.reported = plain_numbers(returned)
         assumed = list(t.notes.read_values)
         assumed += [f"{b.name} is {b.taken} (accepted, not captured the other way)" for b in self.reader.accepted]
         self._gradients(made)
@@ -361,6 +360,7 @@ class Session:
 
     def _metrics(self, returned: Any, made: Outputs) -> dict[str, Value]:
         """All that the step returns but the loss, and the conditions on data."""
+        self.talk.ledger.reported = plain_numbers(returned)
         metrics: dict[str, Value] = {}
         for key, value in losses(returned).items():
             read = self.translator.read_written(local(value))
