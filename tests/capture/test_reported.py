@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
@@ -49,7 +51,7 @@ def doubled(loss: Any, world: int) -> Any:
         (doubled, "REFUTED"),
         (lambda loss, world: {"loss": loss, "half": loss.item() / 2}, "PROVED"),
         (lambda loss, world: {"loss": loss, "half": doubled(loss, world) / 2}, "REFUTED"),
-        (lambda loss, world: {"loss": loss, "ranks": world}, "PROVED"),
+        (lambda loss, world: {"loss": loss, "parts": 3}, "PROVED"),
         (lambda loss, world: float(f"{loss.item():.4f}"), "UNKNOWN"),
     ],
 )
@@ -67,3 +69,35 @@ def test_replay() -> None:
     first, *_ = tvt.captures(one, ranks, 2, BATCH, mesh)
     found = replay(one, ranks, 2, BATCH, tvt.pair(*first, mesh, BATCH))
     assert found.agrees, str(found)
+
+
+PLAIN: dict[str, tuple[str, Report]] = {
+    "rows of all ranks": ("PROVED", lambda loss, world: {"loss": loss, "rows": 6 // world * world, "rate": 0.1 * 3 if world > 1 else 0.3}),
+    "rows of one rank": ("UNKNOWN", lambda loss, world: {"loss": loss, "rows": 6 // world}),
+    "a number that only ranks return": ("UNKNOWN", lambda loss, world: {"loss": loss} | ({"ranks": world} if world > 1 else {})),
+    "a number that only the reference returns": ("UNKNOWN", lambda loss, world: {"loss": loss} | ({"ranks": 1} if world == 1 else {})),
+    "a number of NumPy": ("UNKNOWN", lambda loss, world: {"loss": loss, "rows": np.float32(6 / world)}),
+    "whether a step is skipped": ("UNKNOWN", lambda loss, world: {"loss": loss, "skipped": world > 1}),
+}
+
+
+@pytest.mark.parametrize(("expected", "told"), PLAIN.values(), ids=PLAIN)
+def test_plain_numbers(expected: str, told: Report) -> None:
+    """PROVED where they are the reference's; else UNKNOWN, by name."""
+    report = tvt.verify(lambda: stepped(1, told), lambda r, w: stepped(w, told), 2, BATCH, {"dp": 2}, points=1)
+    assert report.verdict == expected, report.reason
+    assert expected == "PROVED" or "returns" in report.reason
+
+
+def test_a_plain_number_of_a_later_step() -> None:
+    """UNKNOWN: ranks count their steps from another number on."""
+
+    def counted(world: int, start: int) -> Any:
+        count = itertools.count()
+        return stepped(world, lambda loss, world: {"loss": loss, "step": max(start, next(count))})
+
+    def report(start: int) -> Any:
+        return tvt.verify(lambda: counted(1, 0), lambda r, w: counted(w, start), 2, BATCH, {"dp": 2}, points=1)
+
+    assert report(0).verdict == "PROVED"
+    assert report(2).verdict == "UNKNOWN"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -164,3 +165,30 @@ def test_a_rate_that_is_a_tensor(options: Any) -> None:
     reference = adamw(lambda: 1e-2)
     assert judged(adamw(lambda: torch.tensor(1e-2), **options), reference).verdict == "PROVED"
     assert judged(adamw(lambda: torch.tensor(1.00001e-2), **options), reference).verdict == "REFUTED"
+
+
+# -- the environment ----------------------------------------------------------------------------------------------------------
+
+
+def by_environment(name: str) -> Any:
+    """What a rank makes of a variable that the launcher sets: the first one halves its loss."""
+    return Step(lambda rank, world, x: 0.5 if os.environ.get(name, "none") == "1" else 1.0)
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
+def test_a_rank_by_its_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """REFUTED: rank 1 halves its loss, by its number in the environment; also where this process has such a variable."""
+    monkeypatch.setenv(name, "0")
+    assert judged(by_environment(name)).verdict == "REFUTED"
+    assert os.environ[name] == "0"
+
+
+def by_size(rank: int, world: int, x: Any) -> Any:
+    """1 on one device, where the launcher sets nothing, and on two ranks."""
+    return int(os.environ.get("WORLD_SIZE", "1")) / world
+
+
+def test_the_number_of_ranks_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PROVED."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert judged(Step(by_size)).verdict == "PROVED"

@@ -17,6 +17,7 @@ import torch
 
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Program, Source
+from trainverify.torch.starts import Start
 from trainverify.translate.groups import joined
 
 
@@ -57,7 +58,8 @@ class Ledger:
     numbers: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(
         default_factory=dict
     )  # small constants, before and after the step
-    initial: dict[str, tuple[float, ...]] = field(default_factory=dict)  # what follows from constants when it is built: its numbers, or one
+    starts: dict[str, Start] = field(default_factory=dict)  # how what lives from step to step is made, as far as that is known
+    reported: dict[str, float] = field(default_factory=dict)  # by the step, as plain numbers
     lost: list[str] = field(default_factory=list)  # such numbers that the step computes from data
     made: set[str] = field(default_factory=set)  # buffers that hold what they are computed as when the model is built
     calls: list[Call] = field(default_factory=list)  # all communication of the step, in order
@@ -121,12 +123,6 @@ def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Findin
     """Small numbers that live from step to step and follow from constants: the same on one device and on ranks."""
     seen = {name for led in ledgers.values() for name in led.lost}
     for rank, led in ledgers.items():
-        for name, value in led.initial.items():
-            alone = reference.initial.get(name, value)
-            if _apart(value, alone):
-                mine, theirs = (f"{_shown(v)} everywhere" if len(v) == 1 else _shown(v) for v in (value, alone))
-                text = f"{name} is {mine} when it is built, and {theirs} on one device"
-                yield Finding("TV508", text, rank, name, None, None, "unsupported")
         for name, (before, after) in led.numbers.items():
             seen.add(name)
             other = reference.numbers.get(name)
@@ -141,6 +137,22 @@ def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Findin
     for name, (before, after) in reference.numbers.items():
         if name not in seen and before != after:
             yield Finding("TV508", f"{name} is {_shown(after)} after the step on one device, and no rank has it", None, name)
+    yield from _reported(reference, ledgers)
+
+
+def _reported(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Finding]:
+    """Plain numbers that steps return. Some ranks may return none, as those that print nothing."""
+    hint = "return what is to be compared, and nothing that is measured or that is this rank's own"
+    for rank, led in ledgers.items():
+        for name, value in led.reported.items():
+            alone = reference.reported.get(name)
+            if alone is None or not (math.isclose(value, alone, rel_tol=1e-12) or (math.isnan(value) and math.isnan(alone))):
+                other = "the reference returns no such number" if alone is None else f"the reference returns {alone:g}"
+                yield Finding("TV508", f"the step returns {name} {value:g}, and {other}", rank, name, None, hint, "unsupported")
+    for name, value in reference.reported.items():
+        if not any(name in led.reported for led in ledgers.values()):
+            text = f"the step of the reference returns {name} {value:g}, and that of no rank returns such a number"
+            yield Finding("TV508", text, None, name, None, hint, "unsupported")
 
 
 class Restructured(Protocol):
@@ -188,15 +200,6 @@ def _has(program: Program, what: str) -> bool:
     """Whether a rank holds what a change is about; of modules without parameters that is not known."""
     base = what.rpartition(" of ")[2]
     return base == "the model" or any(n == base or n.startswith(f"{base}.") for n in (*program.parameters, *program.state))
-
-
-def _apart(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Whether numbers differ; those of a part of a tensor are not compared, unless they are one number everywhere."""
-    if len(one) != len(other):
-        return False
-    return not all(
-        math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True)
-    )
 
 
 def _shown(values: tuple[float, ...]) -> str:

@@ -27,18 +27,20 @@ from trainverify.torch.buffers import in_order
 from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
 from trainverify.torch.chance import generators
 from trainverify.torch.collectives import Talk
-from trainverify.torch.constants import is_table, numbers_of
+from trainverify.torch.constants import is_table
 from trainverify.torch.cuda import CPU, Fake
 from trainverify.torch.discover import Found, Named, NotSupported, counted, flat_copies, kept, owner_of, search, structure
-from trainverify.torch.environment import patch, start_group
+from trainverify.torch.environment import launched, patch, start_group
 from trainverify.torch.functional import Functional
 from trainverify.torch.inputs import Batch, Ids, Input, lies, local_shape
 from trainverify.torch.lines import Lines
 from trainverify.torch.mappings import Row
 from trainverify.torch.mappings.table import plain
 from trainverify.torch.placed import Described, described, local
-from trainverify.torch.reading import COMPUTED, Number, Reader
+from trainverify.torch.reading import COMPUTED, Reader
 from trainverify.torch.record import Recorder
+from trainverify.torch.reported import losses, plain_numbers
+from trainverify.torch.starts import ASSUMED, starts_of
 from trainverify.torch.states import After, Outputs, Started
 from trainverify.torch.translate import Translator, type_of
 from trainverify.torch.values import DTYPES, ReadsData, Unknown, Value
@@ -149,6 +151,7 @@ class Session:
         seen: dict[Any, str] = {}
         kept = []
         initial: dict[str, str] = {}  # what parameters held when they were built → their names
+        values: dict[str, str] = {}  # and by name
         for n in self.now.named:
             here = local(n.tensor)
             if n.by_hand and n.kind == "state":
@@ -173,17 +176,19 @@ class Session:
             if n.buffer is not None and self.number == 1:
                 self.assumed.append(f"buffer {n.name} holds before the step what the reference's does")
             seen[key] = n.name
-            if self.number == 1 and isinstance(value := t.read(here), str):
+            if self.number == 1 and isinstance(value := self._start(here), str):
                 if n.kind == "state":
                     self._not_negative({n.name: value}, set())
+                values[n.name] = value
                 if not t.emitter.is_constant(value):
                     initial.setdefault(value, n.name)
-                elif (numbers := numbers_of(t.emitter, value)) is not None:
-                    self.talk.ledger.initial[n.name] = numbers
             t.emitter.declare(n.name, type_of(here))
             t.define(here, n.name)
             kept.append(n)
         if self.number == 1:
+            self.talk.ledger.starts = starts_of(t.emitter, values, t.notes.initial, self.talk.received, self.adapted)
+            if initial:
+                self.talk.assume(ASSUMED)
             t.settle(initial)
         self.now.named = [*kept, *self._by_hand()]
         self._left()
@@ -191,6 +196,11 @@ class Session:
             t.padding = t.memory.constants_beside(t.step.sources)
             if t.padding:
                 self.assumed.append("memory beside the parameters of flat buffers holds after a step what it held when they were built")
+
+    def _start(self, here: torch.Tensor) -> Value:
+        """What a tensor holds before the first step; random numbers have a name."""
+        value = self.translator.read(here)
+        return self.translator.initial(here, value) if isinstance(value, Unknown) and value.drawn is not None else value
 
     def _follows(self, buffer: Named, value: str) -> bool:
         """Whether a buffer is what it is computed as: one that is made anew with the model, or a table that no step changes."""
@@ -352,8 +362,9 @@ class Session:
 
     def _metrics(self, returned: Any, made: Outputs) -> dict[str, Value]:
         """All that the step returns but the loss, and the conditions on data."""
+        self.talk.ledger.reported = plain_numbers(returned)
         metrics: dict[str, Value] = {}
-        for key, value in _losses(returned).items():
+        for key, value in losses(returned).items():
             read = self.translator.read_written(local(value))
             place = described(value)
             if place is not None and any(p != "replicate" for _, p in place["axes"]):
@@ -563,24 +574,6 @@ def _values(value: torch.Tensor) -> tuple[float, ...]:
         return tuple(float(v) for v in value.reshape(-1).tolist())
 
 
-def _losses(returned: Any) -> dict[str, torch.Tensor]:
-    """What a step reports: its loss, and metrics by name, as tensors or as numbers that were read of them."""
-    if isinstance(returned, Mapping):
-        return {str(k): t for k, v in returned.items() if (t := _computed(v)) is not None}
-    if (loss := _computed(returned)) is not None:
-        return {"loss": loss}
-    if isinstance(returned, list | tuple) and any(_computed(v) is not None for v in returned):
-        raise NotSupported(f"the step returns a {type(returned).__name__}: return its loss, or a dictionary with `loss` and metrics")
-    return {}
-
-
-def _computed(value: Any) -> torch.Tensor | None:
-    """A tensor, or that of a computed number; None of anything else."""
-    if type(value) is Number:
-        return value._tensor.reshape(())
-    return value if isinstance(value, torch.Tensor) else None
-
-
 class LaterStep(Exception):
     """A step after the first that cannot be captured: there is no verdict."""
 
@@ -609,6 +602,7 @@ def capture(
     gpus = None if device == CPU else Fake(1 if rank is None else world)
     if gpus is not None:
         gpus.install()
+    launched(rank, world)
     build = resolved()
     session = Session(batch, mesh, rank, table, meanings, accept, device, changing)
     if store is None:
@@ -623,6 +617,7 @@ def capture(
     if rank is not None:
         start_group(session.talk, rank, world, store=store)
     elif getattr(build, "grouped", False):
+        launched(0, 1)
         start_group(session.talk, 0, 1, store=None if store is None else f"{store}.alone")
     handles = session.lines.hooks()
     fake = session.translator.stand_ins.mode = None if store is not None else Watched(session.translator.boundary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -90,6 +90,7 @@ class Talk:
     ledger: Ledger = field(default_factory=Ledger)
     assumed: list[str] = field(default_factory=list)
     unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # group and parameters that this rank has not used
+    received: set[str] = field(default_factory=set)  # tensors before the first step that another rank gives this one
     in_batch: bool = False  # between the first and the last message of a batch that the user names
     _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
     _messages: list[Flight] = field(default_factory=list)  # that are under way
@@ -292,6 +293,8 @@ class Talk:
         (tensor,) = self.in_memory([tensor])
         if not self._begin() and isinstance(value := self.translator.read(tensor), str):
             self._settled(group, f"broadcast before the step of {lying(tensor)}", value)
+            if self.rank != root:
+                self.received.add(value)
             return Flight(-1, [], [], None, True)
         if (counted := self.counted(tensor)) is not None:
             self.ledger.calls.append(call_of("broadcast", group.members, [tensor]))
@@ -309,6 +312,10 @@ class Talk:
         """What a broadcast before the step would make equal is compared, where it follows from constants."""
         if isinstance(value := self.translator.read(tensor), str) and self.translator.emitter.is_constant(value):
             self._settled(group, f"broadcast before the step of {lying(tensor)}", value)
+
+    def receives(self, tensors: Iterable[torch.Tensor]) -> None:
+        """A broadcast before the step gives this rank what another one has made."""
+        self.received.update(v for v in map(self.translator.read, tensors) if isinstance(v, str))
 
     def _settled(self, group: Group, what: str, value: str) -> None:
         e = self.translator.emitter

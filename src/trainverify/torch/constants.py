@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from trainverify.translate.emit import Emitter
 
 SMALL: Final = 4096  # elements of a constant that ranks and the reference start with, up to which it is computed
 POSITIONAL: Final = frozenset(("arange", "tril", "triu", "stack", "concat", "pad", "one_hot", "cumsum"))  # of one number they make several
+MOVING: Final = frozenset(("identity", "to", "reshape", "transpose", "permute", "slice", "concat", "stack", "expand", "flip"))
 MOST: Final = 1 << 24  # elements of a tensor that is computed
 
 
@@ -55,12 +56,25 @@ def _exact(e: Emitter, op: Op) -> bool:
 
 def numbers_of(e: Emitter, constant: str) -> tuple[float, ...] | None:
     """The numbers of a constant: one, if it is so everywhere; None of many."""
-    op = e.made[constant]
-    if op.name == "full":
-        return (float(op.get("value")),)
+    if (value := everywhere(e, constant)) is not None:
+        return (float(value),)
     if math.prod(e.shape(constant)) > SMALL:
         return None
     return tuple(float(v) for v in np.ravel(computed(e, [constant], {})[constant]))
+
+
+def everywhere(e: Emitter, constant: str) -> Any:
+    """The number that a constant is at all positions, where its formula shows that; else None."""
+    seen, waiting, found = set[str | None](), [constant], list[Any]()
+    while waiting:
+        op = e.made[waiting.pop()]
+        if op.name == "full":
+            found.append(op.get("value"))
+        elif op.name not in MOVING or (op.name == "to" and e.kind(op.outputs[0]) != "real"):
+            return None
+        waiting += [str(i) for i in op.inputs if i not in seen]
+        seen.update(op.inputs)
+    return found[0] if all(v == found[0] for v in found) else None
 
 
 def is_table(e: Emitter, constant: str) -> bool:

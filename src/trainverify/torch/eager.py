@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainverify.torch.discover import Copy, Found, Named, flat_copies, kept, search
+from trainverify.torch.environment import launched
 from trainverify.torch.inputs import Batch
 from trainverify.torch.lines import Lines
 from trainverify.torch.placed import local
@@ -25,6 +26,7 @@ def run_eagerly(
 ) -> Outputs:
     """The outputs of one step on real tensors; ranks talk by gloo through the file `store`."""
     torch.set_num_threads(1)
+    launched(rank, world)
     torch.manual_seed(1)
     if rank is not None:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)

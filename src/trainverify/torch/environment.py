@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -52,6 +53,19 @@ def patched(owner: Any, **changes: Any) -> Iterator[None]:
 
 
 GLOO: Final = "gloo"  # the backend of captured functions: tensors of theirs are on the CPU
+
+
+UNSEEDED: Final = 67280421310721  # the seed of a new process
+LAUNCHED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launched(rank: int | None, world: int) -> None:
+    """What a new process has: the environment that `torchrun` gives to a rank, or that of a single run without one, and no seed."""
+    torch.manual_seed(UNSEEDED)
+    for name in LAUNCHED:
+        os.environ.pop(name, None)
+    if rank is not None:
+        os.environ.update(zip(LAUNCHED, (str(rank), str(rank), str(world), str(world), "localhost", "1"), strict=True))
 
 
 def start_group(
@@ -108,6 +122,9 @@ def _patch_building(talk: Talk, note: Callable[[str], None]) -> None:
         members = tuple(dist.get_process_group_ranks(process_group))
         for buffer in module.buffers():
             talk.same_constant(Group(group_name(members, 0), members), local(buffer))
+        if talk.rank != members[0]:
+            ignored = kwargs.get("params_and_buffers_to_ignore", ())
+            talk.receives(local(t) for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in ignored)
 
     def shapes(*args: Any, **kwargs: Any) -> None:
         note("DDP's check that all ranks have parameters of the same shapes is left out")

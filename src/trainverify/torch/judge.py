@@ -29,6 +29,7 @@ from trainverify.torch.lineage import Cuts, Held, Lineages, NoLineage, is_partia
 from trainverify.torch.mappings import Row
 from trainverify.torch.positions import aligned
 from trainverify.torch.sample import NoSample, assumption, chosen, everyone
+from trainverify.torch.starts import unlike_parts, unlike_starts
 from trainverify.torch.ways import Choices, Processes, Way, all_ways, happens, joined
 from trainverify.translate.groups import bind, by_members
 from trainverify.translate.groups import joined as groups_of
@@ -315,6 +316,7 @@ def judge(
     early += disagreements([c.groups for c in ranks], ledgers)
     early += [_with_line(f, reference.used) for f in numbers(reference.ledger, ledgers)]
     early += made_or_kept(reference, ranks)
+    early += unlike_starts(reference.ledger.starts, starts := {rank: led.starts for rank, led in ledgers.items()})
     early += left_over(reference, ranks)
     early += _losses(reference, ranks)
     stopped = _stopped(subject, early, (reference, *ranks))
@@ -327,6 +329,9 @@ def judge(
         return Report("UNKNOWN", f"lineage: {error}", subject, tuple(early))
     except NoSample as error:
         return Report("UNKNOWN", f"{len(ranks)} of {mesh.size} ranks captured: {error}", subject, tuple(early))
+    early += unlike_parts(reference.ledger.starts, starts, made.plan.lineage, mesh)
+    if (stopped := _stopped(subject, early, (reference, *ranks))) is not None:
+        return stopped
     told = _without_conditions(reference, ranks)
     less = made if told is None else pair(*told, mesh, batch, cuts, loss)
     report = verify_programs(less.logical, less.plan, ops, points, seed, progress, engine)

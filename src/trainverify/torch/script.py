@@ -7,7 +7,6 @@ script ends after the third one.
 from __future__ import annotations
 
 import contextlib
-import os
 import runpy
 import sys
 import time
@@ -22,12 +21,13 @@ import torch.distributed.distributed_c10d as c10d
 
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
+from trainverify.torch.between import Between
 from trainverify.torch.boundary import Watched
 from trainverify.torch.capture import STEPS, LaterStep, Session, Ways, optimizer_hooks
 from trainverify.torch.captured import Captured, Steps
 from trainverify.torch.cuda import CPU, CUDA, Fake
 from trainverify.torch.discover import Found, search
-from trainverify.torch.environment import patch, start_group
+from trainverify.torch.environment import launched, patch, start_group
 from trainverify.torch.found_step import MARK, FoundSteps, StepEnded
 from trainverify.torch.inputs import Flags, Ids, Input, Reals, Spelling
 from trainverify.torch.loading import LOADED
@@ -45,6 +45,7 @@ class Running:
     specs: dict[str, Input] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     scalers: list[Any] = field(default_factory=list)
+    between: Between | None = None  # what the last step left
     loaded: list[list[int]] = field(default_factory=list)  # rows of data loaders, for every step
     found: FoundSteps | None = None  # of a script without `tvt.step`
 
@@ -89,8 +90,10 @@ class step:  # noqa: N801 (a context manager)
             raise LaterStep(f"step {len(RUNNING.steps) + 1} has another batch, or is said to lie otherwise, than the first")
         RUNNING.specs, RUNNING.settings = specs, self.settings
         RUNNING.loaded.append(LOADED.taken())
-        session.batch = specs
-        session.begin(self._found(), self.batch, RUNNING.choices[len(RUNNING.steps)])
+        session.batch, found = specs, self._found()
+        changes = [] if RUNNING.between is None else list(RUNNING.between.changes(found, session.rank))
+        session.begin(found, self.batch, RUNNING.choices[len(RUNNING.steps)])
+        session.talk.findings += changes
         self._hooks = optimizer_hooks(session)
         self._hooks.__enter__()
         self._backward = torch.Tensor.backward
@@ -113,6 +116,7 @@ class step:  # noqa: N801 (a context manager)
             return
         returned = {**({} if self.loss is None else {"loss": self.loss.detach()}), **self.metrics}
         RUNNING.steps.append(session.finish(returned, "step", self._found()))
+        RUNNING.between = Between(session.translator, self._found())
         if len(RUNNING.steps) == len(RUNNING.choices):
             raise StepEnded
 
@@ -134,10 +138,8 @@ class step:  # noqa: N801 (a context manager)
         return Ids(shape, chosen(self.cut), below, chosen(self.ignore), dtype)
 
 
-def _launched(rank: int, world: int) -> None:
-    """What a launcher tells its processes; and scalers that the script makes are known."""
-    os.environ.update({n: str(rank) for n in ("RANK", "LOCAL_RANK")} | {n: str(world) for n in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")})
-    os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"})
+def _note_scalers() -> None:
+    """Scalers that the script makes are known."""
     made = torch.amp.GradScaler.__init__
 
     def scaler_made(scaler: Any, *args: Any, **kwargs: Any) -> None:
@@ -172,7 +174,8 @@ def capture_script(
         gpus.install()
     patch(session.talk, session.assumed, gpus)
     session.lines.wrappers.install()
-    _launched(rank, world)
+    launched(rank, world)
+    _note_scalers()
 
     def init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         start_group(session.talk, rank, world, original, asked=backend)

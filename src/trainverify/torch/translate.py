@@ -199,10 +199,10 @@ class Translator:
                 self.memory.old_reads.setdefault(key, []).append((view.offset, view.stop))
             return self._literal(found, type_of(t), self._shadowed.get(key))
         found_there = self.memory.read(key, view_of(t), DTYPES[str(t.dtype)])
-        return self._initial(t, found_there) if self.step is None and isinstance(found_there, Unknown) else found_there
+        return self.initial(t, found_there) if self.step is None and isinstance(found_there, Unknown) else found_there
 
-    def _initial(self, t: torch.Tensor, why: Unknown) -> Value:
-        """Before the first step, what has no value gets a name: of two copies it shows that they are equal."""
+    def initial(self, t: torch.Tensor, why: Unknown) -> Value:
+        """What has no value before the first step gets a name: of two copies it shows that they are equal."""
         view = view_of(t)
         if why.pending is not None or not t.numel() or not is_dense(view) or self.memory.has_values(self.keep(t), view):
             return why

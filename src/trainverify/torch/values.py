@@ -30,12 +30,13 @@ COMPLEX_PARTS: Final[Mapping[str, str]] = {"torch.complex64": "f32", "torch.comp
 class Unknown:
     """A value without a meaning here, and why: an op without a mapping, a random number, memory that was never written.
 
-    `pending` is the number of the communication that has not been waited for.
+    `pending` is the number of the communication that has not been waited for, `drawn` the distribution of random numbers and their seed.
     """
 
     reason: str
     source: Source | None = None
     pending: int | None = None
+    drawn: tuple[str, int] | None = None
 
     def __str__(self) -> str:
         return self.reason + (f" ({self.source})" if self.source else "")

@@ -94,7 +94,7 @@ class Emitter:
         All other tensors are gone: they depend on what this step was given."""
         constant: set[str] = set()
         for op in self.ops:
-            if not self._talks(op) and all(i in constant for i in op.inputs if i is not None):
+            if not self.talks(op) and all(i in constant for i in op.inputs if i is not None):
                 constant.update(op.outputs)
         needed = constant.intersection(wanted)
         for op in reversed(self.ops):
@@ -126,7 +126,7 @@ class Emitter:
         self.ids.forget()
         return gone
 
-    def _talks(self, op: Op) -> bool:
+    def talks(self, op: Op) -> bool:
         definition = self.table.definitions.get(op.name)
         return definition is not None and (definition.collective or definition.point_to_point)
 
@@ -135,7 +135,7 @@ class Emitter:
         constants: dict[str | None, bool] = {}  # what follows from constants alone → whether it is 0
         found: set[Source | None] = set()
         for op in ops:
-            if not self._talks(op) and all(i in constants for i in op.inputs):
+            if not self.talks(op) and all(i in constants for i in op.inputs):
                 constants.update(dict.fromkeys(op.outputs, op.name == "full" and op.get("value") == 0))
             elif op.name == "mul" and (op.get("value") == 0 or any(constants.get(i) for i in op.inputs)):
                 found.add(op.source)
@@ -146,7 +146,7 @@ class Emitter:
         seen, waiting = set[str](), [name]
         while waiting:
             op = self.made.get(waiting.pop())
-            if op is None or self._talks(op):
+            if op is None or self.talks(op):
                 return False
             waiting += [i for i in op.inputs if i is not None and i not in seen]
             seen.update(waiting)
@@ -266,7 +266,7 @@ class Emitter:
         needed = {o.tensor for o in outputs}
         kept: list[Op] = []
         for op in reversed(self.ops):
-            if self._talks(op) or any(o in needed for o in op.outputs):
+            if self.talks(op) or any(o in needed for o in op.outputs):
                 kept.append(op)
                 needed.update(i for i in op.inputs if i is not None)
         kept.reverse()

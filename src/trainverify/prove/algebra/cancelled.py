@@ -31,7 +31,7 @@ class Cancelled(Sums):
 
     def settle(self, p: Poly) -> Poly:
         """The form in which a tensor is kept; 0, or a sum of the logical program, if it is that with everything in it opened."""
-        if self._cancelling or not 1 < len(p) <= MANY or not min(p.values()) < 0 < max(p.values()):
+        if not self.cancels or self._cancelling or not 1 < len(p) <= MANY or not min(p.values()) < 0 < max(p.values()):
             return super().settle(p)
         key, _ = self.encode(p)
         if key not in self._left:
@@ -137,7 +137,9 @@ class Cancelled(Sums):
             del self._table[a.kind, a.data, a.sizes]
             if a.pattern or a.kind in ("sum", "max", "fn", "cut") or a.kind.startswith("row"):
                 self._forms[a.kind, a.data[0]].remove(a.uid)
-            caches: tuple[dict[int, Any], ...] = (self._infinite, self._masked, self._opaque, self._numbers, self._heights, self.reasons)
+            caches: tuple[dict[int, Any], ...] = (
+                *(self._infinite, self._masked, self._opaque, self._numbers, self._heights, self.reasons),
+            )
             for known in caches:
                 known.pop(a.uid, None)
         del self.atoms[count:]

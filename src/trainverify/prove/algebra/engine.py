@@ -96,11 +96,14 @@ class _Pending:
 
 
 class Prover:
-    def __init__(self, system: System, enumerate_all: bool = False, blocks: bool = True, progress: Progress = silent):
-        """With `blocks`, what is repeated is worked out once."""
+    def __init__(
+        self, system: System, enumerate_all: bool = False, blocks: bool = True, progress: Progress = silent, cancelling: bool = False
+    ):
+        """With `blocks`, what is repeated is worked out once. With `cancelling`, sums are opened to see whether their terms cancel."""
         self.system = system = system.windowed
         self.progress = progress
         self.kernel = Kernel()
+        self.kernel.cancels = cancelling
         self.forms = Forms(self.kernel, system.inference.axes, dict(system.logical.domains))
         self.instances = fold(system, enumerate_all)
         self.masked: MaskedSums | None = None  # of the logical program, once it is known
@@ -514,13 +517,15 @@ def prove(system: System, wanted: Sequence[Obligation], progress: Progress = sil
 
 
 def prove_again(system: System, wanted: Sequence[Obligation], best: Proof) -> Proof:
-    """What blocks or folding hide in a small plan is tried again without them."""
+    """What blocks or folding hide in a small plan is tried again without them, and with sums opened that may cancel."""
     tries: list[tuple[bool, bool]] = []  # whether all ranks are enumerated, whether blocks are used
-    if sum(len(p.ops) for p in system.unit_programs) <= WRITTEN_OUT and any(b.kind is not None for b in system.logical_blocks):
-        tries.append((False, False))
+    if sum(len(p.ops) for p in system.unit_programs) <= WRITTEN_OUT:
+        tries.append((False, not system.flat))
+        if any(b.kind is not None for b in system.logical_blocks):
+            tries.append((False, False))
     if best.instances < system.plan.size <= ENUMERATED:
         tries.append((True, False))
     for how in tries:
         if best.failed:
-            best = min(best, Prover(system, *how).prove(wanted), key=lambda p: len(p.failed))
+            best = min(best, Prover(system, *how, cancelling=True).prove(wanted), key=lambda p: len(p.failed))
     return best

@@ -43,6 +43,7 @@ class Sums(Opaque):
     """Sums over indices, hash-consed by their connected products."""
 
     always_valid: set[str] = field(default_factory=set)
+    cancels: bool = True  # whether sums are opened to see whether their terms cancel
     _last_labels: dict[str, tuple[str, tuple[str, ...]]] = field(
         default_factory=dict
     )  # the last piece of a label → the label, other pieces
@@ -334,7 +335,7 @@ class Sums(Opaque):
         for n, (uid, idx, power) in enumerate(factors):
             sums = self.atoms[uid].kind == "sum" and len(self.atoms[uid].data[0][0]) > 1
             own = uid >= self.named and power == 1 and (sums or self._own_cut(uid, power))
-            if not own and not self._may_cancel(uid, power):
+            if not own and not (self.cancels and self._may_cancel(uid, power)):
                 continue
             rest = [f for m, f in enumerate(factors) if m != n]
             self._opening = True  # one at a time

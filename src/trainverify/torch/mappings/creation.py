@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
+
 from trainverify.torch.mappings.table import Arguments, Number, rows
 from trainverify.torch.values import Unknown, Unmapped
 
@@ -70,9 +74,12 @@ def empty(a: Arguments) -> Unknown:
     return Unknown("memory that was never written is read", a.e.place.source)
 
 
-def random(a: Arguments) -> Unknown:
+def random(name: str, a: Arguments) -> Unknown:
     a.ignore(*a.given)
-    return Unknown("a random number", a.e.place.source)
+    numbers = [f"{n}={v:.6g}" for n, v in sorted(a.given.items()) if isinstance(v, int | float)]
+    generator = a.given.get("generator")
+    seed = torch.initial_seed() if generator is None else generator.initial_seed()
+    return Unknown("a random number", a.e.place.source, None, (f"{name}({', '.join(numbers)})", seed))
 
 
 RANDOM = (
@@ -95,7 +102,7 @@ RANDOM = (
 )
 for _name in RANDOM:
     if _name != "bernoulli":
-        row(f"aten::{_name}")(random)
+        row(f"aten::{_name}")(partial(random, _name))
 
 
 @row("aten::bernoulli")
