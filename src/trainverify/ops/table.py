@@ -182,8 +182,9 @@ def check_arity(definition: OpDef, present: list[bool]) -> None:
         low, high = definition.required, len(definition.tensors)
         want = f"at least {low}" if definition.variadic else str(low) if low == high else f"{low} to {high}"
         raise OpError(f"{definition.name} takes {want} tensors, got {n}")
+    every = definition.variadic and not definition.name.endswith(".grad")  # a derivative takes its operator's optional tensors as they are
     for i, here in enumerate(present):
-        if not here and (i < definition.required or definition.variadic):
+        if not here and (every or i < definition.required):
             raise OpError(f"{definition.name}: tensor {i + 1 if definition.variadic else repr(definition.tensors[i])} is missing")
 
 

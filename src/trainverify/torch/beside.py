@@ -35,6 +35,8 @@ TINY: Final = 1e-11  # absolute error where numbers cancel
 MOST: Final = 1_000_000  # elements of arguments and results
 WORK: Final = 60_000_000  # elements of all arrays that the translated call computes, one-hots of ids among them
 FAR: Final = 1 << 40  # an integer beyond this is no size: the end of a slice
+FEW: Final = 256  # elements of arguments, below which one point may lack ties, zeros or negative numbers
+POINTS: Final = 6  # that are tried then
 LIMITS: Final = (MOST, 100_000, 1000)  # a call at its own sizes; a larger one, and then smaller still
 # Memory without a value: the call writes it, and another one writes all of it before it is read
 WITHOUT_VALUE: Final = frozenset((("fsdp::all_gather_copy_in", "all_gather_output"),))
@@ -178,10 +180,14 @@ class Beside:
 
 def _tried(call: Call, translator: Translator, seed: int) -> str:
     """How a call and its translation differ, at one point, or at a second one without negative numbers where the first tells little."""
+    few = sum(leaf.tensor.numel() for leaf in call.leaves) < FEW
     for most in LIMITS:
         try:
-            why, decided = Trial(call, translator, seed, False, most).difference()
-            return why if why or decided else Trial(call, translator, seed + 1, True, most).difference()[0]
+            for point in range(POINTS if few else 1):
+                why, decided = Trial(call, translator, seed + 2 * point, False, most).difference()
+                if why or not decided:
+                    return why or Trial(call, translator, seed + 2 * point + 1, True, most).difference()[0]
+            return ""
         except TooLarge:
             continue
         except NotRun:
