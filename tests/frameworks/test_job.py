@@ -93,7 +93,10 @@ def test_versions_known_to_work() -> None:
         assert rows == {**{n: ", ".join(KNOWN[n]) for n in names}, "torch": TORCH}
     make = (ROOT / "Makefile").read_text("utf-8")
     assert all(f"{n}=={v[-1]}" in make for n, v in KNOWN.items())
-    assert f"torch=={TORCH}" in (ROOT / "pyproject.toml").read_text("utf-8")
+    assert f"TORCH := torch=={TORCH}\n" in make
+    low = re.search(r'^torch = \["torch>=(\d+)\.(\d+),<(\d+)"\]$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    assert low is not None
+    assert (int(low[1]), int(low[2])) <= tuple(map(int, TORCH.split(".")[:2])) < (int(low[3]), 0)
 
 
 def test_another_version_is_told() -> None:
