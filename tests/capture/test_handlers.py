@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is
 
 import torch.nn.functional as F  # noqa: E402
 
-from capture.test_python import Factor, verdict  # noqa: E402
+from capture.factors import Factor, verdict  # noqa: E402
 from trainverify.torch.handlers import handled  # noqa: E402
 
 

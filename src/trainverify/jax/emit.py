@@ -17,6 +17,7 @@ from trainverify.jax.values import Value as Held
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.translate.emit import Emitter, Rewriting, Unmapped
+from trainverify.translate.functions import known_image
 from trainverify.translate.integers import EXCHANGES, Bounds, hull, tensor_bounds
 
 
@@ -48,6 +49,7 @@ class RankEmitter(Emitter):
         rewritten: Rewriting | None = None,
     ):
         super().__init__(table, rewritten)
+        self.image = known_image
         self.prefix = ""
         self.mesh, self.ranks = mesh, tuple(ranks)
         self.lengths = sorted(lengths)  # of ranges that start at 0 in the logical program

@@ -315,10 +315,8 @@ def judge(
     early = _summarised([f for c in (reference, *ranks) for f in c.findings] + _used_alike(ranks))
     early += disagreements([c.groups for c in ranks], ledgers)
     early += [_with_line(f, reference.used) for f in numbers(reference.ledger, ledgers)]
-    early += made_or_kept(reference, ranks)
     early += unlike_starts(reference.ledger.starts, starts := {rank: led.starts for rank, led in ledgers.items()})
-    early += left_over(reference, ranks)
-    early += _losses(reference, ranks)
+    early += [*made_or_kept(reference, ranks), *left_over(reference, ranks), *_losses(reference, ranks)]
     stopped = _stopped(subject, early, (reference, *ranks))
     if stopped is not None:
         counted = "" if len(ranks) == mesh.size else f"{len(ranks)} of {mesh.size} ranks captured; "

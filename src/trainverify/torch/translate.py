@@ -33,6 +33,7 @@ from trainverify.torch.storage import Memory, Piece, checked
 from trainverify.torch.values import COMPLEX_PARTS, DTYPES, ReadsData, Unknown, Unmapped, Value
 from trainverify.torch.views import View, is_dense
 from trainverify.translate.emit import Emitter, Place
+from trainverify.translate.functions import known_image
 from trainverify.translate.literals import Literals
 
 SHADOWED: Final = 1  # elements of a tensor whose value is followed while it depends on constants only
@@ -141,6 +142,7 @@ def flat(value: Any) -> Iterator[Any]:
 class Translator:
     def __init__(self, place: Callable[[], Place], table: OpTable = OPS, mappings: Mapping[str, Row] | None = None):
         self.emitter = Emitter(table, rewritten)
+        self.emitter.image = known_image
         self.memory = Memory(self.emitter)
         self.mappings = {**MAPPINGS, **(mappings or {})}
         self.literals = Literals()

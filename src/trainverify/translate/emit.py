@@ -69,6 +69,7 @@ class Emitter:
         self.reserved: set[str] = set()  # names that no op's result gets: state that may become a source has them
         self.bounds: dict[str, tuple[int, int]] = {}  # of sources of integers: the smallest and the largest
         self.intervals: dict[str, tuple[int, int] | None] = {}  # the same of what was made from them, where it was asked for
+        self.image: Callable[[Emitter, str], tuple[int, int] | None] | None = None  # the same of functions of one integer
         self.ids = Ids()
         self._numbers: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], str] = {}
@@ -101,6 +102,7 @@ class Emitter:
             if not needed.isdisjoint(op.outputs):
                 needed.update(i for i in op.inputs if i is not None)
         made = Emitter(self.table, self._rewritten)
+        made.image = self.image
         names: dict[str, str] = {}
         for op in self.ops:
             if needed.isdisjoint(op.outputs):

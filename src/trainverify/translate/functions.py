@@ -268,6 +268,12 @@ def image_of(e: Emitter, f: Function) -> tuple[int, int] | None:
     return (int(low), int(high)) if math.isfinite(low) and math.isfinite(high) else None
 
 
+def known_image(e: Emitter, name: str) -> tuple[int, int] | None:
+    """The same of a tensor that is a function of another one."""
+    f = function(e, name)
+    return None if f is None or f.source == name else image_of(e, f)
+
+
 _JOINS: Final = frozenset(("concat", "stack", "pad", "where"))
 
 
@@ -284,4 +290,4 @@ def _spread(e: Emitter, source: str) -> Range:
     return (known,) if known is not None else ((0, math.inf),) if source in e.nonnegative else INTEGERS
 
 
-__all__ = ["POSITIONS", "Function", "beside", "each", "function", "image_of", "spread", "spread_of"]
+__all__ = ["POSITIONS", "Function", "beside", "each", "function", "image_of", "known_image", "spread", "spread_of"]

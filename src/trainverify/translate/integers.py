@@ -56,10 +56,7 @@ def computed(e: Emitter, name: str) -> Bounds:
 
 def _as_function(e: Emitter, name: str) -> Bounds:
     """The same of a tensor that is a function of one integer tensor, which may say more: where(0 ≤ x, x, 0) is never negative."""
-    from trainverify.translate.functions import function, image_of
-
-    f = function(e, name)
-    return None if f is None or f.source == name else image_of(e, f)
+    return None if e.image is None else e.image(e, name)
 
 
 def _narrower(a: Bounds, b: Bounds) -> Bounds:
