@@ -36,6 +36,8 @@ from trainverify.verdicts.case import Case, Locator, Progress, silent
 from trainverify.verdicts.evaluation import by_size_alone, report
 from trainverify.verdicts.prepared import assumptions, declared, folded, related, single
 
+OwnLocator = Locator | None  # one in place of `explain`
+
 
 def verify(
     logical: Program,
@@ -48,7 +50,7 @@ def verify(
     workers: int = 0,
     accept_reduced: bool = False,
     fail_fast: bool = False,
-    locator: Locator | None = None,
+    locator: OwnLocator = None,
     allow: Allow = (),
     also: Sequence[Rebuilt] = (),
 ) -> Report:
