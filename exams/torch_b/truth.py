@@ -6,6 +6,7 @@ For each script: `reference` in a process of its own, then every variant with on
 a new global batch each step (cut as the script declares), three steps in float64. After each step loss, other metrics, parameters,
 buffers, optimizer state and state kept by hand are compared on every rank with (the rank's part of) the reference's.
 """
+import ast
 import fnmatch, hashlib, importlib.util, inspect, json, multiprocessing, os, re, sys, tempfile, traceback, types, warnings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -339,7 +340,7 @@ def judge(folder):
             text = open(os.path.join(folder, "script.py")).read()
             own = os.path.join(folder, variant + ".py")
             text = open(own).read() + text if os.path.exists(own) else text
-            world = eval(re.search(r"^mesh = (.*)$", text, re.M).group(1))
+            world = ast.literal_eval(re.search(r"^mesh = (.*)$", text, re.M).group(1))
             count = 1
             for n in world.values():
                 count *= n
