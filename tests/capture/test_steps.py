@@ -152,6 +152,30 @@ def test_carried_and_used_by_nothing() -> None:
     assert any(f.code == "TV505" and "a number that a step leaves" in f.message for f in found.findings)
 
 
+@pytest.mark.parametrize("where", ["closure", "object"])
+def test_written_and_used_by_nothing(where: str) -> None:
+    """PROVED, with a warning: a snapshot of the weights that every step makes, and that nothing reads, is compared with nothing."""
+
+    class Hidden:
+        __slots__ = ("tensor",)
+
+    def built(world: int) -> Ending:
+        kept, hidden = torch.zeros(3, 4), Hidden()
+        hidden.tensor = torch.zeros(3, 4)
+
+        def ending(model: Any, optimizer: Any, loss: Any) -> None:
+            kept.copy_(model.weight.detach() * (world + 1))
+
+        def other(model: Any, optimizer: Any, loss: Any) -> None:
+            hidden.tensor.copy_(model.weight.detach() * (world + 1))
+
+        return ending if where == "closure" else other
+
+    found = report(built)
+    assert found.verdict == "PROVED", found.reason
+    assert any(f.code == "TV505" and "is compared with nothing" in f.message for f in found.findings)
+
+
 @pytest.mark.parametrize(
     ("reference", "ranks", "verdict"), [("start", "never", "UNKNOWN"), ("start", "start", "PROVED"), ("never", "never", "PROVED")]
 )

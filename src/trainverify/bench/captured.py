@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from rich.table import Table
@@ -31,11 +31,14 @@ class Row:
     text: str
     cut: str | None = None
     loss: Any = "whole"
+    vocabulary: int | None = None  # instead of the model's own
 
 
 ROWS: Final[Mapping[str, Row]] = {
     "tp": Row(tensor_parallel, "tp", "DTensor tp 8 + sp"),
     "fsdp": Row(sharded, "dp", "FSDP2 on 8 ranks", "(dp b) s", {"dp": "avg"}),
+    "fsdp-32001": Row(sharded, "dp", "FSDP2, vocabulary 32,001", "(dp b) s", {"dp": "avg"}, 32001),
+    "fsdp-128257": Row(sharded, "dp", "FSDP2, vocabulary 128,257", "(dp b) s", {"dp": "avg"}, 128257),
 }
 NAMES: Final = tuple(ROWS)
 
@@ -75,6 +78,7 @@ def _megabytes(who: int) -> int:
 def measured(name: str, sizes: Sizes) -> Run:
     """Here; children of this process are those that capture."""
     row, mesh = ROWS[name], Mesh({ROWS[name].axis: RANKS})
+    sizes = replace(sizes, vocabulary=row.vocabulary or sizes.vocabulary)
     shape = (sizes.batch, sizes.sequence)
     ignore = IGNORE if row.cut is None else None  # ranks' means have equal weight only if they have equally many labels
     batch = {"tokens": Ids(shape, row.cut, sizes.vocabulary), "labels": Ids(shape, row.cut, sizes.vocabulary, ignore)}

@@ -38,6 +38,9 @@ def _settled(way: Way, log: set[str], carried: set[str]) -> Way:
     there = {n for c in ranks for n in c.by_hand}
     text = "{}, a number that a step leaves and the next one uses, is compared with nothing: nothing that is compared depends on it"
     found = [Finding("TV505", text.format(n), None, n, severity="warning") for n in way.reference.by_hand if n in log & carried]
+    text = "{}, which a step leaves and no step uses, is compared with nothing"
+    unused = [n for n in sorted(log - carried) if any(_numbers(c.program, n) > 1 for c in (way.reference, *way.ranks))]
+    found += [Finding("TV505", text.format(n), None, n, severity="warning") for n in unused]
     found += [_finding(n, "in the reference only") for n in one.by_hand if n not in there]
     found += [_finding(n, "on ranks only") for n in sorted(there.difference(one.by_hand))]
     return replace(way, reference=replace(one, findings=[*one.findings, *found]) if found else one, ranks=tuple(ranks))

@@ -14,13 +14,12 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainverify.check.findings import Finding
 from trainverify.evaluate.run import sample
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Domain, Output, Program
 from trainverify.graph.types import TensorType
 from trainverify.ops.table import OpTable
-from trainverify.torch import kinds
+from trainverify.torch import kinds, remains
 from trainverify.torch.beside import Beside
 from trainverify.torch.boundary import Watched
 from trainverify.torch.buffers import in_order
@@ -248,14 +247,6 @@ class Session:
         self.translator.step.numbered[self.translator.keep(t)] = name
         self.now.numbers[name] = _values(value)
 
-    def _drawn(self) -> list[Finding]:
-        """Numbers that Python drew in the step: the next one has others."""
-        step, now = self.translator.step, generators()
-        assert step is not None
-        text = "the step draws random numbers by {}, which are constants here and others in every step: draw them with torch"
-        changed = [n for n, state in step.generators.items() if now[n] != state]
-        return [Finding("TV504", text.format(n), self.rank, None, None, None, "unsupported") for n in changed]
-
     # -- during the step --------------------------------------------------------------------------------------------------
 
     def note_gradients(self, optimizer: Any) -> None:
@@ -288,7 +279,7 @@ class Session:
         """The program of the step. `found` is what there is after it: the next step starts with that."""
         t = self.translator
         t.emitter.place = self.lines.here()
-        carried = self._carried()
+        carried = remains.carried(t, self.rank)
         made = Outputs(t, self.rank, {*self.now.inputs, *t.emitter.masks, *self.now.left, *(n.name for n in self.now.named)})
         metrics = self._metrics(returned, made)
         assumed = list(t.notes.read_values)
@@ -315,13 +306,13 @@ class Session:
             placed,
             {n.name: list(n.tensor.shape) for n in self.now.named},
             [
-                *self._early(),
+                *remains.early(t, self.rank),
                 *self.talk.findings,
                 *made.problems,
-                *self._poisoned(),
-                *self._strays(),
+                *remains.poisoned(t, self.rank),
+                *remains.strays(t, self.rank),
                 *carried,
-                *self._drawn(),
+                *remains.drawn(t, self.rank),
                 *t.boundary.findings(self.rank),
             ],
             [
@@ -513,35 +504,6 @@ class Session:
                 grad = None if owner is None else owner.tensor.grad
                 if grad is not None:
                     made.add(self.translator.read_written(local(grad)), "state", n, f"gradient left by the step, {n}")
-
-    def _carried(self) -> list[Finding]:
-        """Values that the step before left in memory and that this one reads. Single numbers may be kept for a log."""
-        text = "what the step before left in memory is read, which no model or optimizer holds and nothing is compared with"
-        places = dict.fromkeys((p.source, size == 1) for p, size in self.translator.memory.left_reads)
-        return [Finding("TV505", text, self.rank, None, source, None, "warning" if one else "unsupported") for source, one in places]
-
-    def _early(self) -> list[Finding]:
-        first: dict[int | None, Finding] = {}  # of every communication only where it is read first
-        for why, source in self.translator.notes.early:
-            first.setdefault(why.pending, Finding("TV501", why.reason, self.rank, None, source))
-        return list(first.values())
-
-    def _poisoned(self) -> list[Finding]:
-        poisoned = dict.fromkeys((u.reason, u.source) for u in self.translator.notes.poisoned if u.pending is None)
-        return [Finding("TV504", f"communicated: {why}", self.rank, None, at, None, "unsupported") for why, at in poisoned]
-
-    def _strays(self) -> list[Finding]:
-        """Memory that is older than the step, and carries values to the next one. What is written before it is read carries none."""
-        step, found = self.translator.step, []
-        assert step is not None
-        for key, source in step.strays.items():
-            storage = self.translator._alive[key]
-            if self.translator.unchanged(key):
-                continue
-            if step.carried(key, self.translator.memory.old_reads.get(key, ())):
-                text = f"memory of {storage.nbytes()} bytes, no tensor of a model or an optimizer, carries values from step to step"
-                found.append(Finding("TV505", text, self.rank, None, source, None, "unsupported"))
-        return list(dict.fromkeys(found))
 
 
 def _where(t: Translator, here: torch.Tensor) -> tuple[Any, ...]:

@@ -89,7 +89,7 @@ class Step:
 
     sources: dict[int, str] = field(default_factory=dict)  # storage → source that it is the memory of
     before: set[int] = field(default_factory=set)  # storages that are older than the step
-    strays: dict[int, Source | None] = field(default_factory=dict)  # older storages, no sources, that the step writes
+    strays: dict[tuple[int, bool], Source | None] = field(default_factory=dict)  # older storages that are written, by DDP's reducer or not
     written: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of these, which elements
     numbered: dict[int, str] = field(default_factory=dict)  # storage of a small known tensor that has a name → its name
     generators: dict[str, object] = field(default_factory=dict)  # of random numbers, Python's: how far they were when the step began
@@ -276,10 +276,10 @@ class Translator:
     def _stray(self, t: torch.Tensor) -> None:
         """The step writes memory that is older than it and is no source."""
         assert self.step is not None
-        if t.dtype == torch.int32 and _from_backward():
+        if (reducer := _from_backward()) and t.dtype == torch.int32:
             return  # DDP's reducer notes which parameters were used, and starts anew in every step
         key, (view, _) = self.keep(t), memory_of(t)
-        self.step.strays.setdefault(key, self._place().source)
+        self.step.strays.setdefault((key, reducer), self._place().source)
         self.step.written.setdefault(key, []).append((view.offset, view.stop))
 
     def define(self, t: torch.Tensor, name: str) -> None:
