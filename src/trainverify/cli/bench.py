@@ -142,7 +142,9 @@ def bench_needle_command(
 @guarded
 def bench_torch_command(
     as_json: AsJson = False,
-    only: Annotated[str, typer.Option(metavar="tp,…", help="Some of tp, fsdp, and FSDP2 with odd vocabularies: fsdp-32001, fsdp-128257.")] = "tp,fsdp",
+    only: Annotated[
+        str, typer.Option(metavar="tp,…", help="Some of tp, fsdp, and with odd vocabularies fsdp-32001, fsdp-128257.")
+    ] = "tp,fsdp",
     layers: change("So many layers, if not all.") = None,  # type: ignore[valid-type]
     timeout: Timeout = None,
 ) -> int:
