@@ -155,6 +155,23 @@ def test_kept_by_hand(part: Part) -> None:
     assert wrong.verdict == "REFUTED" or "keeps by hand" in wrong.reason or "did there" in wrong.reason, wrong.reason
 
 
+def clipped(model: Any, wrong: bool, rank: int, world: int) -> Any:
+    """A moment that starts with zeros, of a gradient that rank 1 scales by its own factor."""
+    moment = torch.zeros(3, 5)
+
+    def ending(n: int, loss: Any) -> None:
+        moment.mul_(0.5).add_(model[2].weight.grad * (0.5 if wrong and rank else 1))
+        model[2].weight.grad.copy_(moment)
+
+    return ending
+
+
+def test_wrong_from_the_start() -> None:
+    """A moment may be a rank's part; what is wrong in the first step, from zeros, is wrong however ranks keep it: REFUTED."""
+    assert report(clipped, False).verdict == "PROVED"
+    assert report(clipped, True).verdict == "REFUTED"
+
+
 def logged(model: Any, wrong: bool, rank: int, world: int) -> Any:
     """Local losses: a list of them, their sum, the last one."""
     losses: list[Any] = []

@@ -111,7 +111,9 @@ def _numbers(p: Program, name: str) -> int:
 
 
 def weighed(reports: Sequence[tuple[Way, Report]]) -> list[tuple[Way, Report]]:
-    """What differs in tensors kept by hand alone may be right: ranks may keep their part. No step that starts from it is refuted."""
+    """What differs in tensors kept by hand alone may be right: ranks may keep their part. No step that starts from it is refuted.
+
+    The first step does not: it has the values that they are made with."""
     wrong = {n for w, r in reports for n in _differing(w, r)}
     return [(w, _weighed(w, r, wrong)) for w, r in reports]
 
@@ -131,7 +133,7 @@ def _states(way: Way) -> list[str]:
 
 def _weighed(way: Way, report: Report, wrong: set[str]) -> Report:
     hand = _states(way)
-    started = sorted(wrong.intersection(hand, way.reference.program.state))
+    started = sorted(wrong.intersection(hand, *[{i for c in (way.reference, *way.ranks) for op in c.program.ops for i in op.inputs}]))
     alone = sorted(set(_differing(way, report)))
     others = [o for o in report.obligations if o.status == "different" and not any(o.name.endswith(f" state {n}") for n in hand)]
     if report.verdict not in ("REFUTED", "INVALID") or (others and not started) or not (started or alone):
