@@ -37,13 +37,14 @@ class Copied:
         first, start, copies = rank * BLOCK, 0, []
         self.flat = nn.Parameter(torch.zeros(BLOCK))
         for name, p in self.model.named_parameters():
-            p.data = self.params[start : start + p.numel()].view(p.shape)
+            p.data = self.params[start : start + p.numel()].view(p.shape).copy_(p.data)
             low, high = max(start, first), min(start + p.numel(), first + BLOCK)
             if low < high:
                 end = BLOCK if name == "bias" else high - first
                 part = self.flat.detach()[low - first : end]
                 copies.append(Copy(f"{name}.master", name, part, ((0, low - start, high - low),), self.flat, low - first))
             start += p.numel()
+        self.flat.data.copy_(self.params[first:][:BLOCK])
         self.optimizer = torch.optim.SGD([self.flat], lr=0.125, momentum=0.5)
         self.found = Found({"model": self.model}, [self.optimizer], apart=True, copies=copies)
 

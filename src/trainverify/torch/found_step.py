@@ -65,6 +65,7 @@ class FoundSteps:
         self.lines: list[str] = []  # the line that trains on batches, and then those of other loaders
         self.specs: dict[str, Input] = {}
         self.off = False
+        self.loaded = set(sys.modules)  # before the script began
         self.now: UnderWay | None = None
         self.versions: dict[str, tuple[int, int]] = {}  # of what the step left behind
         self.count, self.ends = 0, list[int]()  # batches that were trained on, and after how many of them the loader began anew
@@ -208,7 +209,8 @@ class FoundSteps:
 
     def _marked(self, frame: FrameType | None) -> bool:
         """Whether code of the user's refers to the context manager for steps."""
-        spaces = [vars(m) for m in list(sys.modules.values()) if is_users(getattr(m, "__file__", None) or "<")]
+        loaded = [m for n, m in list(sys.modules.items()) if n not in self.loaded or n == "__main__"]
+        spaces = [vars(m) for m in loaded if is_users(getattr(m, "__file__", None) or "<")]
         while frame is not None:
             if is_users(frame.f_code.co_filename):
                 spaces.append(frame.f_globals)

@@ -250,7 +250,7 @@ class Translator:
 
     def _literal(self, values: torch.Tensor | None, kind: TensorType, made: Place | None = None) -> str:
         assert values is not None
-        with unset_fake_temporarily():
+        with _disable_current_modes():
             numbers = [self.literals(v) for v in values.reshape(-1).tolist()]
         e = self.emitter
         if len(set(numbers)) <= 1:
