@@ -11,7 +11,7 @@ import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -19,6 +19,8 @@ from trainverify.check.findings import Finding
 from trainverify.graph.program import Program, Source
 from trainverify.torch.starts import Start
 from trainverify.translate.groups import joined
+
+ABSENT: Final = "and no rank has it"
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def numbers(reference: Ledger, ledgers: Mapping[int, Ledger]) -> Iterator[Findin
                 yield Finding("TV508", f"{name} is {mine}; on one device it is {theirs}", rank, name)
     for name, (before, after) in reference.numbers.items():
         if name not in seen and before != after:
-            yield Finding("TV508", f"{name} is {_shown(after)} after the step on one device, and no rank has it", None, name)
+            yield Finding("TV508", f"{name} is {_shown(after)} after the step on one device, {ABSENT}", None, name)
     yield from _reported(reference, ledgers)
 
 

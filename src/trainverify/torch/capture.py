@@ -262,6 +262,7 @@ class Session:
                 if p.grad is None:
                     continue
                 if name is not None:
+                    self.now.stepped[name] = optimizer
                     self.note_gradient(name, p.grad)
                 for c in self.now.copies.get(id(p), ()):
                     self.note_gradient(c.name, c.within(p.grad))
@@ -312,6 +313,7 @@ class Session:
                 *remains.poisoned(t, self.rank),
                 *remains.strays(t, self.rank),
                 *carried,
+                *remains.unfound(self.now.stepped, found, self.rank),
                 *remains.drawn(t, self.rank),
                 *t.boundary.findings(self.rank),
             ],

@@ -5,6 +5,7 @@ A capture would take them for constants of the code.
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import random
@@ -30,6 +31,7 @@ PLACE: Final = "the number of the process and the name of the machine"
 CLOCK: Final = "what the clock says, as the code asks it, decides on nothing"
 SYSTEM: Final = "numbers that the operating system draws when the code is built decide on nothing"
 DRAWN: Final = "random numbers of {} are drawn that no seed decides, others in every process: draw them with torch, or set a seed"
+HASHED: Final = "hash() of text is another number in every process: set PYTHONHASHSEED, or use zlib.crc32"
 _SEEDS: Final = ((random, "random", ("seed", "setstate")), (np.random, "numpy.random", ("seed", "set_state")))
 _IMPORTED: Final = "importlib"  # what modules do when they are imported is not the code's
 
@@ -50,12 +52,21 @@ class Chance:
         changed[id(os.urandom)] = noting(os.urandom, self._drawn)
         for module, said, names in _SEEDS:
             changed |= {id(getattr(module, n)): noting(getattr(module, n), partial(self._seeded, said)) for n in names}
+        changed[id(hash)] = noting(hash, self._hashed)
         everywhere(changed)
+        datetime.datetime = _dated(datetime.datetime, self._asked)  # type: ignore[misc]
+        datetime.date = _dated(datetime.date, self._asked)  # type: ignore[misc]
         random.Random.seed = noting(random.Random.seed, self._seeds)  # type: ignore[method-assign]
 
     def _asked(self, frame: FrameType, *args: Any) -> None:
         if is_users(frame.f_code.co_filename):
             self.boundary.assume(CLOCK)
+
+    def _hashed(self, frame: FrameType, value: Any) -> None:
+        """Text has another hash in every process. A method for the keys of dicts has its own use of it."""
+        code, drawn = frame.f_code, sys.flags.hash_randomization and _has_text(value)
+        if drawn and code.co_name != "__hash__" and is_users(code.co_filename) and "site-packages" not in code.co_filename:
+            self.boundary.note(HASHED)
 
     def _placed(self, frame: FrameType, *args: Any) -> None:
         if is_users(frame.f_code.co_filename) and self.stepping:
@@ -87,6 +98,34 @@ class Chance:
             if now[said] != self.before[said] and said not in self.seeded:
                 self.boundary.note(DRAWN.format(said))
         self.stepping = True
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return any(map(_has_text, value))
+    return isinstance(value, str | bytes)
+
+
+def _dated(kind: Any, asked: Callable[..., None]) -> Any:
+    """The class of dates, or of times of days, that tells who asks for now. Those that were there before are of it too."""
+
+    class Asked(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, kind) if cls is made else super().__instancecheck__(value)
+
+        def __subclasscheck__(cls, other: type) -> bool:
+            return issubclass(other, kind) if cls is made else super().__subclasscheck__(other)
+
+    def telling(name: str) -> Any:
+        def call(cls: type, *args: Any, **kwargs: Any) -> Any:
+            asked(sys._getframe(1))
+            return getattr(super(made, cls), name)(*args, **kwargs)
+
+        return classmethod(call)
+
+    changed = {n: telling(n) for n in ("now", "utcnow", "today") if hasattr(kind, n)}
+    made: Any = Asked(kind.__name__, (kind,), {"__module__": kind.__module__, "__slots__": (), **changed})
+    return made
 
 
 def generators() -> dict[str, object]:

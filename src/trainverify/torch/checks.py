@@ -9,11 +9,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.handlers import handled
-from trainverify.torch.translate import Translator
+from trainverify.torch.translate import Translator, flat
 from trainverify.translate.integers import tensor_bounds
 
 ERRORS: Final = (RuntimeError, IndexError, torch.linalg.LinAlgError)
 CAUGHT: Final = "a real run may raise an error in {}, by its data, and the code has a handler for it"
+TYPES: Final = "a real run may raise an error in {}, by the types of its tensors, and the code has a handler for it"
+NARROW: Final = frozenset((torch.int32, torch.int16, torch.int8, torch.uint8))
+PROMOTING: Final = frozenset(f"aten::{n}" for n in ("cat", "stack", "_to_copy", "copy_", "where", "lift_fresh", "detach", "view"))
 _CHECK: Final = "aten::_linalg_check_errors"  # what functions of torch.linalg call
 CHECKS: Final = frozenset(
     (
@@ -53,6 +56,16 @@ def check(t: Translator, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
         first = -1 if name.removeprefix("aten::") in _FROM_THE_END else 0
         if not all(_within(t, ids, first * size, size) for ids, size in _positions(name, given)) and handled(*ERRORS):
             t.boundary.note(CAUGHT.format(name))
+    if _unlike(func, args, kwargs) and handled(*ERRORS, any_manager=True) and handled(*ERRORS):
+        t.boundary.note(TYPES.format(name))
+
+
+def _unlike(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether tensors have floats of several types or narrow integers, which kernels may refuse and fake tensors do not."""
+    if torch.Tag.pointwise in func.tags or func._schema.name in PROMOTING:
+        return False
+    types = {v.dtype for v in flat((*args, *kwargs.values())) if isinstance(v, torch.Tensor) and v.ndim}
+    return bool(types & NARROW) or sum(t.is_floating_point for t in types) > 1
 
 
 def _whole(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.torch.agreement import Ledger, Said, call_of, lying
 from trainverify.torch.buffers import Group, buffered, gathered_apart, in_order, pieces_of, reduced_to_owners
+from trainverify.torch.handlers import handled
 from trainverify.torch.integers import NARROW
 from trainverify.torch.mappings.table import NoValue
 from trainverify.torch.rewrites import reduced_apart, uncut
@@ -247,6 +248,10 @@ class Talk:
             factor = getattr(op, "factor", None)
             if not isinstance(factor, int | float):
                 raise Unmapped(f"PREMUL_SUM with the factor {factor!r}")
+            if handled(RuntimeError, ValueError):
+                self.translator.boundary.note(
+                    "a real run may raise an error at PREMUL_SUM, which gloo has not, and the code has a handler for it"
+                )
             return "sum", float(factor)
         if kind not in REDUCTIONS:
             raise Unmapped(f"reduction {kind}")

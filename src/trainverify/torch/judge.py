@@ -18,7 +18,7 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
 from trainverify.report import Report
-from trainverify.torch.agreement import disagreements, left_over, made_or_kept, numbers, restructured
+from trainverify.torch.agreement import ABSENT, disagreements, left_over, made_or_kept, numbers, restructured
 from trainverify.torch.cache import Cache
 from trainverify.torch.capture import STEPS, capture
 from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
@@ -431,7 +431,8 @@ def _shorter(assumptions: Sequence[str]) -> list[str]:
 
 def _stopped(subject: str, findings: Sequence[Finding], captured: Sequence[Captured]) -> Report | None:
     """A verdict that needs no comparison: something is wrong, or something has no meaning here."""
-    errors = [f for f in findings if f.severity == "error"]
+    hidden = any(f.code == "TV505" and f.severity == "unsupported" for f in findings)  # what is missing may be there
+    errors = [f for f in findings if f.severity == "error" and not (hidden and f.message.endswith(ABSENT))]
     if errors:
         return Report("INVALID", f"{errors[0].message}" + (f" ({errors[0].source})" if errors[0].source else ""), subject, tuple(findings))
     unsupported = [f for f in findings if f.severity == "unsupported"]

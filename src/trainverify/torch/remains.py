@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from trainverify.check.findings import Finding
 from trainverify.torch.chance import generators
+from trainverify.torch.discover import Found, owner_of
 from trainverify.torch.translate import Translator
 
 
@@ -44,6 +48,18 @@ def strays(t: Translator, rank: int | None) -> list[Finding]:
             text = f"memory of {size} bytes that is older than the step is written by it and is compared with nothing"
             found.append(Finding("TV505", text, rank, None, source, None, "warning"))
     return list(dict.fromkeys(found))
+
+
+def unfound(stepped: Mapping[str, Any], found: Found, rank: int | None) -> list[Finding]:
+    """Optimizers that have updated parameters of the model, and whose state nothing leads to."""
+    there = {id(owner_of(o)) for o in found.optimizers}
+    text = "an optimizer that nothing in the step's function leads to updates {}, and its state is compared with nothing"
+    hint = "let the step's function refer to it"
+    names: dict[int, str] = {}
+    for name, optimizer in stepped.items():
+        if id(owner_of(optimizer)) not in there:
+            names.setdefault(id(optimizer), name)
+    return [Finding("TV505", text.format(n), rank, n, None, hint, "unsupported") for n in names.values()]
 
 
 def drawn(t: Translator, rank: int | None) -> list[Finding]:

@@ -35,6 +35,7 @@ class Started:
     left: dict[str, Named] = field(default_factory=dict)  # gradients that the step before left
     structure: dict[str, object] = field(default_factory=dict)
     gradients: dict[str, tuple[Value, torch.Tensor]] = field(default_factory=dict)
+    stepped: dict[str, Any] = field(default_factory=dict)  # parameter → the optimizer that has updated it
     used: dict[str, Source | None] = field(default_factory=dict)  # parameter → where its gradient is used
     compared: set[str] = field(default_factory=set)  # parameters with a gradient that is an output
 

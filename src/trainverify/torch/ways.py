@@ -70,9 +70,12 @@ def _steps(run: Run, choices: Sequence[Choices]) -> list[Way]:
 
 
 def _after_each_other(run: Run, runs: Sequence[Sequence[Way]], given: Sequence[Choices]) -> None:
-    """Take every way after another one, and compare with what it was after itself."""
-    for i in range(len(given)):
-        turns = [(i + k) % len(given) for k in range(STEPS)]
+    """Take every way after another one, of two ways in every order, and compare with what it was after itself."""
+    count = len(given)
+    every = itertools.product(range(count), repeat=STEPS) if count == 2 else [[(i + k) % count for k in range(STEPS)] for i in range(count)]
+    for turns in every:
+        if len(set(turns)) == 1:
+            continue
         for w, turn in zip(_steps(run, [given[t] for t in turns]), turns, strict=True):
             if not w.same(runs[turn][w.number - 1]):
                 raise Reads(f"what step {w.number} does depends on the way that the step before it took at a condition on data: no verdict")

@@ -329,6 +329,8 @@ class Ring:
         gone = {(u, idx) for u, idx, _ in factors if self.atoms[u].indicator}
         rests = ([f for f in m if (f[0], f[1]) not in gone] for m in p)
         prim = self.add(*[self.monomial([*rest, *inverse], c) for rest, c in zip(rests, p.values(), strict=True)])
+        if not prim:
+            return 1, (), prim  # it turns out to be 0
         lead = self.ordered(prim)[-1][1]  # the last one, so that a constant term does not set the scale
         if lead != 1 and self.reasons:
             for m in prim:
