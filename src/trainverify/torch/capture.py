@@ -87,8 +87,8 @@ class Session:
         self.number += 1
         if self.number > 1:
             self.talk.renew()
-        elif (chance := self.translator.boundary.chance) is not None:
-            chance.begin()
+        elif self.translator.boundary.chance is not None:
+            self.translator.boundary.chance.begin()
             kinds.install()
         self.reader.renew(choices)
         self.talk.batch = 0
@@ -119,6 +119,11 @@ class Session:
         t.memory.old_reads.clear()
         assert t.step is not None
         t.step.generators = generators()
+        self._runs(True)
+
+    def _runs(self, step: bool) -> None:
+        if (chance := self.translator.boundary.chance) is not None:
+            chance.within = step
 
     def _input(self, name: str) -> torch.Tensor:
         spec = self.batch[name]
@@ -279,6 +284,7 @@ class Session:
     def finish(self, returned: Any, name: str, found: Found) -> Captured:
         """The program of the step. `found` is what there is after it: the next step starts with that."""
         t = self.translator
+        self._runs(False)
         t.emitter.place = self.lines.here()
         carried = remains.carried(t, self.rank)
         made = Outputs(t, self.rank, {*self.now.inputs, *t.emitter.masks, *self.now.left, *(n.name for n in self.now.named)})

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -33,6 +34,17 @@ SYSTEM: Final = "numbers that the operating system draws when the code is built 
 DRAWN: Final = "random numbers of {} are drawn that no seed decides, others in every process: draw them with torch, or set a seed"
 HASHED: Final = "hash() of text is another number in every process: set PYTHONHASHSEED, or use zlib.crc32"
 _SEEDS: Final = ((random, "random", ("seed", "setstate")), (np.random, "numpy.random", ("seed", "set_state")))
+FILES: Final = "a step reads a file, or asks whether there is one: another step, or another rank, may find something else"
+_LOADING: Final = f"torch{os.sep}utils{os.sep}data"
+_MAKING: Final = (
+    "makedirs",
+    "mkdir",
+    "linecache",
+    "logging",
+    "inspect",
+    "warnings",
+    "traceback",
+)  # functions and modules that look at files
 _IMPORTED: Final = "importlib"  # what modules do when they are imported is not the code's
 
 
@@ -41,7 +53,8 @@ class Chance:
 
     def __init__(self, boundary: Boundary):
         self.boundary = boundary
-        self.stepping = False  # a step runs
+        self.stepping = False  # a step runs, or has run
+        self.within = False  # a step runs
         self.seeded: set[str] = set()
         self.before = generators()
 
@@ -53,6 +66,7 @@ class Chance:
         for module, said, names in _SEEDS:
             changed |= {id(getattr(module, n)): noting(getattr(module, n), partial(self._seeded, said)) for n in names}
         changed[id(hash)] = noting(hash, self._hashed)
+        changed |= {id(f): noting(f, self._looked) for f in (open, os.stat)}
         everywhere(changed)
         datetime.datetime = _dated(datetime.datetime, self._asked)  # type: ignore[misc]
         datetime.date = _dated(datetime.date, self._asked)  # type: ignore[misc]
@@ -67,6 +81,12 @@ class Chance:
         code, drawn = frame.f_code, sys.flags.hash_randomization and _has_text(value)
         if drawn and code.co_name != "__hash__" and is_users(code.co_filename) and "site-packages" not in code.co_filename:
             self.boundary.note(HASHED)
+
+    def _looked(self, frame: FrameType, *args: Any) -> None:
+        """A file is opened, or asked for. What is only written is not looked at."""
+        mode = next((a for a in args[1:] if isinstance(a, str) and set(a) <= set("rwxabt+")), "r")
+        if self.within and not (set(mode) & set("wa") and "+" not in mode) and _by_own(frame):
+            self.boundary.note(FILES)
 
     def _placed(self, frame: FrameType, *args: Any) -> None:
         if is_users(frame.f_code.co_filename) and self.stepping:
@@ -98,6 +118,20 @@ class Chance:
             if now[said] != self.before[said] and said not in self.seeded:
                 self.boundary.note(DRAWN.format(said))
         self.stepping = True
+
+
+def _by_own(frame: FrameType | None) -> bool:
+    """Whether the user's own code calls, itself or through Python's library, and does not load data."""
+    if frame is None or not by_user(frame):
+        return False
+    own = False
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if _LOADING in file or (not own and (name in _MAKING or Path(file).stem in _MAKING or "site-packages" in file)):
+            return False
+        own = own or is_users(file)
+        frame = frame.f_back
+    return own
 
 
 def _has_text(value: Any) -> bool:
