@@ -290,3 +290,23 @@ def test_a_condition_without_a_meaning() -> None:
     found = verify(decided_at_random)
     assert found.verdict == "UNKNOWN"
     assert "a condition on a value without a meaning here: a random number" in found.reason
+
+
+@pytest.mark.parametrize("wanted", [[True, True, False], [True, False, False], [False, False, True], [False, True, True]])
+def test_a_step_that_depends_on_two_before_it(wanted: list[bool]) -> None:
+    """No verdict, in whatever order the ways have to be taken for ranks to go wrong."""
+
+    def halved(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+        before = getattr(model, "seen", [])
+        model.seen = [*before, bool(norm > 1)][-3:]
+        if model.seen == wanted:
+            model.bias.grad.mul_(0.5)
+        optimizer.step()
+
+    def plainly(model: Any, optimizer: Any, norm: Any, rank: int) -> None:
+        model.seen = [*getattr(model, "seen", []), bool(norm > 1)][-3:]
+        optimizer.step()
+
+    found = verify(halved, plainly)
+    assert found.verdict == "UNKNOWN", found.reason
+    assert "depends on the way that the step before it took" in found.reason

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import random
 import socket
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,19 @@ def at_building(draw: Callable[[], float]) -> Built:
     return built
 
 
+class Named:
+    """A key of dicts, with a hash of its own."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
 def seeded() -> Factor:
     random.seed(3)
     value, own, other = random.random(), random.Random(5), np.random.default_rng(7)
@@ -78,6 +93,12 @@ def seeded() -> Factor:
         (always(lambda: np.random.default_rng().random() < 2), "UNKNOWN", "no seed decides"),
         (always(lambda: len(str(uuid.uuid4())) > 2), "UNKNOWN", "no seed decides"),
         (always(lambda: os.getpid() > 2), "UNKNOWN", "the number of the process"),
+        (always(lambda: hash(("rank", 1)) != 3), "UNKNOWN", "hash() of text"),
+        (always(lambda: hash((2.5, 1)) != 3), "PROVED", ""),
+        (always(lambda: {Named("a"): 1}[Named("a")] == 1), "PROVED", ""),
+        (always(lambda: not Path("no such file").exists()), "UNKNOWN", "whether there is one"),
+        (always(lambda: len(Path(__file__).read_text("utf-8")) > 2), "UNKNOWN", "a step reads a file"),
+        (always(lambda: os.makedirs(os.getcwd(), exist_ok=True) is None), "PROVED", ""),
     ],
 )
 def test_random_numbers(built: Built, verdict: str, said: str) -> None:
@@ -90,6 +111,8 @@ def test_random_numbers(built: Built, verdict: str, said: str) -> None:
     ("built", "said"),
     [
         (always(lambda: time.time() > 0), "the clock"),
+        (always(lambda: datetime.datetime.now().year > 2), "the clock"),
+        (always(lambda: datetime.date.today().year > 2), "the clock"),
         (at_building(lambda: random.Random().random()), "the operating system"),
         (at_building(lambda: len(socket.gethostname())), "the name of the machine"),
         (lambda: lambda: 0.0, "the factor of 0 at"),

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
 
+import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 from capture.factors import Factor, verdict  # noqa: E402
@@ -173,6 +174,9 @@ FAILS: dict[str, Callable[[Any, Any], Any]] = {
     "nll_loss": lambda model, batch: F.nll_loss(torch.zeros(2, 2), torch.tensor([0, 5])),
     "ids": lambda model, batch: model.weight[batch["n"]],
     "division": lambda model, batch: torch.tensor([3]) // (batch["n"] * 0),
+    "types": lambda model, batch: model.weight @ torch.ones(4, 2, dtype=torch.float16),
+    "labels": lambda model, batch: F.cross_entropy(model.weight, torch.tensor([0, 3, 1], dtype=torch.int32)),
+    "factors": lambda model, batch: dist.all_reduce(torch.ones(2), op=dist._make_nccl_premul_sum(0.5)),
     "assert": lambda model, batch: torch._assert_async(model.weight.sum() > 1e9),
 }
 
@@ -194,6 +198,12 @@ def test_positions_that_are_proved() -> None:
         rows.gather(0, rows.argmax(0, keepdim=True))
 
     found = verdict(caught(work))
+    assert found.verdict == "PROVED", found.reason
+
+
+def test_types_that_are_promoted() -> None:
+    """PROVED: element by element every kernel takes floats of two types."""
+    found = verdict(caught(lambda model, batch: model.weight * torch.ones(4, dtype=torch.float16)))
     assert found.verdict == "PROVED", found.reason
 
 

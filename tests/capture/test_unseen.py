@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is
 import torch.distributed as dist  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 
-from capture.stepping import Ending, double, report  # noqa: E402
+import trainverify.torch as tvt  # noqa: E402
+from capture.stepping import BATCH, Ending, double, report  # noqa: E402
 
 KEPT: list[Any] = []  # libraries: what they register lives as long as they do
 
@@ -169,3 +170,39 @@ def test_a_kernel_of_the_codes_own(op: str, verdict: str) -> None:
     found = report(ending, lambda model: setattr(model.bias, "grad", model.bias.grad.tanh()))
     assert found.verdict == verdict, found.reason
     assert verdict == "PROVED" or "a kernel of its own" in found.reason
+
+
+def by_hooks(world: int, own: bool) -> Any:
+    """Every parameter has an optimizer of its own, which steps in the backward pass and which only hooks refer to."""
+    model = torch.nn.Linear(4, 3)
+    if not own:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizers = {}
+    else:
+        optimizers = {p: torch.optim.Adam([p], lr=0.1) for p in model.parameters()}
+
+    def hook(p: Any) -> None:
+        if world > 1:
+            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in optimizers:
+        p.register_post_accumulate_grad_hook(hook)
+
+    def step(batch: Any) -> Any:
+        loss = model(batch["x"]).square().mean()
+        loss.backward()
+        if not own:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def test_optimizers_that_nothing_leads_to() -> None:
+    """UNKNOWN: their state is compared with nothing. It is not missing."""
+    found = tvt.verify(lambda: by_hooks(1, False), lambda r, w: by_hooks(w, True), 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)
+    assert found.verdict == "UNKNOWN", found.reason
+    assert "an optimizer that nothing in the step's function leads to updates" in found.reason
