@@ -96,6 +96,9 @@ def seeded() -> Factor:
         (always(lambda: hash(("rank", 1)) != 3), "UNKNOWN", "hash() of text"),
         (always(lambda: hash((2.5, 1)) != 3), "PROVED", ""),
         (always(lambda: {Named("a"): 1}[Named("a")] == 1), "PROVED", ""),
+        (always(lambda: id(torch.zeros(2)) > 2), "UNKNOWN", "id() of an object"),
+        (always(lambda: id([]) > 2), "UNKNOWN", "id() of an object"),
+        (always(lambda: id(torch) > 2), "PROVED", ""),
         (always(lambda: not Path("no such file").exists()), "UNKNOWN", "whether there is one"),
         (always(lambda: len(Path(__file__).read_text("utf-8")) > 2), "UNKNOWN", "a step reads a file"),
         (always(lambda: os.makedirs(os.getcwd(), exist_ok=True) is None), "PROVED", ""),
@@ -123,6 +126,19 @@ def test_what_is_assumed(built: Built, said: str) -> None:
     found = report(built)
     assert found.verdict == "PROVED", found.reason
     assert any(said in a for a in found.assumptions)
+
+
+def test_sets_that_are_gone_through() -> None:
+    """PROVED, with the line: every process has an order of its own. Where they are sorted, there is nothing to say."""
+    names = {"weight", "bias"}
+
+    def built() -> Factor:
+        first = next(iter(names))
+        return lambda: 2 if len(first) + len(sorted(names)) > 2 else 1
+
+    found = report(built)
+    assert found.verdict == "PROVED", found.reason
+    assert sum("test_chance.py" in a and "goes through a set" in a for a in found.assumptions) == 1
 
 
 def test_a_factor_that_is_not_always_0() -> None:

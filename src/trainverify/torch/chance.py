@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy as np
 from trainverify.torch.boundary import Boundary
 from trainverify.torch.frames import is_ours, torchs
 from trainverify.torch.lines import is_users
+from trainverify.torch.orders import loops
 from trainverify.torch.patching import everywhere
 
 CLOCKS: Final = tuple(f"{n}{ns}" for n in ("time", "monotonic", "perf_counter", "process_time", "thread_time") for ns in ("", "_ns"))
@@ -33,6 +35,7 @@ CLOCK: Final = "what the clock says, as the code asks it, decides on nothing"
 SYSTEM: Final = "numbers that the operating system draws when the code is built decide on nothing"
 DRAWN: Final = "random numbers of {} are drawn that no seed decides, others in every process: draw them with torch, or set a seed"
 HASHED: Final = "hash() of text is another number in every process: set PYTHONHASHSEED, or use zlib.crc32"
+NUMBERED: Final = "id() of an object that a step makes: another one may have the same number when it is gone"
 _SEEDS: Final = ((random, "random", ("seed", "setstate")), (np.random, "numpy.random", ("seed", "set_state")))
 FILES: Final = "a step reads a file, or asks whether there is one: another step, or another rank, may find something else"
 _LOADING: Final = f"torch{os.sep}utils{os.sep}data"
@@ -66,6 +69,7 @@ class Chance:
         for module, said, names in _SEEDS:
             changed |= {id(getattr(module, n)): noting(getattr(module, n), partial(self._seeded, said)) for n in names}
         changed[id(hash)] = noting(hash, self._hashed)
+        changed[id(id)] = noting(id, self._numbered)
         changed |= {id(f): noting(f, self._looked) for f in (open, os.stat)}
         everywhere(changed)
         datetime.datetime = _dated(datetime.datetime, self._asked)  # type: ignore[misc]
@@ -81,6 +85,19 @@ class Chance:
         code, drawn = frame.f_code, sys.flags.hash_randomization and _has_text(value)
         if drawn and code.co_name != "__hash__" and is_users(code.co_filename) and "site-packages" not in code.co_filename:
             self.boundary.note(HASHED)
+
+    def _numbered(self, frame: FrameType, value: Any) -> None:
+        """An object has its number for as long as it is there."""
+        if not self.within or not is_users(frame.f_code.co_filename) or "site-packages" in frame.f_code.co_filename:
+            return
+        try:
+            weakref.finalize(value, self._gone).atexit = False
+        except TypeError:  # no object tells when it is gone: a number, a list
+            self.boundary.note(NUMBERED)
+
+    def _gone(self) -> None:
+        if self.stepping:
+            self.boundary.note(NUMBERED)
 
     def _looked(self, frame: FrameType, *args: Any) -> None:
         """A file is opened, or asked for. What is only written is not looked at."""
@@ -117,6 +134,8 @@ class Chance:
         for said in self.before:
             if now[said] != self.before[said] and said not in self.seeded:
                 self.boundary.note(DRAWN.format(said))
+        for loop in loops():
+            self.boundary.assume(loop)
         self.stepping = True
 
 
