@@ -20,6 +20,9 @@ MEGATRON := .venv-megatron
 TRANSFORMERS := .venv-transformers
 DEEPSPEED := .venv-deepspeed
 
+# Tests start many processes: each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-jax check capture frameworks campaign clean
 
 demo: $(VENV)/core.stamp
