@@ -100,3 +100,43 @@ def test_an_order_is_one() -> None:
 def test_unknown_other_uses_of_a_key(draw: Any) -> None:
     report = tvj.verify(*pair(draw, draw, 2), (ARGS[0], TYPED, ARGS[1]), {"dp": 2}, points=1)
     assert report.verdict == "UNKNOWN"
+
+
+def rows_by(impl: str | None, many: bool) -> tuple[Any, Any]:
+    """The reference draws row by row; the ranks do, or draw their rows at once."""
+
+    def row(key: Any, n: Any) -> Any:
+        return jax.random.normal(jax.random.fold_in(key, n), (3,))
+
+    def one(w: Any, x: Any) -> Any:
+        key = jax.random.key(7, impl=impl)
+        return w, jnp.sum((x + jnp.stack([row(key, n) for n in range(4)])) @ w)
+
+    def ranks(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            key, first = jax.random.key(7, impl=impl), 2 * lax.axis_index("dp")
+            noise = jax.vmap(lambda n: row(key, n))(first + jnp.arange(2)) if many else jnp.stack([row(key, first + n) for n in range(2)])
+            return w, lax.psum(jnp.sum((x + noise) @ w), "dp")
+
+        return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    return one, ranks
+
+
+@pytest.mark.parametrize(
+    ("impl", "many", "verdict"),
+    [
+        ("threefry2x32", True, "PROVED"),
+        ("rbg", False, "PROVED"),
+        ("unsafe_rbg", False, "PROVED"),
+        ("rbg", True, "UNKNOWN"),
+        ("unsafe_rbg", True, "UNKNOWN"),
+    ],
+)
+@pytest.mark.parametrize("default", [False, True])
+def test_several_keys_at_once(impl: str, many: bool, default: bool, verdict: str) -> None:
+    """XLA's generator draws by the first of several keys."""
+    args = (tvj.Reals((3,)), tvj.Reals((4, 3)))
+    one, ranks = rows_by(None if default else impl, many)
+    with jax.default_prng_impl(impl):
+        assert tvj.verify(one, ranks, args, {"dp": 2}, points=1).verdict == verdict

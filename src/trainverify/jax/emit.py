@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from trainverify.ops.table import OpTable
 from trainverify.translate.emit import Emitter, Rewriting, Unmapped
 from trainverify.translate.functions import known_image
 from trainverify.translate.integers import EXCHANGES, Bounds, hull, tensor_bounds
+
+Labels = tuple[str, ...]  # of one meeting for each group, or for each pair of ranks
 
 
 @dataclass(frozen=True)
@@ -58,19 +60,19 @@ class RankEmitter(Emitter):
         self.constants: dict[str, Constant] = {}
         self.draws: dict[str, TensorType] = {}  # random numbers, by how they are drawn
         self.streams: Mapping[str, int] = {}  # the longest draw of any program, where they draw by several lengths
-        self.traffic: list[tuple[str, tuple[str, ...]]] = []  # what is sent, by a label that all ranks' programs have for it
-        self.labels: dict[str, str] = {}  # of what comes from other ranks
+        self.traffic: list[tuple[Labels, tuple[str, ...]]] = []  # what is sent, by where it meets what other ranks do
+        self.labels: dict[str, Labels] = {}  # the same of what comes from other ranks
         self.facts: Mapping[str, tuple[frozenset[float], bool, Bounds]] | None = None  # about what others send, if they run other programs
         self.kept: dict[Any, Any] = {}  # of mappings: what they need again
         self._counted: dict[Any, str] = {}
-        self._serial: dict[str, int] = {}
+        self._serial: dict[Hashable, int] = {}
 
     @property
     def shared(self) -> bool:
         """Whether all ranks run this program: what holds for what a rank sends holds for what it receives."""
         return len(self.ranks) == max(self.mesh.size, 1)
 
-    def numbered(self, what: str) -> int:
+    def numbered(self, what: Hashable) -> int:
         """How many of a sort there are already."""
         n = self._serial.get(what, 0)
         self._serial[what] = n + 1
@@ -116,22 +118,31 @@ class RankEmitter(Emitter):
 
     def communicate(self, name: str, inputs: Sequence[str], attrs: Mapping[str, Any], kind: TensorType | None) -> str | None:
         result = super().communicate(name, inputs, {k: self.bound(v) for k, v in attrs.items()}, kind)
-        label = str(attrs["batch"]) if name in ("send", "recv") else f"{name}.{self.numbered(name)}"
+        labels = self._meetings(name, attrs)
         if name != "recv":
-            self.traffic.append((label, tuple(inputs)))
+            self.traffic.append((labels, tuple(inputs)))
         if result is not None:
             self.made[result] = self.ops[-1]
-            self.labels[result] = label
+            self.labels[result] = labels
             if self.kind(result) != "real" and (name in EXCHANGES or attrs.get("op") in ("max", "min")):
-                self.intervals[result] = self._exchanged(label, inputs)
+                self.intervals[result] = self._exchanged(labels, (self.kept.get(("sent", attrs.get("batch"))), *inputs))
         return result
 
-    def _exchanged(self, label: str, inputs: Sequence[str]) -> Bounds:
+    def _meetings(self, name: str, attrs: Mapping[str, Any]) -> Labels:
+        """Where communication meets that of other ranks, by names that all programs have: a group, or a sender and a receiver, and how
+        many meetings of the same ranks there were before."""
+        if name in ("send", "recv"):
+            ends = zip(self.ranks, attrs["peer"], strict=True)
+            whom = [f"{r} to {p}" if name == "send" else f"{p} to {r}" for r, p in ends]
+        else:
+            whom = list(dict.fromkeys(attrs["group"]))
+        return tuple(f"{w}, number {self.numbered((name, w) if name in ('send', 'recv') else w)}" for w in whom)
+
+    def _exchanged(self, labels: Labels, sent: Sequence[str | None]) -> Bounds:
         """Bounds of integers of other ranks: if they run this program those of what is sent here, else what is known of all."""
         if self.facts is not None:
-            return self.facts.get(label, (None, None, None))[2]
-        sent = [i for i in (self.kept.get(("sent", label)), *inputs) if i is not None]
-        return hull([tensor_bounds(self, i) for i in sent])
+            return hull([self.facts[n][2] if n in self.facts else None for n in labels])
+        return hull([tensor_bounds(self, i) for i in sent if i is not None])
 
     # -- values as tensors --------------------------------------------------------------------------------------------
 
@@ -214,4 +225,4 @@ class RankEmitter(Emitter):
         return name
 
 
-__all__ = ["Constant", "RankEmitter"]
+__all__ = ["Constant", "Labels", "RankEmitter"]

@@ -185,18 +185,28 @@ Fact = tuple[Infinities, bool, Bounds]  # the infinities that may be in it, whet
 
 def _told(e: RankEmitter, op: Op) -> Fact | None:
     """What is known about the values of an op that come from other ranks, if these run other programs."""
-    label = e.labels.get(op.outputs[0]) if op.outputs else None
-    return None if label is None or e.facts is None else e.facts.get(label, (BOTH, False, None))
+    labels = e.labels.get(op.outputs[0]) if op.outputs else None
+    if labels is None or e.facts is None:
+        return None
+    found = [e.facts.get(n, (BOTH, False, None)) for n in labels]
+    return frozenset().union(*(f[0] for f in found)), all(f[1] for f in found), hull([f[2] for f in found])
 
 
 def exchanged(e: RankEmitter) -> dict[str, Fact]:
     """What is known about everything that is sent."""
     found: dict[str, Fact] = {}
-    for label, inputs in e.traffic:
+    for labels, inputs in e.traffic:
         given = [i for i in inputs if e.kind(i) == "real"]
         limits = hull([tensor_bounds(e, i) for i in inputs if e.kind(i) != "real"])
-        found[label] = frozenset().union(*(may_be_infinite(e, i) for i in given)), all(_is_defined(e, i) for i in given), limits
+        fact = frozenset().union(*(may_be_infinite(e, i) for i in given)), all(_is_defined(e, i) for i in given), limits
+        found.update(dict.fromkeys(labels, fact))
     return found
+
+
+def agrees(e: RankEmitter, traffic: Mapping[str, Fact], facts: Mapping[str, Fact]) -> bool:
+    """Whether others send what these ranks send, wherever they meet."""
+    met = {n for labels in (*e.labels.values(), *(sent for sent, _ in e.traffic)) for n in labels}
+    return all(n in traffic and traffic[n] == facts[n] for n in met)
 
 
 def joined(traffic: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:
@@ -221,4 +231,4 @@ def covers(facts: Mapping[str, Fact], traffic: Mapping[str, Fact]) -> bool:
     return all(inside(label, *fact) for label, fact in traffic.items())
 
 
-__all__ = ["Fact", "covers", "exchanged", "is_number", "joined", "may_be_infinite", "never_zero", "why_not_finite"]
+__all__ = ["Fact", "agrees", "covers", "exchanged", "is_number", "joined", "may_be_infinite", "never_zero", "why_not_finite"]

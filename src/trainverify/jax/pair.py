@@ -20,7 +20,7 @@ from trainverify.jax.corrections import reported
 from trainverify.jax.emit import Constant, RankEmitter
 from trainverify.jax.hlo.dump import Partitioned
 from trainverify.jax.hlo.run import HloInterpreter
-from trainverify.jax.infinities import Fact, covers, exchanged, joined
+from trainverify.jax.infinities import Fact, agrees, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.invariants import never_negative_state
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
@@ -215,7 +215,8 @@ def _worse(emitters: Sequence[RankEmitter]) -> dict[str, Fact] | None:
     traffic = [exchanged(e) for e in emitters]
     facts = joined(traffic)
     assumed = emitters[0].facts
-    if len(emitters) == 1 or (assumed is not None and covers(assumed, facts)) or (assumed is None and all(t == facts for t in traffic)):
+    alike = assumed is None and all(agrees(e, t, facts) for e, t in zip(emitters, traffic, strict=True))
+    if len(emitters) == 1 or alike or (assumed is not None and covers(assumed, facts)):
         return None
     return facts if assumed is None else joined([facts, assumed])
 

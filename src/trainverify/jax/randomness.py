@@ -5,7 +5,8 @@ same key does not draw rows of what one device draws, and a key folded with the 
 
 Of several keys each has a name of its own, and so have the integers that a key consists of: moving them about moves the names. Laws of
 JAX's default generator (`jax_threefry_partitionable`): key i of a split is the key folded with i, however many keys there are; and
-number i of a draw is the same, however many numbers are drawn.
+number i of a draw is the same, however many numbers are drawn. Many keys at once give what each of them gives by itself, if they are
+threefry's; of others only as `_ONE_BY_ONE` says: XLA's generator draws by the first of several keys.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ INTEGERS: Final = "_randint"
 SHUFFLE: Final = "_shuffle"
 DRAWS: Final = {UNIFORM: "uniform", "_normal_real": "normal", "_gumbel": "gumbel", TRUNCATED: "truncated_normal", INTEGERS: "randint"}
 THREEFRY: Final = "threefry2x32"
+_ONE_BY_ONE: Final = {  # what several keys at once give as each by itself
+    THREEFRY: frozenset(("draw", "split", "fold_in", "seed")),
+    "rbg": frozenset(("split", "fold_in", "seed")),
+}
 MOST_KEYS: Final = 4096
 RAW: Final = 2  # integers of a key of this generator
 
@@ -74,6 +79,11 @@ def partitionable(impl: str | None) -> bool:
     return impl == THREEFRY and bool(jax.config.jax_threefry_partitionable)
 
 
+def _require_one_by_one(what: str, impl: str | None, shape: Sequence[int]) -> None:
+    if shape and what not in _ONE_BY_ONE.get(impl or THREEFRY, ()):
+        raise Unmapped(f"{what} with several keys of {impl} at once: each need not give what it gives by itself")
+
+
 @dataclass(frozen=True)
 class Draw:
     """A function of JAX's own that makes random numbers of keys, key after key: its name, and the operands that are numbers."""
@@ -88,6 +98,7 @@ def drawn(e: RankEmitter, draw: Draw, given: Sequence[Any], kind: TensorType) ->
     key, shape = given[0], kind.shape
     if key.raw or shape[: len(key.shape)] != key.shape or not key.names:
         raise Unmapped(f"{list(shape)} random numbers by {list(key.shape)} keys")
+    _require_one_by_one("draw", key.impl, key.shape)
     if draw.name == SHUFFLE:
         return _shuffled(e, key, e.tensor(given[1]), shape)
     what, low, high = DRAWS[draw.name], None, None
@@ -199,17 +210,20 @@ def _numbers(e: RankEmitter, value: Any) -> Array:
 
 def seeded(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
     seeds, impl = _numbers(e, given[0]), params["impl"].name
+    _require_one_by_one("seed", impl, seeds.shape)
     return key_of(_each(lambda s: f"key({s}, {impl})", seeds), impl)
 
 
 def folded_in(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
     key = _key(given[0])
     names, numbers = np.broadcast_arrays(names_of(key), _numbers(e, given[1]))
+    _require_one_by_one("fold_in", key.impl, names.shape)
     return key_of(_each(lambda k, n: f"fold_in({k}, {n})", names, numbers), key.impl)
 
 
 def split(e: RankEmitter, given: Sequence[Any], params: Mapping[str, Any]) -> Key:
     key, shape = _key(given[0]), tuple(params["shape"])
+    _require_one_by_one("split", key.impl, key.shape)
     names = names_of(key)
     if names.size * math.prod(shape) > MOST_KEYS:
         raise Unmapped(f"{names.size * math.prod(shape)} random keys")
