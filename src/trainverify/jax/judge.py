@@ -24,6 +24,7 @@ from trainverify.graph.program import Program, Source
 from trainverify.jax.beside import Beside
 from trainverify.jax.beside import run as run_beside
 from trainverify.jax.corrections import in_all
+from trainverify.jax.effects import side_effects
 from trainverify.jax.hlo.dump import Partitioned, partitioned
 from trainverify.jax.invariants import declared
 from trainverify.jax.literals import Float32Literals
@@ -150,7 +151,8 @@ def pair(
     logical = logical_program(one, ops, literal, meanings)
     one, many = declared(one, logical.nonnegative), declared(many, logical.nonnegative)
     logical = logical_program(one, ops, literal, meanings) if logical.nonnegative else logical
-    findings = _unlike(one, many)
+    findings = [*_unlike(one, many), *side_effects("the reference", one.jaxpr.jaxpr, meanings)]
+    findings += side_effects("the distributed step", many.jaxpr.jaxpr, meanings)
     lengths = lengths_of(logical.program)
     if reader == "hlo":
         ranks = partitioned_plan(many, partitions, named, lengths, ops, literal)
