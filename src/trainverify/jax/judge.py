@@ -256,7 +256,7 @@ def _other_keys(logical: Translated, ranks: Sequence[Translated]) -> list[Findin
 
 def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
     integers = any(p.program.tensors[o].kind == "int" for p in parts for op in p.program.ops for o in op.outputs if op.inputs)
-    found = ["integers of 32 and 64 bits that depend on data do not wrap around"] if integers else []
+    found = ["integers of 32 and 64 bits that depend on data, or are made of real numbers, do not wrap around"] if integers else []
     if any(p.constants for p in parts):
         found.append("arrays that the code closes over are inputs, the same wherever their content is")
     if any(a.domain is not None and a.domain.kind == "nonnegative" and a.shape.dtype.kind in "iu" for a in many.arguments):
