@@ -82,3 +82,27 @@ def test_integers_need_a_range(arg: Any, verdict: str) -> None:
 
     report = tvj.verify(lambda w, i: (w, jnp.sum(i) * jnp.sum(w)), distributed, (tvj.Reals((5,)), arg), {"dp": 2})
     assert report.verdict == verdict, report.reason
+
+
+def counted(cast: Callable[[Any], Any]) -> Any:
+    """The sum of rounded numbers, in integers on the ranks."""
+
+    def one(w: Any, x: Any) -> Any:
+        return w, jnp.sum(jnp.floor(x).astype(jnp.int32).astype(jnp.float32))
+
+    def ranks(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            return w, lax.psum(cast(jnp.floor(x)), "dp").astype(jnp.float32)
+
+        return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    return tvj.verify(one, ranks, (tvj.Reals((3,)), tvj.Reals((4, 5))), {"dp": 2}, points=1)
+
+
+def test_integers_made_of_real_numbers_are_assumed_to_fit() -> None:
+    """Those of 32 bits by an assumption that is listed. Nobody knows whether smaller ones do; products of booleans are known not to."""
+    report = counted(lambda x: jnp.sum(x.astype(jnp.int32)))
+    assert report.verdict == "PROVED"
+    assert any("made of real numbers, do not wrap around" in a for a in report.assumptions)
+    assert counted(lambda x: jnp.sum(x.astype(jnp.int16))).verdict == "UNKNOWN"
+    assert counted(lambda x: jnp.sum((x > 0).astype(jnp.int32) * (2**31 - 1))).verdict == "UNKNOWN"

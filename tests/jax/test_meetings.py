@@ -86,3 +86,22 @@ def test_masks_of_infinity(extra: Any, common: Any, first: bool, fill: float, ve
 
     args = (tvj.Reals((6,)), tvj.Reals((6,)))
     assert tvj.verify(one, on_mesh(step), args, MESH, points=1).verdict == verdict
+
+
+@WAYS
+@pytest.mark.parametrize(("by", "verdict"), [(lambda x: jnp.exp(x), "PROVED"), (lambda x: x, "UNKNOWN")], ids=["exp", "x"])
+def test_finite_numbers_of_other_programs(extra: Any, common: Any, by: Callable[[Any], Any], verdict: str) -> None:
+    """Ranks with a = 0 ask whether the quotients of those with a = 1 are finite. They need not be where a divisor may be 0."""
+
+    def one(w: Any, x: Any) -> Any:
+        return w, jnp.sum(x * w) + 1 + jnp.sum(1 / by(x[3:])) - jnp.sum(1 / by(x[3:]))
+
+    def step(w: Any, x: Any) -> Any:
+        a = lax.axis_index("a")
+        rows = common(lax.cond(a == 0, lambda: extra(x), lambda: 1 / by(x)))
+        share = lax.dynamic_slice_in_dim(w, a * 3, 3)
+        loss = jnp.sum(x * share) + lax.cond(a == 0, lambda: jnp.where(jnp.isfinite(rows).all(), 1.0, 0.0), lambda: 0.0)
+        return w, lax.psum(loss, "a")
+
+    args = (tvj.Reals((6,)), tvj.Reals((6,)))
+    assert tvj.verify(one, on_mesh(step), args, MESH, points=1).verdict == verdict

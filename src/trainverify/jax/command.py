@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from trainverify import files
 from trainverify.graph.mesh import Mesh
+from trainverify.jax.devices import answered, questions, unanswered
 from trainverify.jax.judge import Pair, judge, pair
 from trainverify.jax.mappings import MAPPINGS
 from trainverify.jax.replay import replay
@@ -57,8 +58,9 @@ def host_devices(mesh: str | None) -> None:
 def subject(reference: str, distributed: str, mesh: str | None, table: OpTable, tell: Progress, hlo: bool = False) -> Subject:
     """Two functions of files; the file of the second says what the arguments are (`args`), and may say `mesh`, `roles` and `meanings`."""
     tell("reading the files")
-    one = resolve(reference)
-    space = vars(module_of(distributed))
+    with questions() as asked:
+        one = resolve(reference)
+        space = vars(module_of(distributed))
     many = space[distributed.rpartition(":")[2]]
     if "args" not in space:
         raise CaptureError(
@@ -67,6 +69,8 @@ def subject(reference: str, distributed: str, mesh: str | None, table: OpTable, 
     given = space["args"]() if callable(space["args"]) else space["args"]
     named = mesh_of(mesh) or space.get("mesh")
     made = pair(one, many, given, named, space.get("roles"), table, space.get("meanings"), tell, "hlo" if hlo else "jaxpr")
+    findings, assumed = unanswered(asked, made.plan.mesh), answered(asked)
+    made = replace(made, findings=(*made.findings, *findings), assumed=(*made.assumed, *assumed))
     return Subject(one, many, tuple(given), made)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,15 @@ from trainverify.translate.functions import known_image
 from trainverify.translate.integers import EXCHANGES, Bounds, hull, tensor_bounds
 
 Labels = tuple[str, ...]  # of one meeting for each group, or for each pair of ranks
+
+
+class Fact(NamedTuple):
+    """What is known about tensors that are sent."""
+
+    infinities: frozenset[float]  # that may be in them
+    defined: bool  # whether they have a value whatever the inputs are
+    bounds: Bounds  # of integers
+    finite: bool  # whether nothing in them divides by what may be 0, or takes a root of what may be negative
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class RankEmitter(Emitter):
         self.streams: Mapping[str, int] = {}  # the longest draw of any program, where they draw by several lengths
         self.traffic: list[tuple[Labels, tuple[str, ...]]] = []  # what is sent, by where it meets what other ranks do
         self.labels: dict[str, Labels] = {}  # the same of what comes from other ranks
-        self.facts: Mapping[str, tuple[frozenset[float], bool, Bounds]] | None = None  # about what others send, if they run other programs
+        self.facts: Mapping[str, Fact] | None = None  # about what others send, if they run other programs
         self.kept: dict[Any, Any] = {}  # of mappings: what they need again
         self._counted: dict[Any, str] = {}
         self._serial: dict[Hashable, int] = {}
@@ -141,7 +150,7 @@ class RankEmitter(Emitter):
     def _exchanged(self, labels: Labels, sent: Sequence[str | None]) -> Bounds:
         """Bounds of integers of other ranks: if they run this program those of what is sent here, else what is known of all."""
         if self.facts is not None:
-            return hull([self.facts[n][2] if n in self.facts else None for n in labels])
+            return hull([self.facts[n].bounds if n in self.facts else None for n in labels])
         return hull([tensor_bounds(self, i) for i in sent if i is not None])
 
     # -- values as tensors --------------------------------------------------------------------------------------------
@@ -225,4 +234,4 @@ class RankEmitter(Emitter):
         return name
 
 
-__all__ = ["Constant", "Labels", "RankEmitter"]
+__all__ = ["Constant", "Fact", "Labels", "RankEmitter"]

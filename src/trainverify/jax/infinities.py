@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from trainverify.graph.program import Op
-from trainverify.jax.emit import RankEmitter
+from trainverify.jax.emit import Fact, RankEmitter
 from trainverify.jax.lines_of_masks import finite_lines
 from trainverify.jax.signs import never_negative
-from trainverify.translate.integers import Bounds, hull, tensor_bounds
+from trainverify.translate.integers import hull, tensor_bounds
 
 Infinities = frozenset[float]
 NONE: Final[Infinities] = frozenset()
@@ -38,9 +38,9 @@ def _found(e: RankEmitter, op: Op) -> Infinities:
     told = _told(e, op)
     if op.name == "recv":
         sent = e.kept.get(("sent", op.get("batch")))
-        return told[0] if told is not None else NONE if sent is None else may_be_infinite(e, sent)
+        return told.infinities if told is not None else NONE if sent is None else may_be_infinite(e, sent)
     given = [
-        NONE if told is None else told[0],
+        NONE if told is None else told.infinities,
         *(may_be_infinite(e, i) if i is not None and e.kind(i) == "real" else NONE for i in op.inputs),
     ]
     literals = frozenset(v for a in ("value", "min", "max") for v in e.column(op.get(a)) if isinstance(v, float) and math.isinf(v))
@@ -86,7 +86,7 @@ def _is_defined(e: RankEmitter, name: str) -> bool:
 def _is_total(e: RankEmitter, op: Op) -> bool:
     """Whether an op has a value, perhaps an infinite one, wherever its inputs have."""
     told = _told(e, op)
-    if told is not None and not told[1]:
+    if told is not None and not told.defined:
         return False
     if op.name == "recv":
         sent = e.kept.get(("sent", op.get("batch")))
@@ -123,7 +123,10 @@ def why_not_finite(e: RankEmitter, name: str) -> str | None:
                 if op.name == "div"
                 else f"{op.name} of what may be 0: it need not be finite"
             )
-        more = [e.kept.get(("sent", op.get("batch")))] if op.name == "recv" else op.inputs
+        told = _told(e, op)
+        if told is not None and not told.finite:
+            return "a value of other ranks that need not be finite"
+        more = op.inputs if op.name != "recv" else [] if told is not None else [e.kept.get(("sent", op.get("batch")))]
         fresh = [i for i in more if i is not None and i not in seen]
         seen.update(fresh)
         waiting += fresh
@@ -180,16 +183,19 @@ def _has_exponentials(e: RankEmitter, op: Op) -> bool:
     return bool(found & set(dims if isinstance(dims, tuple) else (dims,)))
 
 
-Fact = tuple[Infinities, bool, Bounds]  # the infinities that may be in it, whether it has a value whatever the inputs are, its integers
+_UNKNOWN: Final = Fact(BOTH, False, None, False)
 
 
 def _told(e: RankEmitter, op: Op) -> Fact | None:
     """What is known about the values of an op that come from other ranks, if these run other programs."""
     labels = e.labels.get(op.outputs[0]) if op.outputs else None
-    if labels is None or e.facts is None:
-        return None
-    found = [e.facts.get(n, (BOTH, False, None)) for n in labels]
-    return frozenset().union(*(f[0] for f in found)), all(f[1] for f in found), hull([f[2] for f in found])
+    return None if labels is None or e.facts is None else _all([e.facts.get(n, _UNKNOWN) for n in labels])
+
+
+def _all(facts: Sequence[Fact]) -> Fact:
+    """What holds whichever of them does."""
+    infinities = NONE.union(*(f.infinities for f in facts))
+    return Fact(infinities, all(f.defined for f in facts), hull([f.bounds for f in facts]), all(f.finite for f in facts))
 
 
 def exchanged(e: RankEmitter) -> dict[str, Fact]:
@@ -198,8 +204,9 @@ def exchanged(e: RankEmitter) -> dict[str, Fact]:
     for labels, inputs in e.traffic:
         given = [i for i in inputs if e.kind(i) == "real"]
         limits = hull([tensor_bounds(e, i) for i in inputs if e.kind(i) != "real"])
-        fact = frozenset().union(*(may_be_infinite(e, i) for i in given)), all(_is_defined(e, i) for i in given), limits
-        found.update(dict.fromkeys(labels, fact))
+        infinities = NONE.union(*(may_be_infinite(e, i) for i in given))
+        finite = all(why_not_finite(e, i) is None for i in given)
+        found.update(dict.fromkeys(labels, Fact(infinities, all(_is_defined(e, i) for i in given), limits, finite)))
     return found
 
 
@@ -211,24 +218,17 @@ def agrees(e: RankEmitter, traffic: Mapping[str, Fact], facts: Mapping[str, Fact
 
 def joined(traffic: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:
     """What holds whoever sends."""
-    found: dict[str, Fact] = {}
-    for one in traffic:
-        for label, (inf, defined, limits) in one.items():
-            old = found.get(label, (NONE, True, limits))
-            found[label] = old[0] | inf, old[1] and defined, hull([old[2], limits])
-    return found
+    labels = dict.fromkeys(n for one in traffic for n in one)
+    return {n: _all([one[n] for one in traffic if n in one]) for n in labels}
 
 
 def covers(facts: Mapping[str, Fact], traffic: Mapping[str, Fact]) -> bool:
     """Whether what was taken for granted is so."""
 
-    def inside(label: str, inf: Infinities, defined: bool, limits: Bounds) -> bool:
-        if label not in facts:
-            return False
-        most, total, wide = facts[label]
-        return inf <= most and defined >= total and (wide is None or hull([limits, wide]) == wide)
+    def inside(label: str, fact: Fact) -> bool:
+        return label in facts and _all([facts[label], fact]) == facts[label]
 
-    return all(inside(label, *fact) for label, fact in traffic.items())
+    return all(inside(label, fact) for label, fact in traffic.items())
 
 
-__all__ = ["Fact", "agrees", "covers", "exchanged", "is_number", "joined", "may_be_infinite", "never_zero", "why_not_finite"]
+__all__ = ["agrees", "covers", "exchanged", "is_number", "joined", "may_be_infinite", "never_zero", "why_not_finite"]

@@ -24,6 +24,8 @@ from trainverify.graph.program import Program, Source
 from trainverify.jax.beside import Beside
 from trainverify.jax.beside import run as run_beside
 from trainverify.jax.corrections import in_all
+from trainverify.jax.devices import Question, answered, questions, unanswered
+from trainverify.jax.effects import side_effects
 from trainverify.jax.hlo.dump import Partitioned, partitioned
 from trainverify.jax.invariants import declared
 from trainverify.jax.literals import Float32Literals
@@ -111,6 +113,61 @@ def traced(who: str, fn: Callable[..., Any], args: Sequence[Any], roles: Sequenc
         raise CaptureError(f"{who}: JAX does not trace it: {type(error).__name__}: {error}") from error
 
 
+def made_for(maker: Callable[..., Any], mesh: Mesh, real: bool) -> Callable[..., Any]:
+    """The step that a function of a mesh makes."""
+    given = real_mesh(mesh) if real else abstract(mesh)
+    try:
+        step = maker(given)
+    except CaptureError:
+        raise
+    except Exception as error:  # whatever the user's code or JAX raises
+        hint = "" if real else "; the mesh has no devices here, with --hlo (reader='hlo') it has those of the host"
+        raise CaptureError(f"the function of the mesh raises {type(error).__name__}: {error}{hint}") from error
+    if not callable(step):
+        raise CaptureError(f"the function of the mesh returns {type(step).__name__}, not a step")
+    return cast(Callable[..., Any], step)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Both steps as they were traced, and what their code asked about devices meanwhile."""
+
+    reference: Traced
+    distributed: Traced
+    step: Callable[..., Any]  # the distributed one
+    mesh: Mesh
+    asked: tuple[Question, ...]
+
+
+def _both_traced(
+    reference: Callable[..., Any],
+    distributed: Callable[..., Any],
+    args: Sequence[Any],
+    named: Mesh | None,
+    roles: Sequence[str] | None,
+    reader: Reader,
+) -> _Steps:
+    real = reader == "hlo"
+    heads = argument_names(reference, len(args))  # of both: their arguments belong together by position
+    with questions() as asked:
+        # before the other one is made: that may change what both read
+        one = within(named, real, lambda: traced("the reference", reference, args, roles, heads))
+        if takes_mesh(distributed):
+            if named is None:
+                raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
+            distributed = made_for(distributed, named, real)
+        many = within(named, real, lambda: traced("the distributed step", distributed, args, roles, heads))
+    mapped = mesh_of(many.jaxpr.jaxpr)
+    if reader == "jaxpr" and mapped is None:
+        raise CaptureError(
+            "the distributed step has no shard_map: what its devices run is XLA's choice; read that with --hlo (reader='hlo')"
+        )
+    named = named or mapped
+    if named is None:
+        raise CaptureError("no mesh was given, and the distributed step has no shard_map that says it")
+    return _Steps(one, many, distributed, named, tuple(asked))
+
+
 def pair(
     reference: Callable[..., Any],
     distributed: Callable[..., Any],
@@ -124,32 +181,18 @@ def pair(
 ) -> Pair:
     """The logical program and the plan."""
     progress("tracing")
-    named, real = of_context() if mesh is None else our_mesh(mesh), reader == "hlo"
-    heads = argument_names(reference, len(args))  # of both: their arguments belong together by position
-    # before the other one is made: that may change what both read
-    one = within(named, real, lambda: traced("the reference", reference, args, roles, heads))
-    if takes_mesh(distributed):
-        if named is None:
-            raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
-        distributed = distributed(real_mesh(named) if real else abstract(named))
-    many = within(named, real, lambda: traced("the distributed step", distributed, args, roles, heads))
-    mapped = mesh_of(many.jaxpr.jaxpr)
-    if reader == "jaxpr" and mapped is None:
-        raise CaptureError(
-            "the distributed step has no shard_map: what its devices run is XLA's choice; read that with --hlo (reader='hlo')"
-        )
-    named = named or mapped
-    if named is None:
-        raise CaptureError("no mesh was given, and the distributed step has no shard_map that says it")
+    steps = _both_traced(reference, distributed, args, our_mesh(mesh) if mesh is not None else of_context(), roles, reader)
+    one, many, named, real = steps.reference, steps.distributed, steps.mesh, reader == "hlo"
     literal, meanings = Float32Literals(), {**MEANINGS, **(meanings or {})}
     if reader == "hlo":
         progress("compiling")
-        partitions = within(named, real, lambda: compiled(distributed, args, named))
+        partitions = within(named, real, lambda: compiled(steps.step, args, named))
     progress("translating")
     logical = logical_program(one, ops, literal, meanings)
     one, many = declared(one, logical.nonnegative), declared(many, logical.nonnegative)
     logical = logical_program(one, ops, literal, meanings) if logical.nonnegative else logical
-    findings = _unlike(one, many)
+    findings = [*_unlike(one, many), *unanswered(steps.asked, named), *side_effects("the reference", one.jaxpr.jaxpr, meanings)]
+    findings += side_effects("the distributed step", many.jaxpr.jaxpr, meanings)
     lengths = lengths_of(logical.program)
     if reader == "hlo":
         ranks = partitioned_plan(many, partitions, named, lengths, ops, literal)
@@ -168,7 +211,9 @@ def pair(
     whole = with_none(whole, [p.program for p in ranks.parts])
     whole, plan = in_all(whole, with_all_constants(ranks.plan, parts))
     return Pair(
-        whole, plan, one, many, parts, ranks, tuple(findings), _assumed(many, parts), (*_notes(parts, ranks, literal), *_run_notes(beside))
+        *(whole, plan, one, many, parts, ranks, tuple(findings)),
+        assumed=(*_assumed(many, parts), *answered(steps.asked)),
+        notes=(*_notes(parts, ranks, literal), *_run_notes(beside)),
     )
 
 
@@ -225,7 +270,7 @@ def _other_keys(logical: Translated, ranks: Sequence[Translated]) -> list[Findin
 
 def _assumed(many: Traced, parts: Sequence[Translated]) -> tuple[str, ...]:
     integers = any(p.program.tensors[o].kind == "int" for p in parts for op in p.program.ops for o in op.outputs if op.inputs)
-    found = ["integers of 32 and 64 bits that depend on data do not wrap around"] if integers else []
+    found = ["integers of 32 and 64 bits that depend on data, or are made of real numbers, do not wrap around"] if integers else []
     if any(p.constants for p in parts):
         found.append("arrays that the code closes over are inputs, the same wherever their content is")
     if any(a.domain is not None and a.domain.kind == "nonnegative" and a.shape.dtype.kind in "iu" for a in many.arguments):

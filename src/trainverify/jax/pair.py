@@ -17,10 +17,10 @@ from trainverify.graph.types import TensorType
 from trainverify.jax.beside import Call
 from trainverify.jax.control import CONTROL
 from trainverify.jax.corrections import reported
-from trainverify.jax.emit import Constant, RankEmitter
+from trainverify.jax.emit import Constant, Fact, RankEmitter
 from trainverify.jax.hlo.dump import Partitioned
 from trainverify.jax.hlo.run import HloInterpreter
-from trainverify.jax.infinities import Fact, agrees, covers, exchanged, joined
+from trainverify.jax.infinities import agrees, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.invariants import never_negative_state
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
@@ -212,11 +212,13 @@ def ranks_plan(
 
 def _worse(emitters: Sequence[RankEmitter]) -> dict[str, Fact] | None:
     """What has to be taken for granted about values that ranks with other programs send; None if what was taken for granted holds."""
+    if len(emitters) == 1:
+        return None
     traffic = [exchanged(e) for e in emitters]
     facts = joined(traffic)
     assumed = emitters[0].facts
     alike = assumed is None and all(agrees(e, t, facts) for e, t in zip(emitters, traffic, strict=True))
-    if len(emitters) == 1 or alike or (assumed is not None and covers(assumed, facts)):
+    if alike or (assumed is not None and covers(assumed, facts)):
         return None
     return facts if assumed is None else joined([facts, assumed])
 

@@ -593,7 +593,7 @@ def converted(a: Arguments, x: Value) -> Value:
             return Number(x.value, x.shape, dtype)
         if kind == "bool":
             return uniform(x.value != 0, x.shape, "bool")
-        if not math.isfinite(x.value):
+        if not -(1 << 63) <= x.value < 1 << 63:
             raise Unmapped(f"{x.value} as an integer")
         return uniform(int(x.value), x.shape, dtype)
     if isinstance(x, Grid) and kind == "real" and (literal := x.literal) is not None:
