@@ -46,7 +46,7 @@ from trainverify.jax.replicas import is_difference, with_none
 from trainverify.jax.roundings import is_large, only_rounded
 from trainverify.jax.shrink import smaller
 from trainverify.jax.steps import LATER
-from trainverify.jax.trace import Traced, TraceError, trace
+from trainverify.jax.trace import Traced, TraceError, argument_names, trace
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.prove.attempt import Engine
@@ -100,7 +100,7 @@ def mesh_of(jaxpr: Any) -> Mesh | None:
     return None
 
 
-def traced(who: str, fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | None, heads: Sequence[str] | None) -> Traced:
+def traced(who: str, fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | None, heads: Sequence[str]) -> Traced:
     try:
         return trace(fn, args, roles, heads)
     except TraceError as error:
@@ -125,15 +125,14 @@ def pair(
     """The logical program and the plan."""
     progress("tracing")
     named, real = of_context() if mesh is None else our_mesh(mesh), reader == "hlo"
+    heads = argument_names(reference, len(args))  # of both: their arguments belong together by position
     # before the other one is made: that may change what both read
-    one = within(named, real, lambda: traced("the reference", reference, args, roles, None))
+    one = within(named, real, lambda: traced("the reference", reference, args, roles, heads))
     if takes_mesh(distributed):
         if named is None:
             raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
         distributed = distributed(real_mesh(named) if real else abstract(named))
-    heads = list(dict.fromkeys(a.name.partition(".")[0] for a in one.arguments))
-    known = heads if len(heads) == len(args) else None
-    many = within(named, real, lambda: traced("the distributed step", distributed, args, roles, known))
+    many = within(named, real, lambda: traced("the distributed step", distributed, args, roles, heads))
     mapped = mesh_of(many.jaxpr.jaxpr)
     if reader == "jaxpr" and mapped is None:
         raise CaptureError(

@@ -181,4 +181,4 @@ def _donated(jaxpr: ClosedJaxpr, arguments: Sequence[Argument]) -> tuple[str, ..
     return tuple(found)
 
 
-__all__ = ["Argument", "Result", "TraceError", "Traced", "trace"]
+__all__ = ["Argument", "Result", "TraceError", "Traced", "argument_names", "trace"]
