@@ -22,7 +22,7 @@ from trainverify.jax.hlo.dump import Partitioned
 from trainverify.jax.hlo.run import HloInterpreter
 from trainverify.jax.infinities import Fact, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
-from trainverify.jax.invariants import never_negative_state
+from trainverify.jax.invariants import counted, never_negative_state
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
 from trainverify.jax.randomness import argument_key
 from trainverify.jax.replicas import differences
@@ -136,6 +136,8 @@ def logical_program(
         given.append(unfollowed(a) if kind is None else e.declare(a.name, kind))
     found = i.closed(traced.jaxpr, given)
     outputs, unknown = _outputs(e, traced.results, found)
+    if not unknown:  # else there is no verdict
+        counted(e, traced.arguments, outputs)
     held = never_negative_state(e, traced.arguments, outputs)
     outputs += reported(e)
     program = _program(e, "the reference", _declared(e, traced.arguments), outputs)

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr
 
 import jax
 from trainverify.graph.program import Domain
-from trainverify.jax.inputs import domain_of, shape_of
+from trainverify.jax.inputs import domain_of, shape_of, starts_nonnegative
 from trainverify.jax.steps import STEPS, fingerprint
 from trainverify.translate.emit import Unmapped
 
@@ -31,6 +31,8 @@ class Argument:
     shape: jax.ShapeDtypeStruct
     kind: Kind
     domain: Domain | None = None
+    presumed: bool = False  # the domain is a guess, to be confirmed by what the step makes of it
+    starts_nonnegative: bool | None = None  # whether its content has no negative elements, if it has content
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
             if i in updated:
                 first = i == min(updated) if depth is None else _depth_of_params(path) == depth
                 kind = "parameter" if first and is_real(shape_of(leaf).dtype) else "state"
-            arguments.append(Argument(path_name(head, path), shape_of(leaf), kind, _domain(leaf, kind)))
+            arguments.append(_argument(path_name(head, path), leaf, kind))
     kinds = {a.name: a.kind for a in arguments}
     fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]
     fixed = [Result("state", r.of) if r.role == "parameter" and kinds.get(str(r.of)) == "state" else r for r in fixed]
@@ -128,13 +130,13 @@ def is_real(dtype: Any) -> bool:
     return getattr(dtype, "kind", "") in ("f", "V")
 
 
-def _domain(leaf: Any, kind: Kind) -> Domain | None:
-    """What is said about an argument; integers that count are not negative."""
-    said = domain_of(leaf)
-    if said is not None or kind != "state":
-        return said
-    counts = getattr(shape_of(leaf).dtype, "kind", "") in ("i", "u") and shape_of(leaf).shape == ()
-    return Domain("nonnegative") if counts else None
+def _argument(name: str, leaf: Any, kind: Kind) -> Argument:
+    """What is said about an argument. An integer that is state is taken for a number of steps, unless it starts below 0."""
+    shape, said = shape_of(leaf), domain_of(leaf)
+    sort, starts = getattr(shape.dtype, "kind", ""), starts_nonnegative(leaf)
+    if said is None and kind == "state" and shape.shape == () and (sort == "u" or (sort == "i" and starts is not False)):
+        return Argument(name, shape, kind, Domain("nonnegative"), sort == "i", starts)
+    return Argument(name, shape, kind, said, False, starts)
 
 
 def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Sequence[str] | None) -> tuple[list[Result], set[int]]:
