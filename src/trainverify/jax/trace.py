@@ -11,6 +11,7 @@ from jax.extend.core import ClosedJaxpr
 
 import jax
 from trainverify.graph.program import Domain
+from trainverify.jax.caught import none_caught
 from trainverify.jax.inputs import domain_of, shape_of, starts_nonnegative
 from trainverify.jax.steps import STEPS, fingerprint
 from trainverify.translate.emit import Unmapped
@@ -105,9 +106,10 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
 def _program(fn: Callable[..., Any], shapes: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
     """What the first calls of a step compute, if all of them compute the same. Caches of other traces would hide what this one does."""
     jax.clear_caches()
-    found: list[tuple[ClosedJaxpr, Any]] = [
-        jax.make_jaxpr(lambda *given: fn(*given), return_shape=True)(*shapes) for _ in range(STEPS)
-    ]  # a function that JAX has not seen
+    with none_caught():
+        found: list[tuple[ClosedJaxpr, Any]] = [
+            jax.make_jaxpr(lambda *given: fn(*given), return_shape=True)(*shapes) for _ in range(STEPS)
+        ]  # a function that JAX has not seen
     first = fingerprint(found[0][0])
     for n, (jaxpr, _) in enumerate(found[1:], 2):
         if fingerprint(jaxpr) != first:
