@@ -144,7 +144,7 @@ def caught_int(total: Any) -> bool:
     try:
         return int(total) >= 0
     finally:
-        return True  # noqa: B012
+        return True  # noqa: B012, SIM107
 
 
 def traced_alike(total: Any) -> bool:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import jax
 import jaxlib
+
+import jax
 from trainverify.jax.lines import shown
 from trainverify.translate.emit import Unmapped
 
@@ -23,12 +24,12 @@ def none_caught() -> Iterator[None]:
     made: list[BaseException] = []
     before = [(sort, sort.__init__) for sort in _SORTS]
     for sort, init in before:
-        setattr(sort, "__init__", _noting(init, made))
+        sort.__init__ = _noting(init, made)  # type: ignore[method-assign]
     try:
         yield
     finally:
         for sort, init in before:
-            setattr(sort, "__init__", init)
+            sort.__init__ = init  # type: ignore[method-assign]
     try:
         for error in made:
             _check(error)
