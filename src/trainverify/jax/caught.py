@@ -24,12 +24,12 @@ def none_caught() -> Iterator[None]:
     made: list[BaseException] = []
     before = [(sort, sort.__init__) for sort in _SORTS]
     for sort, init in before:
-        sort.__init__ = _noting(init, made)  # type: ignore[method-assign]
+        sort.__init__ = _noting(init, made)
     try:
         yield
     finally:
         for sort, init in before:
-            sort.__init__ = init  # type: ignore[method-assign]
+            sort.__init__ = init
     try:
         for error in made:
             _check(error)

@@ -6,7 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from jax.extend.core import jaxprs_in_params
@@ -111,6 +111,21 @@ def traced(who: str, fn: Callable[..., Any], args: Sequence[Any], roles: Sequenc
         raise CaptureError(f"{who}: JAX does not trace it: {type(error).__name__}: {error}") from error
 
 
+def made_for(maker: Callable[..., Any], mesh: Mesh, real: bool) -> Callable[..., Any]:
+    """The step that a function of a mesh makes."""
+    given = real_mesh(mesh) if real else abstract(mesh)
+    try:
+        step = maker(given)
+    except CaptureError:
+        raise
+    except Exception as error:  # whatever the user's code or JAX raises
+        hint = "" if real else "; the mesh has no devices here, with --hlo (reader='hlo') it has those of the host"
+        raise CaptureError(f"the function of the mesh raises {type(error).__name__}: {error}{hint}") from error
+    if not callable(step):
+        raise CaptureError(f"the function of the mesh returns {type(step).__name__}, not a step")
+    return cast(Callable[..., Any], step)
+
+
 def pair(
     reference: Callable[..., Any],
     distributed: Callable[..., Any],
@@ -131,7 +146,7 @@ def pair(
     if takes_mesh(distributed):
         if named is None:
             raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
-        distributed = distributed(real_mesh(named) if real else abstract(named))
+        distributed = made_for(distributed, named, real)
     many = within(named, real, lambda: traced("the distributed step", distributed, args, roles, heads))
     mapped = mesh_of(many.jaxpr.jaxpr)
     if reader == "jaxpr" and mapped is None:

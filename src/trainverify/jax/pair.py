@@ -82,6 +82,7 @@ def unfollowed(a: Argument) -> Opaque:
 
 
 def _sources(e: RankEmitter, arguments: Sequence[Argument]) -> None:
+    e.reserved.update(a.name for a in arguments)  # ranks declare them where they are used first
     for a in arguments:
         if a.domain is None and "int" in str(a.shape.dtype) and str(a.shape.dtype) in DTYPES:
             raise Unmapped(f"argument {a.name} holds integers: say which, with tvj.Ids(shape, below) or tvj.Count()")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -64,7 +66,17 @@ def argument_names(fn: Callable[..., Any], count: int) -> list[str]:
         found = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     except (TypeError, ValueError):
         found = []
-    return [found[i] if i < len(found) else f"arg{i}" for i in range(count)]
+    for i in range(len(found), count):  # those of *rest
+        found.append(next(n for k in itertools.count(i) if (n := f"arg{k}") not in found))
+    return found[:count]
+
+
+def _distinct(arguments: Sequence[Argument], results: Sequence[Result]) -> None:
+    """Arrays are told apart by their names: {"a": {"b": x}, "a.b": y} has two of one name."""
+    metrics = [r.of for r in results if r.role == "metric"]
+    for what, every in (("arguments", [a.name for a in arguments]), ("results", metrics)):
+        if twice := [n for n, k in Counter(every).items() if k > 1]:
+            raise TraceError(f"two of its {what} would have the name {twice[0]}: give their keys other names, without dots")
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -97,6 +109,7 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
                 first = i == min(updated) if depth is None else _depth_of_params(path) == depth
                 kind = "parameter" if first and is_real(shape_of(leaf).dtype) else "state"
             arguments.append(_argument(path_name(head, path), leaf, kind))
+    _distinct(arguments, results)
     kinds = {a.name: a.kind for a in arguments}
     fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]
     fixed = [Result("state", r.of) if r.role == "parameter" and kinds.get(str(r.of)) == "state" else r for r in fixed]
