@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 import jax
 import trainverify.jax as tvj
 from jax import lax
+from trainverify.jax.trace import argument_names
+from trainverify.translate.targets import CaptureError, module_of
 
 W = tvj.Reals((3,))
 X = tvj.Reals((4, 3))
@@ -38,3 +41,30 @@ def test_an_argument_without_arrays(step: Any, verdict: str, config: Any) -> Non
     """PROVED: other names at the same places. REFUTED: the same names at other places."""
     report = tvj.verify(reference, lambda mesh: jax.shard_map(step, mesh=mesh, **SPECS), (config, W, W, W, X), {"dp": 2}, points=1)
     assert report.verdict == verdict, report.reason
+
+
+def test_refused_names_that_are_not_distinct() -> None:
+    params = {"a": {"b": W}, "a.b": W}
+    with pytest.raises(CaptureError, match=r"the name params\.a\.b"):
+        tvj.verify(lambda params, x: (params, jnp.mean(x)), lambda mesh: lambda params, x: (params, jnp.mean(x)), (params, X), {"dp": 2})
+
+
+def test_names_of_further_arguments() -> None:
+    def step(arg1: Any, *rest: Any) -> Any:
+        return arg1, *rest
+
+    assert argument_names(step, 3) == ["arg1", "arg2", "arg3"]
+
+
+@pytest.mark.parametrize("maker", [lambda mesh: mesh.devices, lambda mesh: 1 // 0, lambda mesh: None])
+def test_refused_a_function_of_the_mesh_that_makes_no_step(maker: Any) -> None:
+    with pytest.raises(CaptureError, match="the function of the mesh"):
+        tvj.verify(reference, maker, ((), W, W, W, X), {"dp": 2})
+
+
+@pytest.mark.parametrize("text", ["import nothing_there", "1 / 0", "def (", "raise SystemExit(3)"])
+def test_refused_a_file_that_is_not_imported(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "unfit_file.py"
+    file.write_text(text + "\n")
+    with pytest.raises(CaptureError, match=r"unfit_file\.py cannot be imported"):
+        module_of(f"{file}:step")

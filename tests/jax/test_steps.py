@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable
@@ -117,6 +118,60 @@ def test_a_tensor_that_is_kept_for_the_next_step() -> None:
         return w, total
 
     assert tvj.verify(step, step_of(lambda: True), ARGS, {"dp": 2}).verdict == "UNKNOWN"
+
+
+def caught_float(total: Any) -> bool:
+    try:
+        return float(total) >= 0
+    except jax.errors.ConcretizationTypeError:
+        return True
+
+
+def caught_bool(total: Any) -> bool:
+    try:
+        return bool(total >= 0)
+    except Exception:
+        return True
+
+
+def caught_array(total: Any) -> bool:
+    with contextlib.suppress(TypeError):
+        return bool(np.asarray(total) >= 0)
+    return True
+
+
+def caught_int(total: Any) -> bool:
+    try:
+        return int(total) >= 0
+    finally:
+        return True  # noqa: B012, SIM107
+
+
+def traced_alike(total: Any) -> bool:
+    with contextlib.suppress(ZeroDivisionError):
+        1 / (total.ndim - 1)
+    return True
+
+
+CAUGHT = [(f, "UNKNOWN") for f in (caught_float, caught_bool, caught_array, caught_int)]
+
+
+@pytest.mark.parametrize(("synchronises", "verdict"), [*CAUGHT, (traced_alike, "PROVED")])
+@pytest.mark.parametrize("helped", [False, True])
+def test_an_error_of_tracing_that_is_caught(synchronises: Callable[[Any], bool], verdict: str, helped: bool) -> None:
+    """UNKNOWN: a traced array has no number, the array of a call without tracing has one. PROVED: both go the same way."""
+
+    def distributed(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            loss, g = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+            asked = jax.tree.map(synchronises, {"x": jnp.sum(x)})["x"] if helped else synchronises(jnp.sum(x))
+            return w - 0.1 * (lax.pmean(g, "dp") if asked else g), lax.pmean(loss, "dp")
+
+        return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    report = tvj.verify(reference, distributed, ARGS, {"dp": 2})
+    assert report.verdict == verdict, report.reason
+    assert verdict == "PROVED" or "test_steps.py" in str(report.reason)
 
 
 def test_equal_fingerprints_are_of_equal_programs() -> None:

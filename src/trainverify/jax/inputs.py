@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
 from trainverify.graph.program import Domain
@@ -61,4 +62,14 @@ def domain_of(leaf: Any) -> Domain | None:
     return leaf.domain if isinstance(leaf, Ids | Reals | Count) else None
 
 
-__all__ = ["Count", "Ids", "Reals", "domain_of", "shape_of"]
+def starts_nonnegative(leaf: Any) -> bool | None:
+    """Whether all numbers of an array are 0 or greater; None of what has no content here, or no numbers."""
+    if isinstance(leaf, Ids | Reals | Count | jax.ShapeDtypeStruct | jax.core.Tracer) or shape_of(leaf).dtype.kind not in "fiuV":
+        return None
+    try:
+        return bool((np.asarray(leaf) >= 0).all())
+    except (TypeError, RuntimeError):  # keys, and arrays that were donated
+        return None
+
+
+__all__ = ["Count", "Ids", "Reals", "domain_of", "shape_of", "starts_nonnegative"]

@@ -22,7 +22,7 @@ from trainverify.jax.hlo.dump import Partitioned
 from trainverify.jax.hlo.run import HloInterpreter
 from trainverify.jax.infinities import agrees, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
-from trainverify.jax.invariants import never_negative_state
+from trainverify.jax.invariants import counted, never_negative_state
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
 from trainverify.jax.randomness import argument_key
 from trainverify.jax.replicas import differences
@@ -82,6 +82,7 @@ def unfollowed(a: Argument) -> Opaque:
 
 
 def _sources(e: RankEmitter, arguments: Sequence[Argument]) -> None:
+    e.reserved.update(a.name for a in arguments)  # ranks declare them where they are used first
     for a in arguments:
         if a.domain is None and "int" in str(a.shape.dtype) and str(a.shape.dtype) in DTYPES:
             raise Unmapped(f"argument {a.name} holds integers: say which, with tvj.Ids(shape, below) or tvj.Count()")
@@ -136,6 +137,8 @@ def logical_program(
         given.append(unfollowed(a) if kind is None else e.declare(a.name, kind))
     found = i.closed(traced.jaxpr, given)
     outputs, unknown = _outputs(e, traced.results, found)
+    if not unknown:  # else there is no verdict
+        counted(e, traced.arguments, outputs)
     held = never_negative_state(e, traced.arguments, outputs)
     outputs += reported(e)
     program = _program(e, "the reference", _declared(e, traced.arguments), outputs)

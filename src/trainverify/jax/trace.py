@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -11,7 +13,8 @@ from jax.extend.core import ClosedJaxpr
 
 import jax
 from trainverify.graph.program import Domain
-from trainverify.jax.inputs import domain_of, shape_of
+from trainverify.jax.caught import none_caught
+from trainverify.jax.inputs import domain_of, shape_of, starts_nonnegative
 from trainverify.jax.steps import STEPS, fingerprint
 from trainverify.translate.emit import Unmapped
 
@@ -31,6 +34,8 @@ class Argument:
     shape: jax.ShapeDtypeStruct
     kind: Kind
     domain: Domain | None = None
+    presumed: bool = False  # the domain is a guess, to be confirmed by what the step makes of it
+    starts_nonnegative: bool | None = None  # whether its content has no negative elements, if it has content
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,17 @@ def argument_names(fn: Callable[..., Any], count: int) -> list[str]:
         found = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     except (TypeError, ValueError):
         found = []
-    return [found[i] if i < len(found) else f"arg{i}" for i in range(count)]
+    for i in range(len(found), count):  # those of *rest
+        found.append(next(n for k in itertools.count(i) if (n := f"arg{k}") not in found))
+    return found[:count]
+
+
+def _distinct(arguments: Sequence[Argument], results: Sequence[Result]) -> None:
+    """Arrays are told apart by their names: {"a": {"b": x}, "a.b": y} has two of one name."""
+    metrics = [r.of for r in results if r.role == "metric"]
+    for what, every in (("arguments", [a.name for a in arguments]), ("results", metrics)):
+        if twice := [n for n, k in Counter(every).items() if k > 1]:
+            raise TraceError(f"two of its {what} would have the name {twice[0]}: give their keys other names, without dots")
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -93,7 +108,8 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
             if i in updated:
                 first = i == min(updated) if depth is None else _depth_of_params(path) == depth
                 kind = "parameter" if first and is_real(shape_of(leaf).dtype) else "state"
-            arguments.append(Argument(path_name(head, path), shape_of(leaf), kind, _domain(leaf, kind)))
+            arguments.append(_argument(path_name(head, path), leaf, kind))
+    _distinct(arguments, results)
     kinds = {a.name: a.kind for a in arguments}
     fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]
     fixed = [Result("state", r.of) if r.role == "parameter" and kinds.get(str(r.of)) == "state" else r for r in fixed]
@@ -103,9 +119,10 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
 def _program(fn: Callable[..., Any], shapes: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
     """What the first calls of a step compute, if all of them compute the same. Caches of other traces would hide what this one does."""
     jax.clear_caches()
-    found: list[tuple[ClosedJaxpr, Any]] = [
-        jax.make_jaxpr(lambda *given: fn(*given), return_shape=True)(*shapes) for _ in range(STEPS)
-    ]  # a function that JAX has not seen
+    with none_caught():
+        found: list[tuple[ClosedJaxpr, Any]] = [
+            jax.make_jaxpr(lambda *given: fn(*given), return_shape=True)(*shapes) for _ in range(STEPS)
+        ]  # a function that JAX has not seen
     first = fingerprint(found[0][0])
     for n, (jaxpr, _) in enumerate(found[1:], 2):
         if fingerprint(jaxpr) != first:
@@ -128,13 +145,13 @@ def is_real(dtype: Any) -> bool:
     return getattr(dtype, "kind", "") in ("f", "V")
 
 
-def _domain(leaf: Any, kind: Kind) -> Domain | None:
-    """What is said about an argument; integers that count are not negative."""
-    said = domain_of(leaf)
-    if said is not None or kind != "state":
-        return said
-    counts = getattr(shape_of(leaf).dtype, "kind", "") in ("i", "u") and shape_of(leaf).shape == ()
-    return Domain("nonnegative") if counts else None
+def _argument(name: str, leaf: Any, kind: Kind) -> Argument:
+    """What is said about an argument. An integer that is state is taken for a number of steps, unless it starts below 0."""
+    shape, said = shape_of(leaf), domain_of(leaf)
+    sort, starts = getattr(shape.dtype, "kind", ""), starts_nonnegative(leaf)
+    if said is None and kind == "state" and shape.shape == () and (sort == "u" or (sort == "i" and starts is not False)):
+        return Argument(name, shape, kind, Domain("nonnegative"), sort == "i", starts)
+    return Argument(name, shape, kind, said, False, starts)
 
 
 def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Sequence[str] | None) -> tuple[list[Result], set[int]]:

@@ -39,7 +39,12 @@ def module_of(target: str) -> ModuleType:
     _forget_namesakes(folder)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(folder))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        raise CaptureError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         raise CaptureError(f"{file} has no {name!r}")
     return module
