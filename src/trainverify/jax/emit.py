@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class RankEmitter(Emitter):
         self.columns: dict[tuple[Value, ...], str] = {}
         self.constants: dict[str, Constant] = {}
         self.draws: dict[str, TensorType] = {}  # random numbers, by how they are drawn
+        self.limits: dict[str, tuple[Fraction, Fraction]] = {}  # the least and the largest of real ones
         self.streams: Mapping[str, int] = {}  # the longest draw of any program, where they draw by several lengths
         self.traffic: list[tuple[str, tuple[str, ...]]] = []  # what is sent, by a label that all ranks' programs have for it
         self.labels: dict[str, str] = {}  # of what comes from other ranks

@@ -24,7 +24,7 @@ from trainverify.jax.infinities import Fact, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.invariants import never_negative_state
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
-from trainverify.jax.randomness import argument_key
+from trainverify.jax.randomness import argument_key, draw_domain
 from trainverify.jax.replicas import differences
 from trainverify.jax.rewrites import rewritten
 from trainverify.jax.trace import Argument, Result, Traced
@@ -101,8 +101,7 @@ def _program(e: RankEmitter, name: str, arguments: Sequence[Argument], outputs: 
     parameters = [a.name for a in arguments if a.kind == "parameter"]
     state = [a.name for a in arguments if a.kind == "state"]
     domains = {a.name: a.domain for a in arguments if a.domain is not None}
-    domains |= {n: Domain("nonnegative") for n in e.draws if n in e.nonnegative}
-    domains |= {n: Domain("ids", e.bounds[n][1] + 1) for n in e.draws if n in e.bounds}
+    domains |= {n: d for n in e.draws if (d := draw_domain(e, n)) is not None}
     for n, c in e.constants.items():
         if e.tensors[n].kind == "int":
             domains[n] = Domain("ids", int(c.data.max()) + 1) if int(c.data.min()) >= 0 else Domain("nonnegative")

@@ -14,12 +14,14 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
 import jax
+from trainverify.graph.program import Domain
 from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.values import Array, Divergent, Grid, Key, Number, Opaque, Real, Table, Value, table_of
@@ -32,6 +34,7 @@ SHUFFLE: Final = "_shuffle"
 DRAWS: Final = {UNIFORM: "uniform", "_normal_real": "normal", "_gumbel": "gumbel", TRUNCATED: "truncated_normal", INTEGERS: "randint"}
 THREEFRY: Final = "threefry2x32"
 MOST_KEYS: Final = 4096
+MANTISSAS: Final = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}  # bits of a dtype
 RAW: Final = 2  # integers of a key of this generator
 
 
@@ -100,7 +103,7 @@ def drawn(e: RankEmitter, draw: Draw, given: Sequence[Any], kind: TensorType) ->
     below = int(high - low) if draw.name == INTEGERS and low is not None and high is not None else None
     parts = [_stream(e, what + limits, name, key.impl, TensorType((size,), kind.dtype), below) for name in key.names]
     made = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), shape)
-    if low is None or high is None or draw.name == TRUNCATED:
+    if low is None or high is None:
         return made
     if high - low != 1 and below is None:
         made = e.op("mul", (made,), {"value": high - low})
@@ -135,11 +138,24 @@ def _stream(e: RankEmitter, what: str, key: str, impl: str | None, kind: TensorT
     if name not in e.tensors:
         e.draws[name] = TensorType((longest,), kind.dtype)
         e.declare(name, e.draws[name])
-        if what == DRAWS[UNIFORM]:
+        if (bits := _bits(what, kind.dtype)) is not None:
             e.nonnegative.add(name)
+            e.limits[name] = Fraction(0), 1 - Fraction(1, 2**bits) if what == DRAWS[UNIFORM] else Fraction(1)
         if below is not None:
             e.bounds[name] = 0, below - 1
     return name if longest == size else e.op("slice", (name,), {"dim": 0, "start": 0, "stop": size})
+
+
+def _bits(what: str, dtype: str) -> int | None:
+    """Of numbers from 0 up to 1, without it: those of a mantissa. Truncated normal ones count from the lower bound to the upper one."""
+    return MANTISSAS.get(dtype) if what == DRAWS[UNIFORM] or what.startswith(DRAWS[TRUNCATED]) else None
+
+
+def draw_domain(e: RankEmitter, name: str) -> Domain | None:
+    """What is known of random numbers."""
+    if name in e.limits:
+        return Domain("nonnegative", bits=_bits(name.partition(".")[0], e.tensors[name].dtype))
+    return Domain("ids", e.bounds[name][1] + 1) if name in e.bounds else None
 
 
 def streams_of(draws: Iterable[Mapping[str, TensorType]]) -> dict[str, int]:
@@ -321,4 +337,4 @@ def is_key(dtype: Any) -> bool:
     return str(dtype).startswith("key<")
 
 
-__all__ = ["argument_key", "draw_of", "drawn", "is_key", "key_of", "key_result", "names_of", "streams_of"]
+__all__ = ["argument_key", "draw_domain", "draw_of", "drawn", "is_key", "key_of", "key_result", "names_of", "streams_of"]
