@@ -57,7 +57,7 @@ class RankEmitter(Emitter):
         self.groups: dict[str, tuple[int, ...]] = {}
         self.columns: dict[tuple[Value, ...], str] = {}
         self.constants: dict[str, Constant] = {}
-        self.draws: dict[str, TensorType] = {}  # random numbers, by how they are drawn
+        self.draws: dict[str, Any] = {}  # random numbers, by how they are drawn
         self.limits: dict[str, tuple[Fraction, Fraction]] = {}  # the least and the largest of real ones
         self.streams: Mapping[str, int] = {}  # the longest draw of any program, where they draw by several lengths
         self.traffic: list[tuple[str, tuple[str, ...]]] = []  # what is sent, by a label that all ranks' programs have for it

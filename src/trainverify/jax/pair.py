@@ -24,7 +24,7 @@ from trainverify.jax.infinities import Fact, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.invariants import never_negative_state
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
-from trainverify.jax.randomness import argument_key, draw_domain
+from trainverify.jax.randomness import Stream, argument_key, draw_domain
 from trainverify.jax.replicas import differences
 from trainverify.jax.rewrites import rewritten
 from trainverify.jax.trace import Argument, Result, Traced
@@ -53,7 +53,7 @@ class Translated:
     constants: Mapping[str, Constant]
     used: tuple[str, ...] = ()  # meanings
     finite: bool = False  # whether it asks if computed values are finite
-    draws: Mapping[str, TensorType] = field(default_factory=dict)  # random numbers
+    draws: Mapping[str, Stream] = field(default_factory=dict)  # random numbers
     keys: Mapping[str, Key] = field(default_factory=dict)  # results that are random keys
     nonnegative: tuple[str, ...] = ()  # state that is never negative if it starts so, and is not said to be
     noted: Mapping[Any, Call] = field(default_factory=dict)  # calls of primitives, to be run beside their mapping

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
@@ -86,6 +86,22 @@ class Draw:
     high: int = 2
 
 
+@dataclass(frozen=True)
+class Stream:
+    """The numbers that one key draws by a function of JAX's."""
+
+    name: str  # of the function
+    what: str  # it draws: its name here, with bounds that are not a matter of scaling
+    key: str
+    impl: str | None
+    kind: TensorType
+    low: Real | None = None
+    high: Real | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what}.{self.key}.{self.kind.dtype if partitionable(self.impl) else self.kind}"
+
+
 def drawn(e: RankEmitter, draw: Draw, given: Sequence[Any], kind: TensorType) -> Value:
     """As many random numbers for every key."""
     key, shape = given[0], kind.shape
@@ -99,9 +115,9 @@ def drawn(e: RankEmitter, draw: Draw, given: Sequence[Any], kind: TensorType) ->
         if not low < high or math.isinf(high - low):
             raise Unmapped(f"{what} random numbers that are not between two numbers")
     limits = f"({low}, {high})" if draw.name in (TRUNCATED, INTEGERS) else ""
-    size = math.prod(shape[len(key.shape) :])
+    of_all = TensorType((math.prod(shape[len(key.shape) :]),), kind.dtype)
     below = int(high - low) if draw.name == INTEGERS and low is not None and high is not None else None
-    parts = [_stream(e, what + limits, name, key.impl, TensorType((size,), kind.dtype), below) for name in key.names]
+    parts = [_drawn_by(e, Stream(draw.name, what + limits, name, key.impl, of_all, low, high), below) for name in key.names]
     made = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), shape)
     if low is None or high is None:
         return made
@@ -115,7 +131,7 @@ def _shuffled(e: RankEmitter, key: Key, x: str, shape: tuple[int, ...]) -> str:
     if len(shape) != len(key.shape) + 1:
         raise Unmapped("an order of several dimensions")
     kind = TensorType(shape[-1:], "f32")
-    parts = [_stream(e, f"{SHUFFLE[1:]}({shape[-1]})", name, key.impl, kind) for name in key.names]
+    parts = [_drawn_by(e, Stream(SHUFFLE, f"{SHUFFLE[1:]}({shape[-1]})", name, key.impl, kind)) for name in key.names]
     numbers = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), shape)
     order = e.op("argsort", (numbers,), {"dim": len(shape) - 1})
     wide = x if e.shape(x) == shape else e.op("expand", (x,), {"shape": shape})
@@ -129,41 +145,41 @@ def _bound(value: Any) -> Real:
     return found
 
 
-def _stream(e: RankEmitter, what: str, key: str, impl: str | None, kind: TensorType, below: int | None = None) -> str:
+def _drawn_by(e: RankEmitter, stream: Stream, below: int | None = None) -> str:
     """As many numbers as one key draws: the first of those that the longest draw in any program has."""
-    stream = f"{what}.{key}.{kind.dtype if partitionable(impl) else kind}"
+    kind = stream.kind
     (size,) = kind.shape
-    longest = e.streams.get(stream, size)
+    longest = e.streams.get(str(stream), size)
     name = f"{stream}[{longest}]"
     if name not in e.tensors:
-        e.draws[name] = TensorType((longest,), kind.dtype)
-        e.declare(name, e.draws[name])
-        if (bits := _bits(what, kind.dtype)) is not None:
+        e.draws[name] = replace(stream, kind=TensorType((longest,), kind.dtype))
+        e.declare(name, e.draws[name].kind)
+        if (bits := _bits(stream)) is not None:
             e.nonnegative.add(name)
-            e.limits[name] = Fraction(0), 1 - Fraction(1, 2**bits) if what == DRAWS[UNIFORM] else Fraction(1)
+            e.limits[name] = Fraction(0), 1 - Fraction(1, 2**bits) if stream.name == UNIFORM else Fraction(1)
         if below is not None:
             e.bounds[name] = 0, below - 1
     return name if longest == size else e.op("slice", (name,), {"dim": 0, "start": 0, "stop": size})
 
 
-def _bits(what: str, dtype: str) -> int | None:
+def _bits(stream: Stream) -> int | None:
     """Of numbers from 0 up to 1, without it: those of a mantissa. Truncated normal ones count from the lower bound to the upper one."""
-    return MANTISSAS.get(dtype) if what == DRAWS[UNIFORM] or what.startswith(DRAWS[TRUNCATED]) else None
+    return MANTISSAS.get(stream.kind.dtype) if stream.name in (UNIFORM, TRUNCATED) else None
 
 
 def draw_domain(e: RankEmitter, name: str) -> Domain | None:
     """What is known of random numbers."""
     if name in e.limits:
-        return Domain("nonnegative", bits=_bits(name.partition(".")[0], e.tensors[name].dtype))
+        return Domain("nonnegative", bits=_bits(e.draws[name]))
     return Domain("ids", e.bounds[name][1] + 1) if name in e.bounds else None
 
 
-def streams_of(draws: Iterable[Mapping[str, TensorType]]) -> dict[str, int]:
+def streams_of(draws: Iterable[Mapping[str, Stream]]) -> dict[str, int]:
     """Of what programs draw in several lengths, the longest."""
     lengths: dict[str, set[int]] = {}
     for one in draws:
-        for name, kind in one.items():
-            lengths.setdefault(name.rpartition("[")[0], set()).add(kind.shape[0])
+        for name, stream in one.items():
+            lengths.setdefault(name.rpartition("[")[0], set()).add(stream.kind.shape[0])
     return {stream: max(found) for stream, found in lengths.items() if len(found) > 1}
 
 
@@ -337,4 +353,4 @@ def is_key(dtype: Any) -> bool:
     return str(dtype).startswith("key<")
 
 
-__all__ = ["argument_key", "draw_domain", "draw_of", "drawn", "is_key", "key_of", "key_result", "names_of", "streams_of"]
+__all__ = ["Stream", "argument_key", "draw_domain", "draw_of", "drawn", "is_key", "key_of", "key_result", "names_of", "streams_of"]
