@@ -202,8 +202,10 @@ def ranks_plan(
         return ranks_plan(traced, mesh, lengths, ops, literal, meanings, worse, streams)
     groups = joined_groups(g for *_, g, _ in done)
     first = done[0][2]
-    lineage: list[Layout] = [layout(n, n, s) for n, s in first.lies.items()]
-    lineage += [layout(n, n, ((),) * c.data.ndim) for n, c in sorted({k: v for _, t, *_ in done for k, v in t.constants.items()}.items())]
+    lineage: list[Layout] = [layout(n, n, s, mesh) for n, s in first.lies.items()]
+    lineage += [
+        layout(n, n, ((),) * c.data.ndim, mesh) for n, c in sorted({k: v for _, t, *_ in done for k, v in t.constants.items()}.items())
+    ]
     plan = Plan("the ranks", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
     parts = tuple(t for _, t, *_ in done)
     return Ranks(plan, parts, first.lies, tuple(sorted(first.cuts)), done[0][4], tuple(first.maps))
@@ -316,8 +318,10 @@ def partitioned_plan(
         return partitioned_plan(traced, made, mesh, lengths, ops, literal, worse)
     groups = joined_groups(i.e.groups for *_, i in done)
     specs = {a.name: s for a, s in zip(traced.arguments, made.inputs, strict=True)}
-    lineage = [layout(n, n, s) for n, s in specs.items() if n in done[0][0].program.tensors]
-    lineage += [layout(n, n, ((),) * c.data.ndim) for n, c in sorted({k: v for _, t, _ in done for k, v in t.constants.items()}.items())]
+    lineage = [layout(n, n, s, mesh) for n, s in specs.items() if n in done[0][0].program.tensors]
+    lineage += [
+        layout(n, n, ((),) * c.data.ndim, mesh) for n, c in sorted({k: v for _, t, _ in done for k, v in t.constants.items()}.items())
+    ]
     plan = Plan("the partitions", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
     return Ranks(plan, tuple(t for _, t, _ in done), specs, (), moved_results(traced, made))
 
@@ -383,7 +387,7 @@ def with_all_constants(plan: Plan, parts: Sequence[Translated]) -> Plan:
     """The same of all ranks' programs."""
     lying = {x.logical for x in plan.lineage}
     ranks = {n: len(p.program.tensors[n].shape) for p in parts for n in (*p.constants, *p.draws) if n not in lying}
-    lineage = (*plan.lineage, *(layout(n, n, ((),) * rank) for n, rank in sorted(ranks.items())))
+    lineage = (*plan.lineage, *(layout(n, n, ((),) * rank, plan.mesh) for n, rank in sorted(ranks.items())))
     return replace(plan, templates=tuple(replace(t, program=with_constants(t.program, parts)) for t in plan.templates), lineage=lineage)
 
 
