@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ def pair(
         if named is None:
             raise CaptureError("the distributed function takes a mesh: say mesh={'dp': 2}")
         distributed = distributed(real_mesh(named) if real else abstract(named))
-    heads = list(dict.fromkeys(a.name.partition(".")[0] for a in one.arguments))
+    heads = list(dict.fromkeys(re.split(r"[.\[]", a.name)[0] for a in one.arguments))
     known = heads if len(heads) == len(args) else None
     many = within(named, real, lambda: traced("the distributed step", distributed, args, roles, known))
     mapped = mesh_of(many.jaxpr.jaxpr)
@@ -186,7 +187,10 @@ def compiled(step: Callable[..., Any], args: Sequence[Any], mesh: Mesh) -> Parti
 def _unlike(one: Traced, many: Traced) -> list[Finding]:
     """Arguments and results that are not those of the reference."""
     found = []
-    for what, a, b in (("argument", one.jaxpr.in_avals, many.jaxpr.in_avals), ("result", one.jaxpr.out_avals, many.jaxpr.out_avals)):
+    known = {r: n for n, r in enumerate(many.results)}
+    order = [known[r] for r in one.results] if known.keys() == set(one.results) else range(len(many.results))
+    results = [many.jaxpr.out_avals[n] for n in order]
+    for what, a, b in (("argument", one.jaxpr.in_avals, many.jaxpr.in_avals), ("result", one.jaxpr.out_avals, results)):
         if len(a) != len(b):
             found.append(Finding("TV509", f"{len(b)} {what}s, the reference has {len(a)}"))
             continue

@@ -211,6 +211,12 @@ def ranks_plan(
     return Ranks(plan, parts, first.lies, tuple(sorted(first.cuts)), done[0][4], tuple(first.maps))
 
 
+def _closed_over(parts: Sequence[Translated], mesh: Mesh) -> list[Layout]:
+    """Arrays that the code closes over lie whole on every rank."""
+    ranks = {n: c.data.ndim for p in parts for n, c in p.constants.items()}
+    return [layout(n, n, ((),) * rank, mesh) for n, rank in sorted(ranks.items())]
+
+
 def _worse(emitters: Sequence[RankEmitter]) -> dict[str, Fact] | None:
     """What has to be taken for granted about values that ranks with other programs send; None if what was taken for granted holds."""
     traffic = [exchanged(e) for e in emitters]
