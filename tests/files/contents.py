@@ -90,7 +90,7 @@ kinds = st.integers(0, 3)
 roles = st.sampled_from(["loss", "gradient", "parameter", "state", "metric"])
 maybe_names = st.none() | names
 numbers = st.none() | st.integers(0, 2**62)
-any_domains = st.builds(Domain, st.sampled_from(["ids", "positive"]), numbers, numbers)
+any_domains = st.builds(Domain, st.sampled_from(["ids", "positive"]), numbers, numbers, st.none() | st.integers(1, 52))
 
 
 @st.composite

@@ -71,5 +71,6 @@ def _rounded(value: Array, digits: int, domain: Domain | None) -> Array:
         return value
     places = digits - math.ceil(math.log10(largest))
     least = 10.0**-places if domain is not None and domain.kind == "positive" else -np.inf
-    short = [float(f"{max(x, least):.{max(places, 0)}f}") + 0.0 for x in value.reshape(-1)]
+    most = np.inf if domain is None else domain.most
+    short = [min(float(f"{max(x, least):.{max(places, 0)}f}") + 0.0, most) for x in value.reshape(-1)]
     return np.array(short, dtype=value.dtype).reshape(value.shape)

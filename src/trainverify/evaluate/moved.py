@@ -67,4 +67,4 @@ def changed(value: Array, change: Change, kind: str, domain: Domain | None, rng:
     made = factor * (np.abs(value) if change.magnitude else value)
     if change.value is not None and (domain is None or change.value > 0 or (change.value == 0 and domain.kind == "nonnegative")):
         made = np.where(rng.random(made.shape) < 0.5, change.value, made)
-    return np.asarray(made)
+    return np.asarray(made if domain is None else np.minimum(made, domain.most))

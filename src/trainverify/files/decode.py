@@ -26,6 +26,7 @@ VERSION: Final = 1
 KINDS: Final = ("program", "plan")
 ROLES: Final = ("loss", "gradient", "parameter", "state", "metric")
 DOMAINS: Final = ("ids", "nonnegative", "positive", "indicator")
+MOST_BITS: Final = 52  # of a number below 1
 
 _HEAD: Final = ("format", "version", "kind")
 _OP: Final = ("op", "in", "out")
@@ -209,9 +210,10 @@ class Decoder(ValueDecoder):
 
     def domains(self, data: Any, tensors: Container[str]) -> dict[str, Domain]:
         def one(item: Any) -> Domain:
-            fields(item, ("kind",), ("size", "ignore"))
+            fields(item, ("kind",), ("size", "ignore", "bits"))
             size = at(lambda d: integer(d, 0, WORD - 1), item, "size", None)
-            return Domain(one_of(item, "kind", DOMAINS), size, at(lambda d: integer(d, 1 - WORD, WORD - 1), item, "ignore", None))
+            ignore = at(lambda d: integer(d, 1 - WORD, WORD - 1), item, "ignore", None)
+            return Domain(one_of(item, "kind", DOMAINS), size, ignore, at(lambda d: integer(d, 1, MOST_BITS), item, "bits", None))
 
         result = self.table(data, one, "tensors")
         for name in result:

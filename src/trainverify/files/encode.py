@@ -125,7 +125,7 @@ def _output(o: Output) -> Tree:
 
 
 def _domain(d: Domain) -> Tree:
-    return {"kind": d.kind} | {k: v for k, v in (("size", d.size), ("ignore", d.ignore)) if v is not None}
+    return {"kind": d.kind} | {k: v for k, v in (("size", d.size), ("ignore", d.ignore), ("bits", d.bits)) if v is not None}
 
 
 def _template(t: Template) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -101,15 +102,24 @@ def show_value(value: Value) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """What an input is assumed to hold: `ids` in [0, size) or `ignore`; `nonnegative`; `positive`; `indicator` (0 or 1)."""
+    """What an input is assumed to hold: `ids` in [0, size) or `ignore`; `nonnegative`; `positive`; `indicator` (0 or 1).
+
+    With `bits`, nonnegative numbers are at most 1 − 2^-bits: uniform random numbers with so many bits.
+    """
 
     kind: Literal["ids", "nonnegative", "positive", "indicator"]
     size: int | None = None
     ignore: int | None = None
+    bits: int | None = None
+
+    @property
+    def most(self) -> float:
+        """The largest real number."""
+        return math.inf if self.bits is None else 1 - 2.0**-self.bits
 
     def __str__(self) -> str:
         if self.kind != "ids":
-            return self.kind
+            return self.kind + ("" if self.bits is None else ", below 1")
         return f"ids in [0, {self.size})" + ("" if self.ignore is None else f" or {self.ignore} (ignored)")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +68,8 @@ class RankEmitter(Emitter):
         self.groups: dict[str, tuple[int, ...]] = {}
         self.columns: dict[tuple[Value, ...], str] = {}
         self.constants: dict[str, Constant] = {}
-        self.draws: dict[str, TensorType] = {}  # random numbers, by how they are drawn
+        self.draws: dict[str, Any] = {}  # random numbers, by how they are drawn
+        self.limits: dict[str, tuple[Fraction, Fraction]] = {}  # the least and the largest of real ones
         self.streams: Mapping[str, int] = {}  # the longest draw of any program, where they draw by several lengths
         self.traffic: list[tuple[Labels, tuple[str, ...]]] = []  # what is sent, by where it meets what other ranks do
         self.labels: dict[str, Labels] = {}  # the same of what comes from other ranks

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal, cast
 
-import numpy as np
 from jax.extend.core import jaxprs_in_params
 
-from trainverify.axes.views import NotABoundary
 from trainverify.check.findings import Finding, names
-from trainverify.domains.numeric import NUMERIC
-from trainverify.evaluate.compare import DIFFERENT, suspects
-from trainverify.evaluate.run import NotComputed, random_inputs, run_logical, run_plan
-from trainverify.evaluate.small import TooMuch, shrink_system
 from trainverify.graph.mesh import Mesh
-from trainverify.graph.obligations import obligations
-from trainverify.graph.plan import Plan, units
+from trainverify.graph.plan import Plan
 from trainverify.graph.program import Program, Source
 from trainverify.jax.beside import Beside
 from trainverify.jax.beside import run as run_beside
+from trainverify.jax.content import with_content
 from trainverify.jax.corrections import in_all
 from trainverify.jax.devices import Question, answered, questions, unanswered
 from trainverify.jax.effects import side_effects
@@ -55,10 +49,7 @@ from trainverify.prove.attempt import Engine
 from trainverify.report import Report
 from trainverify.translate.emit import Unmapped
 from trainverify.translate.targets import CaptureError
-from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 from trainverify.verdicts import verify as verify_programs
-
-SEEDS: Final = 3  # random points at which programs are compared with the content that arrays have
 
 Progress = Callable[[str], None]
 Reader = Literal["jaxpr", "hlo"]
@@ -239,7 +230,10 @@ def compiled(step: Callable[..., Any], args: Sequence[Any], mesh: Mesh) -> Parti
 def _unlike(one: Traced, many: Traced) -> list[Finding]:
     """Arguments and results that are not those of the reference."""
     found = []
-    for what, a, b in (("argument", one.jaxpr.in_avals, many.jaxpr.in_avals), ("result", one.jaxpr.out_avals, many.jaxpr.out_avals)):
+    known = {r: n for n, r in enumerate(many.results)}
+    order = [known[r] for r in one.results] if known.keys() == set(one.results) else range(len(many.results))
+    results = [many.jaxpr.out_avals[n] for n in order]
+    for what, a, b in (("argument", one.jaxpr.in_avals, many.jaxpr.in_avals), ("result", one.jaxpr.out_avals, results)):
         if len(a) != len(b):
             found.append(Finding("TV509", f"{len(b)} {what}s, the reference has {len(a)}"))
             continue
@@ -347,7 +341,8 @@ def judge(
     if stopped is not None:
         return stopped
     report = verify_programs(made.logical, made.plan, ops, points, seed, progress, engine)
-    report = _with_line(_with_roundings(_with_constants(_without_replicas(report), made, ops), made, ops), made.plan)
+    report = with_content(_without_replicas(report), made.logical, made.plan, made.parts, ops)
+    report = _with_line(_with_roundings(report, made, ops), made.plan)
     return replace(
         report,
         findings=(*report.findings, *made.findings),
@@ -377,40 +372,12 @@ def _without_replicas(report: Report) -> Report:
     return replace(report, verdict="UNKNOWN", reason="results of a shard_map with check_vma=False that are called replicated differ")
 
 
-def _with_constants(report: Report, made: Pair, ops: OpTable) -> Report:
-    """A difference for arbitrary content of arrays that the code closes over need not be one for the content that they have."""
-    constants = {n: c.data for p in made.parts for n, c in p.constants.items()}
-    if report.verdict != "REFUTED" or not constants or _differs(made, constants, ops):
-        return report
-    return replace(report, verdict="UNKNOWN", reason=f"{report.reason}; that is so for some content of {names(sorted(constants))}")
-
-
 def _with_roundings(report: Report, made: Pair, ops: OpTable) -> Report:
     """A difference that float32 literals explain is none."""
     d = report.difference
     if report.verdict != "REFUTED" or d is None or is_large(d.got, d.want, d.gap) or not only_rounded(made.logical, made.plan, ops):
         return report
     return replace(report, verdict="UNKNOWN", reason=f"literal rounding: {report.reason} by no more than float32 literals explain")
-
-
-def _differs(made: Pair, constants: Mapping[str, np.ndarray[Any, Any]], ops: OpTable) -> bool:
-    """Whether both programs differ at full size for the content that arrays really have."""
-    parts = units(made.plan)
-    wanted, _ = obligations(made.logical, made.plan, parts)
-    try:
-        small = shrink_system(related(made.logical, made.plan, ops, parts, wanted), base=FULL, most=MAX_ELEMENTS)
-        for seed in range(SEEDS):
-            inputs = random_inputs(small, seed)
-            given = {n: np.asarray(constants[n], v.dtype) if n in constants else v for n, v in inputs.items()}
-            if any(given[n].shape != v.shape for n, v in inputs.items()):
-                return False
-            with np.errstate(all="ignore"):
-                one, ranks = run_logical(small, given, NUMERIC), run_plan(small, made.plan.lineage, given, NUMERIC)
-            if any(s.distance > DIFFERENT for s in suspects(small, wanted, one, ranks)[0]):
-                return True
-    except (NotComputed, TooMuch, NotABoundary, ArithmeticError, ValueError):
-        return False
-    return False
 
 
 def _stopped(subject: str, made: Pair) -> Report | None:

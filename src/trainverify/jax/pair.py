@@ -24,7 +24,7 @@ from trainverify.jax.infinities import agrees, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.invariants import counted, never_negative_state
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
-from trainverify.jax.randomness import argument_key
+from trainverify.jax.randomness import Stream, argument_key, draw_domain
 from trainverify.jax.replicas import differences
 from trainverify.jax.rewrites import rewritten
 from trainverify.jax.trace import Argument, Result, Traced
@@ -53,7 +53,7 @@ class Translated:
     constants: Mapping[str, Constant]
     used: tuple[str, ...] = ()  # meanings
     finite: bool = False  # whether it asks if computed values are finite
-    draws: Mapping[str, TensorType] = field(default_factory=dict)  # random numbers
+    draws: Mapping[str, Stream] = field(default_factory=dict)  # random numbers
     keys: Mapping[str, Key] = field(default_factory=dict)  # results that are random keys
     nonnegative: tuple[str, ...] = ()  # state that is never negative if it starts so, and is not said to be
     noted: Mapping[Any, Call] = field(default_factory=dict)  # calls of primitives, to be run beside their mapping
@@ -102,8 +102,7 @@ def _program(e: RankEmitter, name: str, arguments: Sequence[Argument], outputs: 
     parameters = [a.name for a in arguments if a.kind == "parameter"]
     state = [a.name for a in arguments if a.kind == "state"]
     domains = {a.name: a.domain for a in arguments if a.domain is not None}
-    domains |= {n: Domain("nonnegative") for n in e.draws if n in e.nonnegative}
-    domains |= {n: Domain("ids", e.bounds[n][1] + 1) for n in e.draws if n in e.bounds}
+    domains |= {n: d for n in e.draws if (d := draw_domain(e, n)) is not None}
     for n, c in e.constants.items():
         if e.tensors[n].kind == "int":
             domains[n] = Domain("ids", int(c.data.max()) + 1) if int(c.data.min()) >= 0 else Domain("nonnegative")
@@ -206,11 +205,19 @@ def ranks_plan(
         return ranks_plan(traced, mesh, lengths, ops, literal, meanings, worse, streams)
     groups = joined_groups(g for *_, g, _ in done)
     first = done[0][2]
-    lineage: list[Layout] = [layout(n, n, s) for n, s in first.lies.items()]
-    lineage += [layout(n, n, ((),) * c.data.ndim) for n, c in sorted({k: v for _, t, *_ in done for k, v in t.constants.items()}.items())]
+    lineage: list[Layout] = [layout(n, n, s, mesh) for n, s in first.lies.items()]
+    lineage += [
+        layout(n, n, ((),) * c.data.ndim, mesh) for n, c in sorted({k: v for _, t, *_ in done for k, v in t.constants.items()}.items())
+    ]
     plan = Plan("the ranks", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
     parts = tuple(t for _, t, *_ in done)
     return Ranks(plan, parts, first.lies, tuple(sorted(first.cuts)), done[0][4], tuple(first.maps))
+
+
+def _closed_over(parts: Sequence[Translated], mesh: Mesh) -> list[Layout]:
+    """Arrays that the code closes over lie whole on every rank."""
+    ranks = {n: c.data.ndim for p in parts for n, c in p.constants.items()}
+    return [layout(n, n, ((),) * rank, mesh) for n, rank in sorted(ranks.items())]
 
 
 def _worse(emitters: Sequence[RankEmitter]) -> dict[str, Fact] | None:
@@ -323,8 +330,10 @@ def partitioned_plan(
         return partitioned_plan(traced, made, mesh, lengths, ops, literal, worse)
     groups = joined_groups(i.e.groups for *_, i in done)
     specs = {a.name: s for a, s in zip(traced.arguments, made.inputs, strict=True)}
-    lineage = [layout(n, n, s) for n, s in specs.items() if n in done[0][0].program.tensors]
-    lineage += [layout(n, n, ((),) * c.data.ndim) for n, c in sorted({k: v for _, t, _ in done for k, v in t.constants.items()}.items())]
+    lineage = [layout(n, n, s, mesh) for n, s in specs.items() if n in done[0][0].program.tensors]
+    lineage += [
+        layout(n, n, ((),) * c.data.ndim, mesh) for n, c in sorted({k: v for _, t, _ in done for k, v in t.constants.items()}.items())
+    ]
     plan = Plan("the partitions", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
     return Ranks(plan, tuple(t for _, t, _ in done), specs, (), moved_results(traced, made))
 
@@ -390,7 +399,7 @@ def with_all_constants(plan: Plan, parts: Sequence[Translated]) -> Plan:
     """The same of all ranks' programs."""
     lying = {x.logical for x in plan.lineage}
     ranks = {n: len(p.program.tensors[n].shape) for p in parts for n in (*p.constants, *p.draws) if n not in lying}
-    lineage = (*plan.lineage, *(layout(n, n, ((),) * rank) for n, rank in sorted(ranks.items())))
+    lineage = (*plan.lineage, *(layout(n, n, ((),) * rank, plan.mesh) for n, rank in sorted(ranks.items())))
     return replace(plan, templates=tuple(replace(t, program=with_constants(t.program, parts)) for t in plan.templates), lineage=lineage)
 
 

@@ -59,9 +59,12 @@ def local_shape(shape: Sequence[int], spec: Spec, mesh: Mesh) -> tuple[int, ...]
     return tuple(n // count(mesh, axes) for n, axes in zip(shape, spec, strict=True))
 
 
-def layout(logical: str, local: str, spec: Spec) -> Layout:
-    """The same in our notation: `"(dp n0) n1"`."""
-    dims = [f"({' '.join((*axes, f'n{d}'))})" if axes else f"n{d}" for d, axes in enumerate(spec)]
+def layout(logical: str, local: str, spec: Spec, mesh: Mesh) -> Layout:
+    """The same in our notation: `"(dp n0) n1"`, with names that no mesh axis has."""
+    stem = "n"
+    while any(f"{stem}{d}" in mesh.names for d in range(len(spec))):
+        stem += "_"
+    dims = [f"({' '.join((*axes, f'{stem}{d}'))})" if axes else f"{stem}{d}" for d, axes in enumerate(spec)]
     return Layout(logical, local, Pattern(" ".join(dims)))
 
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
 import jax
+from trainverify.graph.program import Domain
 from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.values import Array, Divergent, Grid, Key, Number, Opaque, Real, Table, Value, table_of
@@ -37,6 +39,7 @@ _ONE_BY_ONE: Final = {  # what several keys at once give as each by itself
     "rbg": frozenset(("split", "fold_in", "seed")),
 }
 MOST_KEYS: Final = 4096
+MANTISSAS: Final = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}  # bits of a dtype
 RAW: Final = 2  # integers of a key of this generator
 
 
@@ -93,6 +96,22 @@ class Draw:
     high: int = 2
 
 
+@dataclass(frozen=True)
+class Stream:
+    """The numbers that one key draws by a function of JAX's."""
+
+    name: str  # of the function
+    what: str  # it draws: its name here, with bounds that are not a matter of scaling
+    key: str
+    impl: str | None
+    kind: TensorType
+    low: Real | None = None
+    high: Real | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what}.{self.key}.{self.kind.dtype if partitionable(self.impl) else self.kind}"
+
+
 def drawn(e: RankEmitter, draw: Draw, given: Sequence[Any], kind: TensorType) -> Value:
     """As many random numbers for every key."""
     key, shape = given[0], kind.shape
@@ -107,11 +126,11 @@ def drawn(e: RankEmitter, draw: Draw, given: Sequence[Any], kind: TensorType) ->
         if not low < high or math.isinf(high - low):
             raise Unmapped(f"{what} random numbers that are not between two numbers")
     limits = f"({low}, {high})" if draw.name in (TRUNCATED, INTEGERS) else ""
-    size = math.prod(shape[len(key.shape) :])
+    of_all = TensorType((math.prod(shape[len(key.shape) :]),), kind.dtype)
     below = int(high - low) if draw.name == INTEGERS and low is not None and high is not None else None
-    parts = [_stream(e, what + limits, name, key.impl, TensorType((size,), kind.dtype), below) for name in key.names]
+    parts = [_drawn_by(e, Stream(draw.name, what + limits, name, key.impl, of_all, low, high), below) for name in key.names]
     made = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), shape)
-    if low is None or high is None or draw.name == TRUNCATED:
+    if low is None or high is None:
         return made
     if high - low != 1 and below is None:
         made = e.op("mul", (made,), {"value": high - low})
@@ -123,7 +142,7 @@ def _shuffled(e: RankEmitter, key: Key, x: str, shape: tuple[int, ...]) -> str:
     if len(shape) != len(key.shape) + 1:
         raise Unmapped("an order of several dimensions")
     kind = TensorType(shape[-1:], "f32")
-    parts = [_stream(e, f"{SHUFFLE[1:]}({shape[-1]})", name, key.impl, kind) for name in key.names]
+    parts = [_drawn_by(e, Stream(SHUFFLE, f"{SHUFFLE[1:]}({shape[-1]})", name, key.impl, kind)) for name in key.names]
     numbers = e.reshape(parts[0] if len(parts) == 1 else e.op("concat", parts, {"dim": 0}), shape)
     order = e.op("argsort", (numbers,), {"dim": len(shape) - 1})
     wide = x if e.shape(x) == shape else e.op("expand", (x,), {"shape": shape})
@@ -137,28 +156,41 @@ def _bound(value: Any) -> Real:
     return found
 
 
-def _stream(e: RankEmitter, what: str, key: str, impl: str | None, kind: TensorType, below: int | None = None) -> str:
+def _drawn_by(e: RankEmitter, stream: Stream, below: int | None = None) -> str:
     """As many numbers as one key draws: the first of those that the longest draw in any program has."""
-    stream = f"{what}.{key}.{kind.dtype if partitionable(impl) else kind}"
+    kind = stream.kind
     (size,) = kind.shape
-    longest = e.streams.get(stream, size)
+    longest = e.streams.get(str(stream), size)
     name = f"{stream}[{longest}]"
     if name not in e.tensors:
-        e.draws[name] = TensorType((longest,), kind.dtype)
-        e.declare(name, e.draws[name])
-        if what == DRAWS[UNIFORM]:
+        e.draws[name] = replace(stream, kind=TensorType((longest,), kind.dtype))
+        e.declare(name, e.draws[name].kind)
+        if (bits := _bits(stream)) is not None:
             e.nonnegative.add(name)
+            e.limits[name] = Fraction(0), 1 - Fraction(1, 2**bits) if stream.name == UNIFORM else Fraction(1)
         if below is not None:
             e.bounds[name] = 0, below - 1
     return name if longest == size else e.op("slice", (name,), {"dim": 0, "start": 0, "stop": size})
 
 
-def streams_of(draws: Iterable[Mapping[str, TensorType]]) -> dict[str, int]:
+def _bits(stream: Stream) -> int | None:
+    """Of numbers from 0 up to 1, without it: those of a mantissa. Truncated normal ones count from the lower bound to the upper one."""
+    return MANTISSAS.get(stream.kind.dtype) if stream.name in (UNIFORM, TRUNCATED) else None
+
+
+def draw_domain(e: RankEmitter, name: str) -> Domain | None:
+    """What is known of random numbers."""
+    if name in e.limits:
+        return Domain("nonnegative", bits=_bits(e.draws[name]))
+    return Domain("ids", e.bounds[name][1] + 1) if name in e.bounds else None
+
+
+def streams_of(draws: Iterable[Mapping[str, Stream]]) -> dict[str, int]:
     """Of what programs draw in several lengths, the longest."""
     lengths: dict[str, set[int]] = {}
     for one in draws:
-        for name, kind in one.items():
-            lengths.setdefault(name.rpartition("[")[0], set()).add(kind.shape[0])
+        for name, stream in one.items():
+            lengths.setdefault(name.rpartition("[")[0], set()).add(stream.kind.shape[0])
     return {stream: max(found) for stream, found in lengths.items() if len(found) > 1}
 
 
@@ -335,4 +367,4 @@ def is_key(dtype: Any) -> bool:
     return str(dtype).startswith("key<")
 
 
-__all__ = ["argument_key", "draw_of", "drawn", "is_key", "key_of", "key_result", "names_of", "streams_of"]
+__all__ = ["Stream", "argument_key", "draw_domain", "draw_of", "drawn", "is_key", "key_of", "key_result", "names_of", "streams_of"]

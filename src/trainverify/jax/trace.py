@@ -16,9 +16,11 @@ from trainverify.graph.program import Domain
 from trainverify.jax.caught import none_caught
 from trainverify.jax.inputs import domain_of, shape_of, starts_nonnegative
 from trainverify.jax.steps import STEPS, fingerprint
+from trainverify.jax.structures import matched
 from trainverify.translate.emit import Unmapped
 
 Kind = Literal["parameter", "state", "input"]
+Role = Literal["loss", "metric", "parameter", "state", "gradient"]
 RESULTS: Final = ("loss", "metric", "parameters", "state", "gradients")
 
 
@@ -42,7 +44,7 @@ class Argument:
 class Result:
     """One array of the results: its role, and the argument or metric it belongs to."""
 
-    role: Literal["loss", "metric", "parameter", "state", "gradient"]
+    role: Role
     of: str | None
 
 
@@ -79,18 +81,20 @@ def _distinct(arguments: Sequence[Argument], results: Sequence[Result]) -> None:
             raise TraceError(f"two of its {what} would have the name {twice[0]}: give their keys other names, without dots")
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two trees have the same structure and arrays of the same shapes."""
-    x, y = jax.tree_util.tree_flatten(a), jax.tree_util.tree_flatten(b)
-    return bool(x[1] == y[1]) and all(p.shape == q.shape and p.dtype == q.dtype for p, q in zip(x[0], y[0], strict=True))
+def leaf_names(head: str, tree: Any) -> list[str]:
+    """A name for every leaf. Paths that read alike ({"a": {"b": …}, "a.b": …}) are written with their brackets."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    found = Counter(path_name(head, path) for path in paths)
+    return [n if found[n := path_name(head, path)] == 1 else head + jax.tree_util.keystr(tuple(path)) for path in paths]
 
 
 def _children(tree: Any, shapes: Sequence[Any]) -> list[tuple[str, Any]]:
     """The parts of what a step returns, whatever holds them; one part if that is an argument's new value."""
-    if any(_same(tree, s) for s in shapes):
+    if any(matched(tree, s) is not None for s in shapes):
         return [("0", tree)]
     parts = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
-    return [(path_name("", path).lstrip(".") or "0", part) for path, part in parts]
+    names = [path_name("", path).lstrip(".") or "0" for path, _ in parts]
+    return [(jax.tree_util.keystr(path) if "." in n else n, part) for n, (path, part) in zip(names, parts, strict=True)]
 
 
 def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | None = None, names: Sequence[str] | None = None) -> Traced:
@@ -103,12 +107,12 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
     for i, (head, arg) in enumerate(zip(heads, args, strict=True)):
         leaves = jax.tree_util.tree_flatten_with_path(arg)[0]
         depth = min((d for path, _ in leaves if (d := _depth_of_params(path)) is not None), default=None)
-        for path, leaf in leaves:
+        for name, (path, leaf) in zip(leaf_names(head, arg), leaves, strict=True):
             kind: Kind = "input"
             if i in updated:
                 first = i == min(updated) if depth is None else _depth_of_params(path) == depth
                 kind = "parameter" if first and is_real(shape_of(leaf).dtype) else "state"
-            arguments.append(_argument(path_name(head, path), leaf, kind))
+            arguments.append(_argument(name, leaf, kind))
     _distinct(arguments, results)
     kinds = {a.name: a.kind for a in arguments}
     fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]
@@ -172,19 +176,26 @@ def _results(out: Any, shapes: Sequence[Any], heads: Sequence[str], roles: Seque
             continue
         at = None
         if said != "metric":
-            at = next((i for i, s in enumerate(shapes) if (said == "gradients" or i not in taken) and _same(s, part)), None)
+            at = next((i for i, s in enumerate(shapes) if (said == "gradients" or i not in taken) and matched(part, s) is not None), None)
         if at is None:
             if said in ("parameters", "state", "gradients"):
                 raise TraceError(f"result {name} is said to be {said}, and no argument has its structure")
-            found += [Result("metric", path_name(f"result.{name}", path)) for path, _ in leaves]
+            found += [Result("metric", n) for n in leaf_names(f"result.{name}", part)]
         elif said == "gradients":
-            found += [Result("gradient", path_name(heads[at], path)) for path, _ in leaves]
+            found += [Result("gradient", n) for n in _names_in(part, shapes[at], heads[at])]
             updated.add(at)
         else:
             updated.add(at)
             taken.add(at)
-            found += [Result("parameter" if at == min(updated) else "state", path_name(heads[at], path)) for path, _ in leaves]
+            role: Role = "parameter" if at == min(updated) else "state"
+            found += [Result(role, n) for n in _names_in(part, shapes[at], heads[at])]
     return found, updated
+
+
+def _names_in(part: Any, argument: Any, head: str) -> list[str]:
+    """The leaves of an argument that those of its new value are."""
+    names = leaf_names(head, argument)
+    return [names[i] for i in matched(part, argument) or ()]
 
 
 def _donated(jaxpr: ClosedJaxpr, arguments: Sequence[Argument]) -> tuple[str, ...]:

@@ -95,6 +95,8 @@ def replayed(case: Case) -> Report | None:
         if small is None:
             continue
         inputs = _inputs(small, model)
+        if any((inputs[n] > d.most).any() for n, d in small.domains.items() if n in inputs):
+            continue
         if case.less(small):
             small = case.full_size(budgets.LOCATED)
             if small is None:

@@ -52,7 +52,7 @@ def _sample(
     values = rng.uniform(-0.9, 0.9, shape) * magnitude
     match domain.kind if domain is not None else None:
         case "nonnegative" | "positive":
-            return np.abs(values) + 0.05 * magnitude
+            return np.minimum(np.abs(values) + 0.05 * magnitude, domain.most if domain is not None else np.inf)
         case "indicator":
             return (values > -0.3 * magnitude).astype(np.float64)
     return values

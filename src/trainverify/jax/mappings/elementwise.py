@@ -15,7 +15,7 @@ from trainverify.jax.choices import literal, unrepeated
 from trainverify.jax.infinities import is_number, may_be_infinite, why_not_finite
 from trainverify.jax.lines_of_masks import note_lines
 from trainverify.jax.mappings.table import Arguments, is_real, rows
-from trainverify.jax.ranges import bounds
+from trainverify.jax.ranges import bounds, decisive
 from trainverify.jax.signs import never_negative
 from trainverify.jax.values import TABLE_ELEMENTS, Divergent, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
 from trainverify.translate.emit import Unmapped
@@ -111,8 +111,8 @@ def _aligned(g: Grid, rank: int) -> tuple[int, ...]:
 
 
 def decided(a: Arguments, name: str) -> Value | None:
-    """A comparison of integers, or a maximum, that their bounds decide."""
-    x, y = bounds(a.e, a.operand(0)), bounds(a.e, a.operand(1))
+    """A comparison, or a maximum, that the bounds of its operands decide."""
+    x, y = decisive(a.e, a.operand(0)), decisive(a.e, a.operand(1))
     if x is None or y is None:
         return None
     if name in ("max", "min"):
@@ -163,7 +163,7 @@ def column(a: Arguments, i: int) -> Any:
 def binary(a: Arguments, name: str, ours: str | None = None) -> Value:
     """One operator; a number becomes an attribute."""
     found = folded(a, name)
-    if found is None and not is_real(a) and (name in COMPARISONS or name in ("max", "min")):
+    if found is None and (name in COMPARISONS or name in ("max", "min")):
         found = decided(a, name)
     if found is not None:
         return found
@@ -287,7 +287,7 @@ def _compare(name: str) -> Callable[[Arguments], Value]:
     def compare(a: Arguments) -> Value:
         found = folded(a, name)
         if found is None:
-            found = _signed(a, name) if is_real(a) else decided(a, name)
+            found = decided(a, name) or (_signed(a, name) if is_real(a) else None)
         if found is not None:
             return found
         for i, ours in ((1, name), (0, _SWAPPED[name])):
