@@ -23,6 +23,7 @@ from torch import nn  # noqa: E402
 import trainverify.torch as tvt  # noqa: E402
 
 BATCH = {"x": tvt.Reals((6, 4), "(dp b) k")}
+KEPT = torch.zeros(2)
 Factor = Callable[[], Any]  # of a gradient, in every step
 Built = Callable[[], Factor]
 
@@ -98,6 +99,9 @@ def seeded() -> Factor:
         (always(lambda: {Named("a"): 1}[Named("a")] == 1), "PROVED", ""),
         (always(lambda: id(torch.zeros(2)) > 2), "UNKNOWN", "id() of an object"),
         (always(lambda: id([]) > 2), "UNKNOWN", "id() of an object"),
+        (always(lambda: torch.zeros(2).data_ptr() != 2), "UNKNOWN", "the address of memory"),
+        (always(lambda: torch.zeros(2).untyped_storage().data_ptr() != 2), "UNKNOWN", "the address of memory"),
+        (always(lambda: KEPT.data_ptr() != 2), "PROVED", ""),
         (always(lambda: id(torch) > 2), "PROVED", ""),
         (always(lambda: not Path("no such file").exists()), "UNKNOWN", "whether there is one"),
         (always(lambda: len(Path(__file__).read_text("utf-8")) > 2), "UNKNOWN", "a step reads a file"),

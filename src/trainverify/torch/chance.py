@@ -35,7 +35,7 @@ CLOCK: Final = "what the clock says, as the code asks it, decides on nothing"
 SYSTEM: Final = "numbers that the operating system draws when the code is built decide on nothing"
 DRAWN: Final = "random numbers of {} are drawn that no seed decides, others in every process: draw them with torch, or set a seed"
 HASHED: Final = "hash() of text is another number in every process: set PYTHONHASHSEED, or use zlib.crc32"
-NUMBERED: Final = "id() of an object that a step makes: another one may have the same number when it is gone"
+NUMBERED: Final = "id() of an object, or the address of memory, that is gone afterwards: another one may have the same number then"
 _SEEDS: Final = ((random, "random", ("seed", "setstate")), (np.random, "numpy.random", ("seed", "set_state")))
 FILES: Final = "a step reads a file, or asks whether there is one: another step, or another rank, may find something else"
 _LOADING: Final = f"torch{os.sep}utils{os.sep}data"
@@ -69,7 +69,7 @@ class Chance:
         for module, said, names in _SEEDS:
             changed |= {id(getattr(module, n)): noting(getattr(module, n), partial(self._seeded, said)) for n in names}
         changed[id(hash)] = noting(hash, self._hashed)
-        changed[id(id)] = noting(id, self._numbered)
+        changed[id(id)] = noting(id, self.numbered)
         changed |= {id(f): noting(f, self._looked) for f in (open, os.stat)}
         everywhere(changed)
         datetime.datetime = _dated(datetime.datetime, self._asked)  # type: ignore[misc]
@@ -86,8 +86,8 @@ class Chance:
         if drawn and code.co_name != "__hash__" and is_users(code.co_filename) and "site-packages" not in code.co_filename:
             self.boundary.note(HASHED)
 
-    def _numbered(self, frame: FrameType, value: Any) -> None:
-        """An object has its number for as long as it is there."""
+    def numbered(self, frame: FrameType, value: Any) -> None:
+        """An object has its number, and memory its address, for as long as it is there."""
         if not self.within or not is_users(frame.f_code.co_filename) or "site-packages" in frame.f_code.co_filename:
             return
         try:

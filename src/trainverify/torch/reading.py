@@ -13,6 +13,7 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -224,18 +225,26 @@ def _patch_memory(boundary: Boundary) -> None:
     """Addresses tell memory apart, as in a real run; there is nothing at them. PyTorch itself takes 0 for what has no memory."""
     storage, on, memory = torch.UntypedStorage, torch.UntypedStorage.device, torch.Tensor.untyped_storage
 
-    def told(s: torch.UntypedStorage) -> bool:
-        frame = sys._getframe(2)
+    def asking() -> FrameType:
+        frame = sys._getframe(3)
         while torchs(frame.f_code.co_filename) == "storage.py" and frame.f_back is not None:
             frame = frame.f_back
-        return on.__get__(s).type == "meta" and torchs(frame.f_code.co_filename) is None
+        return frame
+
+    def told(s: torch.UntypedStorage) -> bool:
+        return on.__get__(s).type == "meta" and torchs(asking().f_code.co_filename) is None
+
+    def number(s: torch.UntypedStorage) -> int:
+        if boundary.chance is not None:
+            boundary.chance.numbered(asking(), s)
+        return int(s._cdata) << 16
 
     def address(s: torch.UntypedStorage) -> int:
-        return int(s._cdata) << 16 if told(s) else int(at(s))
+        return number(s) if told(s) else int(at(s))
 
     def place(t: torch.Tensor) -> int:
         s = t.untyped_storage()
-        return (int(s._cdata) << 16) + int(t.storage_offset()) * t.element_size() if told(s) else int(start(t))
+        return number(s) + int(t.storage_offset()) * t.element_size() if told(s) else int(start(t))
 
     def untyped(t: torch.Tensor) -> torch.UntypedStorage:
         s = memory(t)
