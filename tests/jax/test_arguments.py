@@ -43,12 +43,6 @@ def test_an_argument_without_arrays(step: Any, verdict: str, config: Any) -> Non
     assert report.verdict == verdict, report.reason
 
 
-def test_refused_names_that_are_not_distinct() -> None:
-    params = {"a": {"b": W}, "a.b": W}
-    with pytest.raises(CaptureError, match=r"the name params\.a\.b"):
-        tvj.verify(lambda params, x: (params, jnp.mean(x)), lambda mesh: lambda params, x: (params, jnp.mean(x)), (params, X), {"dp": 2})
-
-
 def test_names_of_further_arguments() -> None:
     def step(arg1: Any, *rest: Any) -> Any:
         return arg1, *rest

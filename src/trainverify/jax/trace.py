@@ -73,14 +73,6 @@ def argument_names(fn: Callable[..., Any], count: int) -> list[str]:
     return found[:count]
 
 
-def _distinct(arguments: Sequence[Argument], results: Sequence[Result]) -> None:
-    """Arrays are told apart by their names: {"a": {"b": x}, "a.b": y} has two of one name."""
-    metrics = [r.of for r in results if r.role == "metric"]
-    for what, every in (("arguments", [a.name for a in arguments]), ("results", metrics)):
-        if twice := [n for n, k in Counter(every).items() if k > 1]:
-            raise TraceError(f"two of its {what} would have the name {twice[0]}: give their keys other names, without dots")
-
-
 def leaf_names(head: str, tree: Any) -> list[str]:
     """A name for every leaf. Paths that read alike ({"a": {"b": …}, "a.b": …}) are written with their brackets."""
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
@@ -113,7 +105,6 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
                 first = i == min(updated) if depth is None else _depth_of_params(path) == depth
                 kind = "parameter" if first and is_real(shape_of(leaf).dtype) else "state"
             arguments.append(_argument(name, leaf, kind))
-    _distinct(arguments, results)
     kinds = {a.name: a.kind for a in arguments}
     fixed = [Result("parameter", r.of) if r.role == "state" and kinds.get(str(r.of)) == "parameter" else r for r in results]
     fixed = [Result("state", r.of) if r.role == "parameter" and kinds.get(str(r.of)) == "state" else r for r in fixed]
