@@ -8,6 +8,7 @@ import random
 import socket
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from torch import nn  # noqa: E402
 import trainverify.torch as tvt  # noqa: E402
 
 BATCH = {"x": tvt.Reals((6, 4), "(dp b) k")}
-KEPT = torch.zeros(2)
+KEPT, WEIGHT = torch.zeros(2), nn.Parameter(torch.zeros(2))
+WEAKLY: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 Factor = Callable[[], Any]  # of a gradient, in every step
 Built = Callable[[], Factor]
 
@@ -101,6 +103,9 @@ def seeded() -> Factor:
         (always(lambda: id([]) > 2), "UNKNOWN", "id() of an object"),
         (always(lambda: torch.zeros(2).data_ptr() != 2), "UNKNOWN", "the address of memory"),
         (always(lambda: torch.zeros(2).untyped_storage().data_ptr() != 2), "UNKNOWN", "the address of memory"),
+        (always(lambda: WEAKLY.__setitem__(0, torch.ones(2)) is None), "UNKNOWN", "a weak reference"),
+        (always(lambda: weakref.ref(torch.ones(2))() is not None), "UNKNOWN", "a weak reference"),
+        (always(lambda: weakref.ref(WEIGHT)() is WEIGHT), "PROVED", ""),
         (always(lambda: KEPT.data_ptr() != 2), "PROVED", ""),
         (always(lambda: id(torch) > 2), "PROVED", ""),
         (always(lambda: not Path("no such file").exists()), "UNKNOWN", "whether there is one"),

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from trainverify.torch.boundary import Boundary
 from trainverify.torch.frames import is_ours, torchs
@@ -36,6 +37,7 @@ SYSTEM: Final = "numbers that the operating system draws when the code is built 
 DRAWN: Final = "random numbers of {} are drawn that no seed decides, others in every process: draw them with torch, or set a seed"
 HASHED: Final = "hash() of text is another number in every process: set PYTHONHASHSEED, or use zlib.crc32"
 NUMBERED: Final = "id() of an object, or the address of memory, that is gone afterwards: another one may have the same number then"
+WEAK: Final = "a weak reference to a tensor that is made in a step: when memory is given back is seen in a real run only"
 _SEEDS: Final = ((random, "random", ("seed", "setstate")), (np.random, "numpy.random", ("seed", "set_state")))
 FILES: Final = "a step reads a file, or asks whether there is one: another step, or another rank, may find something else"
 _LOADING: Final = f"torch{os.sep}utils{os.sep}data"
@@ -74,6 +76,8 @@ class Chance:
         everywhere(changed)
         datetime.datetime = _dated(datetime.datetime, self._asked)  # type: ignore[misc]
         datetime.date = _dated(datetime.date, self._asked)  # type: ignore[misc]
+        weakref.ref = _weak(weakref.ref, self._weakly)
+        weakref.KeyedRef.__new__ = staticmethod(noting(weakref.KeyedRef.__new__, lambda frame, kind, *args: self._weakly(frame, *args)))  # type: ignore[method-assign]
         random.Random.seed = noting(random.Random.seed, self._seeds)  # type: ignore[method-assign]
 
     def _asked(self, frame: FrameType, *args: Any) -> None:
@@ -98,6 +102,10 @@ class Chance:
     def _gone(self) -> None:
         if self.stepping:
             self.boundary.note(NUMBERED)
+
+    def _weakly(self, frame: FrameType, value: Any, *args: Any) -> None:
+        if self.within and isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and by_user(frame):
+            self.boundary.note(WEAK)
 
     def _looked(self, frame: FrameType, *args: Any) -> None:
         """A file is opened, or asked for. What is only written is not looked at."""
@@ -157,6 +165,21 @@ def _has_text(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return any(map(_has_text, value))
     return isinstance(value, str | bytes)
+
+
+def _weak(kind: Any, made: Callable[..., None]) -> Any:
+    """The class of weak references that tells of those that are made by this name."""
+
+    class Telling(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, kind)
+
+    def new(cls: type, *args: Any) -> Any:
+        made(sys._getframe(1), *args)
+        return kind.__new__(kind if cls is telling else cls, *args)
+
+    telling: Any = Telling(kind.__name__, (kind,), {"__module__": kind.__module__, "__slots__": (), "__new__": new})
+    return telling
 
 
 def _dated(kind: Any, asked: Callable[..., None]) -> Any:
