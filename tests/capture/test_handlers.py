@@ -188,6 +188,32 @@ def test_an_error_of_a_real_run_that_is_caught(name: str) -> None:
     assert "has a handler for it" in found.reason or "without a mapping" in found.reason
 
 
+REFUSED: dict[str, Callable[[Any, Any], Any]] = {
+    "memory of several elements": lambda model, batch: torch.ones(1).expand(3).add_(1),
+    "beyond the memory": lambda model, batch: torch.ones(3).as_strided((4,), (2,)),
+    "a bool that is subtracted": lambda model, batch: model.weight - (batch["n"] > 1),
+    "a dimension that is not there": lambda model, batch: F.softmax(torch.ones(3), 2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("handled", [True, False])
+def test_calls_that_only_real_kernels_refuse(name: str, handled: bool) -> None:
+    """UNKNOWN, whether the error is caught or ends the run: fake tensors do not raise it."""
+    found = verdict(caught(REFUSED[name]) if handled else lambda model, batch: REFUSED[name](model, batch) is None or 1.0)
+    assert found.verdict == "UNKNOWN", found.reason
+    assert "a real run raises an error" in found.reason or "without a mapping" in found.reason
+
+
+def test_calls_that_kernels_take() -> None:
+    """PROVED: a copy of what was expanded is written, and views stay within their memory."""
+
+    def factor(model: Any, batch: Any) -> Any:
+        return torch.ones(1).expand(3).contiguous().add_(1).sum() * torch.ones(4).as_strided((2,), (3,)).sum() / 12
+
+    assert verdict(factor).verdict == "PROVED"
+
+
 def test_positions_that_are_proved() -> None:
     """Ids below 4 of 3 rows doubled, constants, and those of an argmax."""
 

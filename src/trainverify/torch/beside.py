@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trainverify.domains.arrays import Array
 from trainverify.ops import OPS
 from trainverify.torch.agreed import AGREED, digest
+from trainverify.torch.checks import CHECKS, WHOLE
 from trainverify.torch.constants import ancestors, computed, value_of, work
 from trainverify.torch.drawn import Drawing, smaller, wide
 from trainverify.torch.integers import never_negative
@@ -40,6 +41,8 @@ POINTS: Final = 6  # that are tried then
 LIMITS: Final = (MOST, 100_000, 1000)  # a call at its own sizes; a larger one, and then smaller still
 # Memory without a value: the call writes it, and another one writes all of it before it is read
 WITHOUT_VALUE: Final = frozenset((("fsdp::all_gather_copy_in", "all_gather_output"),))
+RAISES: Final = "a real run raises an error in {}, {}, though PyTorch's fake tensors do not"
+ELSEWHERE: Final = ("not implemented", "cuda", "backend", "not compiled")  # of an error that another device may not raise
 Key = tuple[Any, ...]
 _NUMPY: Final = torch.Tensor.numpy  # as PyTorch has it: the user's code is refused it in a step
 
@@ -69,6 +72,10 @@ def difference(ours: Array, theirs: Array, close: float = CLOSE) -> str:
 
 class NotRun(Exception):
     """A call that was not compared, and why."""
+
+
+class Refused(NotRun):
+    """PyTorch raises an error."""
 
 
 class TooLarge(Exception):
@@ -169,6 +176,8 @@ class Beside:
             AGREED.add(named)
         except NotRun as error:
             self.unchecked.setdefault(name, str(error))
+            if isinstance(error, Refused) and (why := raised(call, translator)):
+                translator.boundary.note(RAISES.format(name, why))
         return None
 
     def said(self) -> list[str]:
@@ -176,6 +185,27 @@ class Beside:
         if not self.unchecked:
             return []
         return ["calls that were not run beside their mapping: " + ", ".join(f"{n} ({why})" for n, why in sorted(self.unchecked.items()))]
+
+
+def raised(call: Call, translator: Translator) -> str:
+    """What PyTorch says of a call with tensors of its own types and sizes, full of 0, or nothing. Errors by data do not count."""
+    name = str(call.func._schema.name)
+    if name in CHECKS or name in WHOLE or sum(leaf.tensor.numel() for leaf in call.leaves) > MOST:
+        return ""
+    tensors: list[torch.Tensor] = []
+    with _disable_current_modes(), torch.no_grad():
+        for leaf in call.leaves:
+            value = leaf.known.value or 0
+            tensors.append(torch.full(leaf.tensor.shape, value, dtype=leaf.tensor.dtype) if leaf.same is None else tensors[leaf.same])
+        args, kwargs = call.replaced(tensors, lambda v: torch.device("cpu") if isinstance(v, torch.device) else v)
+        try:
+            call.func(*args, **kwargs)
+        except NotImplementedError:
+            return ""
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            said = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+            return "" if any(word in said.lower() for word in ELSEWHERE) else said
+    return ""
 
 
 def _tried(call: Call, translator: Translator, seed: int) -> str:
@@ -258,7 +288,7 @@ class Trial:
             try:
                 results = self._run(theirs)
             except (RuntimeError, IndexError, ValueError, TypeError) as error:
-                raise NotRun(f"PyTorch: {error}".splitlines()[0][:100]) from error
+                raise Refused(f"PyTorch: {error}".splitlines()[0][:100]) from error
             e, names, given = self._translated()
             found = list(zip(names, [*results, *theirs], strict=True))
             pairs = [(n, t) for n, t in found if isinstance(n, str) and isinstance(t, torch.Tensor)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -9,12 +10,15 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.handlers import handled
+from trainverify.torch.overlap import writes_repeatedly
 from trainverify.torch.translate import Translator, flat
 from trainverify.translate.integers import tensor_bounds
 
 ERRORS: Final = (RuntimeError, IndexError, torch.linalg.LinAlgError)
 CAUGHT: Final = "a real run may raise an error in {}, by its data, and the code has a handler for it"
 TYPES: Final = "a real run may raise an error in {}, by the types of its tensors, and the code has a handler for it"
+REPEATED: Final = "a real run raises an error in {}: it writes memory in which several elements are at one place"
+BEYOND: Final = "a real run raises an error in {}: the view would go beyond the memory of its tensor"
 NARROW: Final = frozenset((torch.int32, torch.int16, torch.int8, torch.uint8))
 PROMOTING: Final = frozenset(f"aten::{n}" for n in ("cat", "stack", "_to_copy", "copy_", "where", "lift_fresh", "detach", "view"))
 _CHECK: Final = "aten::_linalg_check_errors"  # what functions of torch.linalg call
@@ -40,6 +44,7 @@ POSITIONS: Final = {
     **{f"aten::{n}": "indices" for n in ("embedding", "embedding_renorm_", "_embedding_bag", "_embedding_bag_forward_only")},
     **{f"aten::{n}": "target" for n in ("nll_loss_forward", "nll_loss2d_forward")},
 }
+_STRIDED: Final = ("aten::as_strided", "aten::as_strided_")
 _FROM_THE_END: Final = ("take", "put", "put_", "index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
 
 
@@ -52,12 +57,30 @@ def check(t: Translator, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
         elif name in CHECKS:
             t.boundary.assume(f"{args[1] if name == _CHECK else name} at {t.boundary.where()} raises no error")
     elif name in POSITIONS and handled(*ERRORS, any_manager=True):
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(kwargs)
+        given, _ = _given(func, args, kwargs)
         first = -1 if name.removeprefix("aten::") in _FROM_THE_END else 0
         if not all(_within(t, ids, first * size, size) for ids, size in _positions(name, given)) and handled(*ERRORS):
             t.boundary.note(CAUGHT.format(name))
+    if func._schema.is_mutable and writes_repeatedly(*_given(func, args, kwargs)):
+        t.boundary.note(REPEATED.format(name))
+    if name in _STRIDED and _beyond(*args[:4], **kwargs):
+        t.boundary.note(BEYOND.format(name))
     if _unlike(func, args, kwargs) and handled(*ERRORS, any_manager=True) and handled(*ERRORS):
         t.boundary.note(TYPES.format(name))
+
+
+def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """The arguments of a call by name, and those that it writes."""
+    arguments = func._schema.arguments
+    written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+    return dict(zip((a.name for a in arguments), args, strict=False)) | dict(kwargs), written
+
+
+def _beyond(of: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> bool:
+    """Whether a view of some sizes and strides has elements that its memory has not."""
+    first = of.storage_offset() if storage_offset is None else storage_offset
+    last = first + sum((s - 1) * d for s, d in zip(size, stride, strict=True))
+    return math.prod(size) > 0 and (last + 1) * of.element_size() > of.untyped_storage().nbytes()
 
 
 def _unlike(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -30,6 +30,16 @@ class Shown:
     def stop(self) -> int:
         return self.offset + sum((s - 1) * t for s, t in self.dims) + self.item
 
+    @property
+    def repeats(self) -> bool:
+        """Whether several elements may be at one place in memory, as of a tensor that was expanded."""
+        reach = self.item
+        for size, stride in sorted(self.dims, key=lambda d: d[1]):
+            if stride < reach:
+                return True
+            reach += (size - 1) * stride
+        return False
+
     def same_elements(self, other: Shown) -> bool:
         return (self.offset, self.dims, self.item) == (other.offset, other.dims, other.item)
 
@@ -88,4 +98,9 @@ def reads_what_it_writes(func: Any, given: Mapping[str, Any], written: Collectio
     return False
 
 
-__all__ = ["reads_what_it_writes"]
+def writes_repeatedly(given: Mapping[str, Any], written: Collection[str]) -> bool:
+    """Whether a call writes memory of which several elements are at one place: kernels refuse that."""
+    return any(s.repeats for s in _shown({n: v for n, v in given.items() if n in written}))
+
+
+__all__ = ["reads_what_it_writes", "writes_repeatedly"]
