@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trainverify.torch.frames import torchs
 from trainverify.torch.handlers import handled
+from trainverify.torch.lines import is_users
 from trainverify.torch.overlap import writes_repeatedly
 from trainverify.torch.translate import Translator, flat
 from trainverify.translate.integers import tensor_bounds
@@ -85,10 +89,21 @@ def _beyond(of: torch.Tensor, size: Sequence[int], stride: Sequence[int], storag
 
 def _unlike(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether tensors have floats of several types or narrow integers, which kernels may refuse and fake tensors do not."""
-    if torch.Tag.pointwise in func.tags or func._schema.name in PROMOTING:
+    name = func._schema.name
+    if torch.Tag.pointwise in func.tags or name in PROMOTING or "_backward" in name:
         return False
     types = {v.dtype for v in flat((*args, *kwargs.values())) if isinstance(v, torch.Tensor) and v.ndim}
-    return bool(types & NARROW) or sum(t.is_floating_point for t in types) > 1
+    return (bool(types & NARROW) or sum(t.is_floating_point for t in types) > 1) and not _by_pytorch()
+
+
+def _by_pytorch() -> bool:
+    """Whether PyTorch's distributed code or an optimizer calls: it chooses types that its kernels take."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if (torchs(frame.f_code.co_filename) or "").startswith(("distributed", "optim", "amp")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _whole(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
