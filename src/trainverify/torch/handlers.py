@@ -21,6 +21,16 @@ _GENERATED: Final = contextlib._GeneratorContextManager
 _CAPTURES: Final = ("capture", "capture_script")  # functions of ours that call the user's
 
 
+class _Earlier:
+    """Managers older than the process of a capture."""
+
+    any_may_swallow = False
+    made: Sequence[Any] = ()
+
+
+_EARLIER: Final = _Earlier()
+
+
 def handled(*errors: type[Exception], any_manager: bool = False) -> bool:
     """Whether a handler of the user's may catch one of these errors, raised where this function is called.
 
@@ -96,14 +106,24 @@ def _matches(frame: FrameType, before: Sequence[dis.Instruction], errors: Sequen
         return True
 
 
-def _swallowed(errors: Sequence[type[Exception]]) -> bool:
-    """Whether a manager of some `with` may keep an error from its caller. One that is not in use counts too."""
+def remember_managers() -> None:
+    """Note the managers that exist before processes are forked for a capture: those see only what they make themselves (`gc.freeze`)."""
+    _EARLIER.any_may_swallow, _EARLIER.made = _managers()
+
+
+def _managers() -> tuple[bool, list[Any]]:
+    """Whether there is a manager that may keep an error from its caller, and the managers made by generators."""
     objects = gc.get_objects()
     kinds = set(map(type, objects))
-    if any(_may_swallow(k) for k in kinds):
+    return any(_may_swallow(k) for k in kinds), [m for m in objects if type(m) is _GENERATED] if _GENERATED in kinds else []
+
+
+def _swallowed(errors: Sequence[type[Exception]]) -> bool:
+    """Whether a manager of some `with` may keep an error from its caller. One that is not in use counts too."""
+    any_may_swallow, made = _managers()
+    if any_may_swallow or _EARLIER.any_may_swallow:
         return True
-    made: list[Any] = [m for m in objects if type(m) is _GENERATED] if _GENERATED in kinds else []
-    frames: list[FrameType] = [m.gen.gi_frame for m in made if m.gen.gi_frame is not None]
+    frames: list[FrameType] = [m.gen.gi_frame for m in (*_EARLIER.made, *made) if m.gen.gi_frame is not None]
     return any(is_users(f.f_code.co_filename) and _catches(f, errors, False) for f in frames)
 
 
@@ -127,4 +147,4 @@ def _returned(code: CodeType) -> Iterator[Any]:
             yield before.argval if before is not None and before.opname == "LOAD_CONST" else code
 
 
-__all__ = ["handled"]
+__all__ = ["handled", "remember_managers"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import multiprocessing
@@ -67,6 +68,7 @@ def _child(work: Callable[[], Any], pipe: Connection) -> None:
 
     result: Any
     before = set(AGREED)
+    gc.freeze()  # looking through all objects for what a capture makes takes as long as there are others
     try:
         with redirect_stdout(sys.stderr):
             result = work()
@@ -89,10 +91,12 @@ def run(
 ) -> list[T | Failed]:
     """The results of functions, each in a process of its own: two at a time, or all `together` (when they talk to each other)."""
     from trainverify.torch.agreed import recall, remember
+    from trainverify.torch.handlers import remember_managers
 
     _warn_once()
     _preload()
     recall()
+    remember_managers()
     context = multiprocessing.get_context("fork")
     most = len(works) if together else max(1, min(len(works), os.cpu_count() or 1))
     results: dict[int, T | Failed] = {}
