@@ -197,6 +197,12 @@ class Interpreter:
         return value
 
     def _unsigned(
+    def fitting(self, name: str, kind: TensorType) -> str:
+        """The same of a tensor that no row makes."""
+        found = self.checked(name, kind)
+        assert isinstance(found, str)
+        return found
+
         self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]
     ) -> list[Value]:
         """Integers that are known to be unsigned ones, if they do not wrap around."""
