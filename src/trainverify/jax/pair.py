@@ -81,8 +81,19 @@ def unfollowed(a: Argument) -> Opaque:
     return argument_key(a.name, a.shape.dtype, a.shape.shape) or Opaque(f"argument {a.name} of type {a.shape.dtype}")
 
 
+def _alone(arguments: Sequence[Argument]) -> None:
+    """Refuse an argument that has the name of one of several keys, "rng[0]" beside keys "rng": keys are known by their names only."""
+    found = Counter(a.name for a in arguments)
+    for a in arguments:
+        key = argument_key(a.name, a.shape.dtype, a.shape.shape)
+        found.update({n.partition("#")[0] for n in key.names} - {a.name} if key is not None else ())
+    if twice := [n for n, count in found.items() if count > 1]:
+        raise Unmapped(f"{twice[0]} is an argument, and one of several random keys: give one of them another name")
+
+
 def _sources(e: RankEmitter, arguments: Sequence[Argument]) -> None:
     e.reserved.update(a.name for a in arguments)  # ranks declare them where they are used first
+    _alone(arguments)
     for a in arguments:
         if a.domain is None and "int" in str(a.shape.dtype) and str(a.shape.dtype) in DTYPES:
             raise Unmapped(f"argument {a.name} holds integers: say which, with tvj.Ids(shape, below) or tvj.Count()")
