@@ -23,6 +23,7 @@ from trainverify.jax.hlo.run import HloInterpreter
 from trainverify.jax.infinities import agrees, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.invariants import counted, never_negative_state
+from trainverify.jax.meshes import plain
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
 from trainverify.jax.randomness import Stream, argument_key, draw_domain
 from trainverify.jax.replicas import differences
@@ -220,7 +221,7 @@ def ranks_plan(
     lineage += [
         layout(n, n, ((),) * c.data.ndim, mesh) for n, c in sorted({k: v for _, t, *_ in done for k, v in t.constants.items()}.items())
     ]
-    plan = Plan("the ranks", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
+    plan = Plan("the ranks", plain(mesh), tuple(t for t, *_ in done), groups, tuple(lineage))
     parts = tuple(t for _, t, *_ in done)
     return Ranks(plan, parts, first.lies, tuple(sorted(first.cuts)), done[0][4], tuple(first.maps))
 
@@ -345,7 +346,7 @@ def partitioned_plan(
     lineage += [
         layout(n, n, ((),) * c.data.ndim, mesh) for n, c in sorted({k: v for _, t, _ in done for k, v in t.constants.items()}.items())
     ]
-    plan = Plan("the partitions", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
+    plan = Plan("the partitions", plain(mesh), tuple(t for t, *_ in done), groups, tuple(lineage))
     return Ranks(plan, tuple(t for _, t, _ in done), specs, (), moved_results(traced, made))
 
 
