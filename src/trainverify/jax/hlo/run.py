@@ -19,7 +19,7 @@ from trainverify.jax.interpret import MOST_STEPS, Interpreter, type_of
 from trainverify.jax.lines import assigned, installed, source_of
 from trainverify.jax.mappings.communication import together
 from trainverify.jax.ranges import bounds
-from trainverify.jax.values import DTYPES, Divergent, Grid, Number, Opaque, Value
+from trainverify.jax.values import DTYPES, Divergent, Grid, Number, Opaque, Value, times
 from trainverify.translate.emit import Place, Unmapped
 from trainverify.translate.groups import bind, by_members
 
@@ -244,7 +244,7 @@ class HloInterpreter(Interpreter):
             if isinstance(x, Opaque) or size == 1:
                 found.append(x)
             elif isinstance(x, Number) and together(self.e, names):
-                found.append(Number(x.value * size if combines == "add" else x.value, x.shape, x.dtype))
+                found.append(Number(times(x.value, size) if combines == "add" else x.value, x.shape, x.dtype))
             else:
                 name = self._sent(i, env, k)
                 attrs: dict[str, Any] = {"group": names} | ({} if combines == "add" else {"op": _ALL[combines]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trainverify.jax.mappings.table import Arguments, rows
-from trainverify.jax.values import Grid, Number, Table, Value, listed, table_of, uniform
+from trainverify.jax.values import Grid, Number, Table, Value, listed, table_of, times, uniform
 from trainverify.translate.emit import Unmapped
 
 ROWS, row = rows()
@@ -26,7 +26,7 @@ def reduce_sum(a: Arguments) -> Value:
         return same
     if isinstance(x, Number):
         count = math.prod(x.shape[d] for d in dims)
-        return Number(x.value * count, a.shape, a.dtype)
+        return Number(times(x.value, count), a.shape, a.dtype)
     if isinstance(x, Grid | Table) and (data := table_of(x)) is not None:
         return listed(data.sum(axis=tuple(d + 1 for d in dims), dtype=int), a.dtype)
     return a.e.op("sum", (a.tensor(0),), {"dim": dims}) if dims else a.tensor(0)
