@@ -75,3 +75,33 @@ def test_a_loop_whose_end_rounding_decides(limit: float, by: float, verdict: str
 def test_whole_numbers_that_rounding_decides(one: float, many: Callable[[], Any], verdict: str) -> None:
     """UNKNOWN: 11.000000000000002 is rounded down to 11 and up to 12. PROVED: what is not next to a whole number, or exact."""
     assert verdict_of(lambda n: jnp.full(n.shape, one, jnp.float32), lambda n: jnp.full(n.shape, many(), jnp.float32)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("one", "many", "verdict"),
+    [
+        (lambda x, m: x * m, lambda x, m: x * m + 0.0, "UNKNOWN"),
+        (lambda x, m: x * m, lambda x, m: jnp.where(m > 0, x, 0.0), "UNKNOWN"),
+        (lambda x, m: jnp.where(m > 0, x, 0.0), lambda x, m: -jnp.where(m > 0, -x, 0.0), "UNKNOWN"),
+        (lambda x, m: jnp.where(m > 0, x, 0.0), lambda x, m: 1.0 * jnp.where(m > 0, x, 0.0), "PROVED"),
+        (lambda x, m: jnp.exp(x) * m, lambda x, m: m * jnp.exp(x), "PROVED"),
+        (lambda x, m: x, lambda x, m: x * 1.0, "PROVED"),
+    ],
+)
+def test_zeros_that_have_a_sign(one: Callable[..., Any], many: Callable[..., Any], verdict: str) -> None:
+    """UNKNOWN: top_k takes -0.0, a negative number times a mask, for less than 0.0. PROVED: no zero has a sign, or the number is left."""
+
+    def step(f: Callable[..., Any], add: Callable[[Any], Any]) -> Any:
+        def chosen(w: Any, x: Any, m: Any) -> Any:
+            values, ids = lax.top_k(f(x, m), 2)
+            return w - 0.1 * add(jnp.sum(jax.nn.one_hot(ids, 4), (0, 1))), add(jnp.sum(values))
+
+        return chosen
+
+    local = step(many, lambda v: lax.psum(v, "dp"))
+
+    def distributed(mesh: Any) -> Any:
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P("dp"), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    report = tvj.verify(step(one, lambda v: v), distributed, (tvj.Reals((4,)), tvj.Reals((8, 4)), tvj.Ids((8, 4), 2)), {"dp": 2})
+    assert report.verdict == verdict, report.reason

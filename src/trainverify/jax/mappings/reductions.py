@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from trainverify.jax.mappings.table import Arguments, rows
+from trainverify.jax.signs import may_be_negative_zero
 from trainverify.jax.values import Grid, Number, Table, Value, listed, table_of, times, uniform
 from trainverify.translate.emit import Unmapped
 
@@ -82,6 +83,8 @@ def cumsum(a: Arguments) -> Value:
 @row("top_k")
 def top_k(a: Arguments) -> tuple[Value, ...]:
     k, dim = a.param("k"), a.param("axis", -1)
+    if isinstance(x := a.operand(0), str) and may_be_negative_zero(a.e, x):
+        raise Unmapped("zeros that may have a sign: JAX takes -0.0 for less than 0.0 here")
     values, ids = a.e.several("topk", (a.tensor(0),), {"k": k, "dim": dim, "largest": True})
     return values, a.e.cast(ids, a.out[1].dtype)
 
