@@ -138,7 +138,9 @@ def computed(value: Fraction, *operands: Real) -> Real:
 
 
 def times(value: Real, count: int) -> Real:
-    """A sum of equal numbers."""
+    """A sum of equal numbers; 0 of none."""
+    if not count:
+        return 0
     return computed(Fraction(value) * count, value) if math.isfinite(value) else value * count
 
 

@@ -473,7 +473,8 @@ for _name, _ours in _UNARY.items():
 def square(a: Arguments) -> Value:
     x = a.operand(0)
     if isinstance(x, Number):
-        return Number(computed(Fraction(x.value) ** 2, x.value), x.shape, x.dtype)
+        value = computed(Fraction(x.value) ** 2, x.value) if math.isfinite(x.value) else math.inf
+        return Number(value, x.shape, x.dtype)
     return a.e.op("square", (a.tensor(0),))
 
 
@@ -492,7 +493,7 @@ def pow_(a: Arguments) -> Value:
     """x to a literal power; a positive literal to a power: exp(y·log c)."""
     base, exponent = a.number(0), a.number(1)
     if exponent is not None and math.isfinite(exponent):
-        if base is not None and exponent == int(exponent) and abs(exponent) < 64 and base != 0:
+        if base is not None and exponent == int(exponent) and abs(exponent) < 64 and base != 0 and math.isfinite(base):
             return Number(computed(Fraction(base) ** int(exponent), base, exponent), a.shape, a.dtype)
         return spread(a, a.e.op("pow", (a.e.slim(a.operand(0)),), {"exponent": exponent}))
     if base is None or not 0 < base < math.inf:

@@ -39,6 +39,8 @@ def reduce_max(a: Arguments) -> Value:
     x = a.operand(0)
     if (same := of_ones(a, dims)) is not None:
         return same
+    if any(a.types[0].shape[d] == 0 for d in dims):
+        raise Unmapped("the largest or smallest of nothing")
     if isinstance(x, Number) or (isinstance(x, Grid) and x.uniform):
         return Number(x.value, a.shape, a.dtype) if isinstance(x, Number) else Grid(x.start, (0,) * len(a.shape), a.shape, x.dtype)
     return a.e.op("amax" if a.name == "reduce_max" else "amin", (a.tensor(0),), {"dim": dims})
@@ -51,6 +53,8 @@ def reduce_and(a: Arguments) -> Value:
         raise Unmapped("bits of integers")
     if (same := of_ones(a, dims)) is not None:
         return same
+    if any(a.types[0].shape[d] == 0 for d in dims):
+        return uniform(a.name == "reduce_and", a.shape, "bool")
     if (known := a.number(0)) is not None:
         return uniform(bool(known), a.shape, "bool")
     return a.e.op("all" if a.name == "reduce_and" else "any", (a.tensor(0),), {"dim": dims})
