@@ -117,7 +117,8 @@ def _program(e: RankEmitter, name: str, arguments: Sequence[Argument], outputs: 
     domains |= {n: d for n in e.draws if (d := draw_domain(e, n)) is not None}
     for n, c in e.constants.items():
         if e.tensors[n].kind == "int":
-            domains[n] = Domain("ids", int(c.data.max()) + 1) if int(c.data.min()) >= 0 else Domain("nonnegative")
+            most, least = (int(c.data.max()), int(c.data.min())) if c.data.size else (0, 0)
+            domains[n] = Domain("ids", most + 1) if least >= 0 else Domain("nonnegative")
     return _with_phases(e.program(name, inputs, parameters, state, outputs, domains))
 
 
