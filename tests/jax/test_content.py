@@ -157,3 +157,19 @@ def test_gradients_before_the_parameters(roles: Any, reduce: Any, verdict: str) 
         return jax.shard_map(local, mesh=mesh, in_specs=(P(), P("dp")), out_specs=P(), check_vma=False)
 
     assert tvj.verify(named, made, ARGS, {"dp": 2}, roles).verdict == verdict
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(1, "PROVED"), (2, "REFUTED")])
+def test_integers_of_which_there_are_none(times: int, verdict: str) -> None:
+    """PROVED: no rows are taken, and nothing is added; REFUTED: the rows count twice."""
+    none = np.zeros((0,), np.int32)
+
+    def distributed(mesh: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            more = jnp.sum((x[:1, 0] > 0).astype(jnp.int32)[:0] * jnp.asarray(none))
+            return w - times * lax.psum(jnp.sum(x, 0), "dp"), lax.psum(jnp.sum(x) + more, "dp")
+
+        return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    report = tvj.verify(lambda w, x: (w - jnp.sum(x, 0), jnp.sum(x)), distributed, (tvj.Reals((3,)), tvj.Reals((4, 3))), {"dp": 2})
+    assert report.verdict == verdict, report.reason

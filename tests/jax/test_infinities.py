@@ -15,6 +15,7 @@ from running import run, translated
 
 from jax import lax
 from trainverify.jax.infinities import may_be_infinite
+from trainverify.jax.values import Opaque
 
 SCORES = np.linspace(-2, 2, 30, dtype=np.float32).reshape(2, 3, 5)
 ONES = np.ones((3, 5))
@@ -62,3 +63,30 @@ def test_minus_infinity(name: str) -> None:
 def test_an_array_that_is_no_number_is_not_followed() -> None:
     _, _, found = translated(lambda s: s + np.array([1, np.nan, 2, 3, 4], np.float32), SCORES)
     assert "no numbers" in found[0].reason
+
+
+INFINITE = np.float32(-np.inf)
+NONE = np.ones((2, 0), np.float32)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda s: jnp.where(lax.square(jnp.asarray(INFINITE)) > 5, s, 0),
+        lambda s: jnp.where(lax.pow(jnp.asarray(INFINITE), np.float32(2)) > 5, s, 0),
+        lambda s: jnp.where(lax.pow(jnp.asarray(INFINITE), np.float32(-2)) < 1, s, 0),
+        lambda s: s + jnp.sum(jnp.full((2, 0), INFINITE)),
+        lambda s: s * jnp.any(jnp.asarray(NONE) > 0, 1).sum() + jnp.all(jnp.asarray(NONE) < 0, 1).sum(),
+        lambda s: s + jnp.any(jnp.full((2, 0), True), 1).sum() + jnp.all(jnp.full((2, 0), False), 1).sum(),
+    ],
+)
+def test_infinite_literals_and_reductions_of_nothing(fn: Callable[[Any], Any]) -> None:
+    np.testing.assert_allclose(run(fn, SCORES)[0][0], fn(jnp.asarray(SCORES)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("fn", [lambda s: s + jnp.exp(jnp.max(jnp.full((2, 0), 1.0), 1, initial=-jnp.inf)).sum(), lambda s: s + NONE.size])
+def test_the_largest_of_nothing(fn: Callable[[Any], Any]) -> None:
+    """It is no number of the array; the size of nothing is 0."""
+    _, i, found = translated(fn, SCORES)
+    assert isinstance(found[0], Opaque) == ("reduce_max" in i.calls)
+    assert not isinstance(found[0], Opaque) or "nothing" in found[0].reason

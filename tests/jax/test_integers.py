@@ -11,6 +11,7 @@ pytest.importorskip("jaxlib", reason="JAX is absent: pip install 'trainverify[ja
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from running import run, translated
 
@@ -106,3 +107,32 @@ def test_integers_made_of_real_numbers_are_assumed_to_fit() -> None:
     assert any("made of real numbers, do not wrap around" in a for a in report.assumptions)
     assert counted(lambda x: jnp.sum(x.astype(jnp.int16))).verdict == "UNKNOWN"
     assert counted(lambda x: jnp.sum((x > 0).astype(jnp.int32) * (2**31 - 1))).verdict == "UNKNOWN"
+
+
+def total(dtype: Any) -> Any:
+    """Weights times the sum of all integers."""
+    return lambda w, n: (w * 0.5, jnp.sum(n, dtype=dtype).astype(w.dtype) * jnp.sum(w))
+
+
+@pytest.mark.parametrize(("dtype", "verdict"), [(jnp.int8, "UNKNOWN"), (jnp.int32, "PROVED")])
+def test_a_sum_of_shares_that_may_wrap_outside_of_shard_map(dtype: Any, verdict: str) -> None:
+    """UNKNOWN: 16 integers below 100 in 8 bits. PROVED: in 32."""
+
+    def distributed(mesh: Any) -> Any:
+        cut = jax.shard_map(lambda n: n, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"))
+        return lambda w, n: total(dtype)(w, cut(n))
+
+    report = tvj.verify(total(jnp.int32), distributed, (tvj.Reals((3,)), tvj.Ids((16,), 100, jnp.int8)), {"dp": 4})
+    assert report.verdict == verdict, report.reason
+
+
+@pytest.mark.parametrize(("dtype", "verdict"), [(jnp.int8, "UNKNOWN"), (jnp.int32, "PROVED")])
+def test_a_sum_over_partitions_that_may_wrap(dtype: Any, verdict: str) -> None:
+    """UNKNOWN: two integers below 60 on every device fit in 8 bits, eight of them do not. PROVED: in 32 bits."""
+
+    def distributed(mesh: Any) -> Any:
+        whole, cut = (NamedSharding(mesh, p) for p in (P(), P("dp")))
+        return jax.jit(total(dtype), in_shardings=(whole, cut), out_shardings=(whole, whole), keep_unused=True)
+
+    report = tvj.verify(total(jnp.int32), distributed, (tvj.Reals((3,)), tvj.Ids((8,), 60, jnp.int8)), {"dp": 4}, reader="hlo")
+    assert report.verdict == verdict, report.reason

@@ -144,3 +144,18 @@ def test_arguments_whose_paths_read_alike() -> None:
     args = ({"a": {"b": tvj.Reals((3,))}, "a.b": tvj.Reals((3,))}, tvj.Reals((4, 3)))
     assert tvj.verify(reference, made(False), args, {"d": 2}, points=1).verdict == "PROVED"
     assert tvj.verify(reference, made(True), args, {"d": 2}, points=1).verdict == "REFUTED"
+
+
+@pytest.mark.parametrize("axes", [("data-parallel", "model (tp)"), ("0", "1"), ("a b", "a_b"), ("x.y", "x_y")])
+def test_mesh_axes_that_are_no_words(axes: tuple[str, str]) -> None:
+    """PROVED: the mean over all ranks; REFUTED: over some."""
+    mesh = dict.fromkeys(axes, 2)
+    assert tvj.verify(reference, on(axes, axes), ARGS, mesh, points=1).verdict == "PROVED"
+    assert tvj.verify(reference, on(axes, axes[0]), ARGS, mesh, points=1).verdict == "REFUTED"
+
+
+def test_steps_on_such_a_mesh_are_replayed() -> None:
+    """PROVED, and JAX computes the same."""
+    axes = ("data-parallel", "model (tp)")
+    made = tvj.pair(reference, on(axes, axes), ARGS, dict.fromkeys(axes, 2))
+    assert tvj.replay(reference, on(axes, axes), ARGS, made).agrees

@@ -244,3 +244,50 @@ def test_new_keys_are_derived_as_the_references_are(raw: bool) -> None:
         return tvj.verify(stepped(0, 1), made, args, {"d": 2}, roles=("parameters", "state", "metric")).verdict
 
     assert [verdict(0, 1), verdict(0, 0), verdict(1, 1)] == ["PROVED", "UNKNOWN", "REFUTED"]
+
+
+def scaled(key: Any, x: Any, size: int = 8) -> Any:
+    return x * jax.random.uniform(key, (size,), jnp.float32)[: x.shape[0]]
+
+
+def drawn_outside(pick: Any, size: int) -> Any:
+    """The numbers that a key of the arguments draws, and the sum over the ranks' shares."""
+
+    def distributed(mesh: Any) -> Any:
+        add = jax.shard_map(lambda y: lax.psum(jnp.sum(y), "dp"), mesh=mesh, in_specs=P("dp"), out_specs=P())
+        return lambda keys, x: add(scaled(pick(keys), x, size))
+
+    return distributed
+
+
+@pytest.mark.parametrize(("other", "pick"), [("rng[0]", lambda k: k["rng[0]"]), ("rng[0]", lambda k: k["rng"][0])])
+def test_a_key_with_the_name_of_one_of_several(other: str, pick: Any) -> None:
+    """UNKNOWN: keys are known by their names, and an argument has that of another key. PROVED: a name of its own."""
+    several = jax.ShapeDtypeStruct((2,), KEY.dtype)
+
+    def alone(keys: Any, x: Any) -> Any:
+        return jnp.sum(scaled(keys["rng"][0], x))
+
+    args = ({"rng": several, other: KEY}, tvj.Reals((4,)))
+    assert tvj.verify(alone, drawn_outside(pick, 8), args, {"dp": 2}).verdict == "UNKNOWN"
+    named = ({"rng": several, "other": KEY}, tvj.Reals((4,)))
+    assert tvj.verify(alone, drawn_outside(lambda k: k["rng"][0], 8), named, {"dp": 2}).verdict == "PROVED"
+
+
+@pytest.mark.parametrize(("inside", "verdict"), [(False, "UNKNOWN"), (True, "PROVED")])
+def test_draws_by_other_laws(inside: bool, verdict: str) -> None:
+    """UNKNOWN: the first four of eight numbers are not those that a draw of four gives. PROVED: by default they are."""
+
+    def alone(key: Any, x: Any) -> Any:
+        with jax.threefry_partitionable(inside):
+            return jnp.sum(scaled(key, x))
+
+    def distributed(mesh: Any) -> Any:
+        def step(key: Any, x: Any) -> Any:
+            with jax.threefry_partitionable(inside):
+                return drawn_outside(lambda k: k, 4)(mesh)(key, x)
+
+        return step
+
+    report = tvj.verify(alone, distributed, (KEY, tvj.Reals((4,))), {"dp": 2})
+    assert report.verdict == verdict, report.reason

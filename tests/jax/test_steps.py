@@ -14,6 +14,8 @@ pytest.importorskip("jaxlib", reason="JAX is absent: pip install 'trainverify[ja
 
 import jax.numpy as jnp
 import numpy as np
+from jax._src import core
+from jax.core import Tracer as Traced
 from jax.sharding import PartitionSpec as P
 
 import jax
@@ -168,6 +170,51 @@ def test_an_error_of_tracing_that_is_caught(synchronises: Callable[[Any], bool],
             return w - 0.1 * (lax.pmean(g, "dp") if asked else g), lax.pmean(loss, "dp")
 
         return jax.shard_map(step, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+    report = tvj.verify(reference, distributed, ARGS, {"dp": 2})
+    assert report.verdict == verdict, report.reason
+    assert verdict == "PROVED" or "test_steps.py" in str(report.reason)
+
+
+def asks_for_the_type(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def asks_for_the_type_by_another_name(x: Any) -> bool:
+    return isinstance(x, Traced)
+
+
+def asks_for_content(x: Any) -> bool:
+    return not core.is_concrete(x)
+
+
+def asks_for_the_state(x: Any) -> bool:
+    return not core.trace_state_clean()
+
+
+def asks_for_an_attribute(x: Any) -> bool:
+    return not hasattr(x, "sharding")
+
+
+ASKS = [asks_for_the_type, asks_for_the_type_by_another_name, asks_for_content, asks_for_the_state, asks_for_an_attribute]
+
+
+@pytest.mark.parametrize("asks", ASKS)
+@pytest.mark.parametrize(("jitted", "verdict"), [(False, "UNKNOWN"), (True, "PROVED")])
+def test_code_that_asks_whether_it_is_traced(asks: Callable[[Any], bool], jitted: bool, verdict: str) -> None:
+    """UNKNOWN: a call without a trace gets the other answer. PROVED: a jitted step gets this one."""
+
+    def distributed(mesh: Any) -> Any:
+        def local(w: Any, x: Any) -> Any:
+            loss, g = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+            return w - 0.1 * lax.pmean(g, "dp"), lax.pmean(loss, "dp")
+
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(), P("dp")), out_specs=(P(), P()), check_vma=False)
+
+        def step(w: Any, x: Any) -> Any:
+            return mapped(w, x if asks(x) else 2 * x)
+
+        return jax.jit(step) if jitted else step
 
     report = tvj.verify(reference, distributed, ARGS, {"dp": 2})
     assert report.verdict == verdict, report.reason

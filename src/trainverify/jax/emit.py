@@ -13,7 +13,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Ref, Value, attributes, has_ref
 from trainverify.graph.types import TensorType
 from trainverify.jax.constants import content_name
-from trainverify.jax.values import Column, Divergent, Grid, Number, Opaque, Table
+from trainverify.jax.values import Column, Divergent, Grid, Number, Opaque, Rounded, Table
 from trainverify.jax.values import Value as Held
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
@@ -42,9 +42,11 @@ class Constant:
 
 
 def plain(value: Any) -> Value:
-    """Integers of NumPy's as Python's: attributes are plain."""
+    """Integers of NumPy's as Python's, numbers without how they were computed: attributes are plain."""
     if isinstance(value, tuple):
         return tuple(plain(v) for v in value)
+    if isinstance(value, Rounded):
+        return int(value) if value.denominator == 1 else Fraction(value)
     found: Value = value.item() if isinstance(value, np.generic) else value
     return found
 

@@ -22,7 +22,7 @@ from trainverify.jax.lowered import check, lowered
 from trainverify.jax.mappings import MAPPINGS, communication, shaping
 from trainverify.jax.mappings.table import Arguments, Row
 from trainverify.jax.places import Free, Sharded
-from trainverify.jax.randomness import key_result
+from trainverify.jax.randomness import key_result, refuse_other_laws
 from trainverify.jax.ranges import bounds, within
 from trainverify.jax.values import DTYPES, Grid, Number, Opaque, Table, Value, kind_of, lost
 from trainverify.translate.emit import Place, Unmapped
@@ -118,6 +118,7 @@ class Interpreter:
         self.calls[name] += 1
         self.primitives.setdefault(name, eqn.primitive)
         try:
+            refuse_other_laws(eqn, given)
             found = self.meaning(eqn, given)
             if found is None and (key := key_result(self.e, name, given, eqn)) is not None:
                 found = [key]
@@ -195,6 +196,12 @@ class Interpreter:
         if outside:
             raise Unmapped(f"integers that may wrap around: they may not fit in {kind.dtype}")
         return value
+
+    def fitting(self, name: str, kind: TensorType) -> str:
+        """The same of a tensor that no row makes."""
+        found = self.checked(name, kind)
+        assert isinstance(found, str)
+        return found
 
     def _unsigned(
         self, name: str, values: Sequence[Value], params: Mapping[str, Any], types: Sequence[TensorType], avals: Sequence[Any]

@@ -72,6 +72,7 @@ class Pair:
     findings: tuple[Finding, ...] = ()
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    mesh: Mesh | None = None  # with the names that the user gave its axes
 
 
 def takes_mesh(fn: Callable[..., Any]) -> bool:
@@ -205,6 +206,7 @@ def pair(
         *(whole, plan, one, many, parts, ranks, tuple(findings)),
         assumed=(*_assumed(many, parts), *answered(steps.asked)),
         notes=(*_notes(parts, ranks, literal), *_run_notes(beside)),
+        mesh=named,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -21,6 +23,17 @@ def our_mesh(mesh: Any) -> Mesh:
     if isinstance(mesh, Mesh):
         return mesh
     return Mesh(dict(mesh) if isinstance(mesh, Mapping) else dict(mesh.shape))
+
+
+def plain(mesh: Mesh) -> Mesh:
+    """The same with names that layouts can be written with: "data-parallel" is data_parallel."""
+    found: list[str] = []
+    for name in mesh.names:
+        word = re.sub(r"\W", "_", name)
+        word = word if word.isidentifier() else f"axis_{word}"
+        others = {*found, *(n for n in mesh.names if n != name)}
+        found.append(next(w for w in itertools.chain((word,), (f"{word}_{k}" for k in itertools.count())) if w not in others))
+    return Mesh(tuple(zip(found, (size for _, size in mesh.axes), strict=True)))
 
 
 def abstract(mesh: Mesh) -> AbstractMesh:
@@ -61,4 +74,4 @@ def within(mesh: Mesh | None, real: bool, run: Callable[[], T]) -> T:
         raise
 
 
-__all__ = ["abstract", "of_context", "our_mesh", "real_mesh", "within", "without"]
+__all__ = ["abstract", "of_context", "our_mesh", "plain", "real_mesh", "within", "without"]

@@ -23,6 +23,7 @@ from trainverify.jax.hlo.run import HloInterpreter
 from trainverify.jax.infinities import agrees, covers, exchanged, joined
 from trainverify.jax.interpret import Interpreter, Item, Missing
 from trainverify.jax.invariants import counted, never_negative_state
+from trainverify.jax.meshes import plain
 from trainverify.jax.places import Free, Sharded, Spec, as_sharded, layout, local_shape, whole
 from trainverify.jax.randomness import Stream, argument_key, draw_domain
 from trainverify.jax.replicas import differences
@@ -81,8 +82,19 @@ def unfollowed(a: Argument) -> Opaque:
     return argument_key(a.name, a.shape.dtype, a.shape.shape) or Opaque(f"argument {a.name} of type {a.shape.dtype}")
 
 
+def _alone(arguments: Sequence[Argument]) -> None:
+    """Refuse an argument that has the name of one of several keys, "rng[0]" beside keys "rng": keys are known by their names only."""
+    found = Counter(a.name for a in arguments)
+    for a in arguments:
+        key = argument_key(a.name, a.shape.dtype, a.shape.shape)
+        found.update({n.partition("#")[0] for n in key.names} - {a.name} if key is not None else ())
+    if twice := [n for n, count in found.items() if count > 1]:
+        raise Unmapped(f"{twice[0]} is an argument, and one of several random keys: give one of them another name")
+
+
 def _sources(e: RankEmitter, arguments: Sequence[Argument]) -> None:
     e.reserved.update(a.name for a in arguments)  # ranks declare them where they are used first
+    _alone(arguments)
     for a in arguments:
         if a.domain is None and "int" in str(a.shape.dtype) and str(a.shape.dtype) in DTYPES:
             raise Unmapped(f"argument {a.name} holds integers: say which, with tvj.Ids(shape, below) or tvj.Count()")
@@ -105,7 +117,8 @@ def _program(e: RankEmitter, name: str, arguments: Sequence[Argument], outputs: 
     domains |= {n: d for n in e.draws if (d := draw_domain(e, n)) is not None}
     for n, c in e.constants.items():
         if e.tensors[n].kind == "int":
-            domains[n] = Domain("ids", int(c.data.max()) + 1) if int(c.data.min()) >= 0 else Domain("nonnegative")
+            most, least = (int(c.data.max()), int(c.data.min())) if c.data.size else (0, 0)
+            domains[n] = Domain("ids", most + 1) if least >= 0 else Domain("nonnegative")
     return _with_phases(e.program(name, inputs, parameters, state, outputs, domains))
 
 
@@ -209,7 +222,7 @@ def ranks_plan(
     lineage += [
         layout(n, n, ((),) * c.data.ndim, mesh) for n, c in sorted({k: v for _, t, *_ in done for k, v in t.constants.items()}.items())
     ]
-    plan = Plan("the ranks", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
+    plan = Plan("the ranks", plain(mesh), tuple(t for t, *_ in done), groups, tuple(lineage))
     parts = tuple(t for _, t, *_ in done)
     return Ranks(plan, parts, first.lies, tuple(sorted(first.cuts)), done[0][4], tuple(first.maps))
 
@@ -334,7 +347,7 @@ def partitioned_plan(
     lineage += [
         layout(n, n, ((),) * c.data.ndim, mesh) for n, c in sorted({k: v for _, t, _ in done for k, v in t.constants.items()}.items())
     ]
-    plan = Plan("the partitions", mesh, tuple(t for t, *_ in done), groups, tuple(lineage))
+    plan = Plan("the partitions", plain(mesh), tuple(t for t, *_ in done), groups, tuple(lineage))
     return Ranks(plan, tuple(t for _, t, _ in done), specs, (), moved_results(traced, made))
 
 

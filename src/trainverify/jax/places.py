@@ -14,6 +14,7 @@ from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.mappings.communication import count, gathered, groups, position
 from trainverify.jax.mappings.shaping import sliced
+from trainverify.jax.meshes import plain
 from trainverify.jax.values import Grid, Number, Opaque, Table, Value
 from trainverify.translate.emit import Unmapped
 
@@ -61,10 +62,11 @@ def local_shape(shape: Sequence[int], spec: Spec, mesh: Mesh) -> tuple[int, ...]
 
 def layout(logical: str, local: str, spec: Spec, mesh: Mesh) -> Layout:
     """The same in our notation: `"(dp n0) n1"`, with names that no mesh axis has."""
+    names = dict(zip(mesh.names, plain(mesh).names, strict=True))
     stem = "n"
-    while any(f"{stem}{d}" in mesh.names for d in range(len(spec))):
+    while any(f"{stem}{d}" in names.values() for d in range(len(spec))):
         stem += "_"
-    dims = [f"({' '.join((*axes, f'{stem}{d}'))})" if axes else f"{stem}{d}" for d, axes in enumerate(spec)]
+    dims = [f"({' '.join((*map(names.__getitem__, axes), f'{stem}{d}'))})" if axes else f"{stem}{d}" for d, axes in enumerate(spec)]
     return Layout(logical, local, Pattern(" ".join(dims)))
 
 

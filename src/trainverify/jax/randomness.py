@@ -363,8 +363,16 @@ def key_result(e: RankEmitter, name: str, given: Sequence[Any], eqn: Any) -> Key
     return found
 
 
+def refuse_other_laws(eqn: Any, given: Sequence[Any]) -> None:
+    """Within `jax.threefry_partitionable(…)` keys may be split, and numbers drawn, by other laws than where the program is read."""
+    here = getattr(getattr(eqn, "ctx", None), "threefry_partitionable", None)
+    if here is not None and here != bool(jax.config.jax_threefry_partitionable) and any(isinstance(v, Key) for v in given):
+        raise Unmapped(f"random numbers within jax.threefry_partitionable({here})")
+
+
 def is_key(dtype: Any) -> bool:
     return str(dtype).startswith("key<")
 
 
-__all__ = ["Stream", "argument_key", "draw_domain", "draw_of", "drawn", "is_key", "key_of", "key_result", "names_of", "streams_of"]
+__all__ = ["Stream", "argument_key", "draw_domain", "draw_of", "drawn", "is_key", "key_of", "key_result", "names_of"]
+__all__ += ["refuse_other_laws", "streams_of"]

@@ -12,6 +12,7 @@ from typing import Any, Final
 from trainverify.graph.program import Op
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.values import Grid, Number, Opaque, Table, Value, kind_of
+from trainverify.translate.emit import Unmapped
 from trainverify.translate.integers import Bounds, tensor_bounds
 
 Interval = tuple[Fraction, Fraction] | None
@@ -83,10 +84,30 @@ def _computed(op: Op, given: list[tuple[Fraction, Fraction]]) -> Interval:
     return None
 
 
+_EXACT: Final = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8e4m3": 4, "f8e5m2": 3}  # bits: 257 is no bfloat16
+
+
+def refuse_rounded(e: RankEmitter, value: Value | None) -> None:
+    """Refuse real numbers that are integers in a float type which does not have all of them, where they count as integers again."""
+    if not isinstance(value, str) or e.kind(value) != "real":
+        return
+    name, least = value, e.tensors[value].dtype
+    while (op := e.made.get(name)) is not None and op.name in (*_MOVES, "to"):
+        name = str(op.inputs[0])
+        dtype = e.tensors[name].dtype
+        if e.kind(name) == "int":
+            found = tensor_bounds(e, name)
+            if max(map(abs, found)) > 1 << _EXACT[least] if found is not None else _EXACT[least] < _EXACT["f32"]:
+                raise Unmapped(f"integers that {least} may not have: they are rounded to others")
+            return
+        if e.kind(name) == "real" and _EXACT[dtype] < _EXACT[least]:
+            least = dtype
+
+
 def within(e: RankEmitter, value: Value, low: int, high: int) -> bool:
     """Whether all integers are from `low` to `high`."""
     found = bounds(e, value)
     return found is not None and low <= found[0] and found[1] <= high
 
 
-__all__ = ["Bounds", "Interval", "bounds", "decisive", "interval", "within"]
+__all__ = ["Bounds", "Interval", "bounds", "decisive", "interval", "refuse_rounded", "within"]

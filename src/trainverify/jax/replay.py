@@ -80,7 +80,7 @@ def replay(
         plan = run_plan(small, made.plan.lineage, inputs, NUMERIC)
     given = arguments(made, args, inputs)
     one = jax.tree_util.tree_leaves(jax.jit(reference)(*given))
-    step = distributed(real_mesh(made.plan.mesh)) if takes_mesh(distributed) else distributed
+    step = distributed(real_mesh(made.mesh or made.plan.mesh)) if takes_mesh(distributed) else distributed
     many = jax.tree_util.tree_leaves(jax.jit(step)(*given))
     found: list[Mismatch] = []
     compared, worst = 0, 0.0

@@ -17,6 +17,7 @@ from trainverify.jax.caught import none_caught
 from trainverify.jax.inputs import domain_of, shape_of, starts_nonnegative
 from trainverify.jax.steps import STEPS, fingerprint
 from trainverify.jax.structures import matched
+from trainverify.jax.whether_traced import none_asked
 from trainverify.translate.emit import Unmapped
 
 Kind = Literal["parameter", "state", "input"]
@@ -114,10 +115,16 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], roles: Sequence[str] | No
 def _program(fn: Callable[..., Any], shapes: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
     """What the first calls of a step compute, if all of them compute the same. Caches of other traces would hide what this one does."""
     jax.clear_caches()
-    with none_caught():
-        found: list[tuple[ClosedJaxpr, Any]] = [
-            jax.make_jaxpr(lambda *given: fn(*given), return_shape=True)(*shapes) for _ in range(STEPS)
-        ]  # a function that JAX has not seen
+
+    def traced(begin: Callable[[], None]) -> tuple[ClosedJaxpr, Any]:
+        def step(*given: Any) -> Any:  # a function that JAX has not seen
+            begin()
+            return fn(*given)
+
+        return jax.make_jaxpr(step, return_shape=True)(*shapes)  # type: ignore[no-any-return]
+
+    with none_caught(), none_asked() as begin:
+        found = [traced(begin) for _ in range(STEPS)]
     first = fingerprint(found[0][0])
     for n, (jaxpr, _) in enumerate(found[1:], 2):
         if fingerprint(jaxpr) != first:

@@ -18,6 +18,15 @@ from trainverify.primitives.scalars import nearest_float
 
 Column = np.ndarray[Any, np.dtype[np.int64]]  # one integer for each rank, or one for all of them
 Array = np.ndarray[Any, Any]
+
+
+class Rounded(Fraction):
+    """What was computed from numbers that a float does not have, as 10·0.1: a float is near it, and may be above or below."""
+
+    def __neg__(self) -> Rounded:
+        return Rounded(-self.numerator, self.denominator)
+
+
 Real = int | Fraction | float
 
 DTYPES: Final[dict[str, str]] = {
@@ -34,6 +43,8 @@ DTYPES: Final[dict[str, str]] = {
     "uint8": "u8",
     "bool": "bool",
 }
+BITS: Final = 24  # of a float32
+NEAR: Final = Fraction(1, 1 << 20)  # relative: what rounding may explain
 TABLE_ELEMENTS: Final = 1 << 16  # of integers that are kept as numbers, over all ranks
 
 
@@ -119,6 +130,35 @@ Known = Number | Grid | Table
 Value = str | Number | Grid | Table | Opaque
 
 
+def computed(value: Fraction, *operands: Real) -> Real:
+    """A number that was computed; it is known whether floats round on the way."""
+    if not all(map(_is_float, (value, *operands))):
+        return Rounded(value)
+    return int(value) if value.denominator == 1 else value
+
+
+def times(value: Real, count: int) -> Real:
+    """A sum of equal numbers; 0 of none."""
+    if not count:
+        return 0
+    return computed(Fraction(value) * count, value) if math.isfinite(value) else value * count
+
+
+def _is_float(value: Real) -> bool:
+    """Whether every float type of 32 bits or more has a number."""
+    if isinstance(value, Rounded):
+        return False
+    exact = Fraction(value)
+    return not exact.denominator & (exact.denominator - 1) and abs(exact.numerator) < 1 << BITS
+
+
+def undecided(a: Real, b: Real) -> bool:
+    """Whether rounding decides which of two numbers is greater."""
+    if (not isinstance(a, Rounded) and not isinstance(b, Rounded)) or math.isinf(a) or math.isinf(b):
+        return False
+    return abs(Fraction(a) - Fraction(b)) <= NEAR * max(abs(Fraction(a)), abs(Fraction(b)))
+
+
 def uniform(value: int | bool, shape: Sequence[int], dtype: str) -> Grid:
     return Grid(np.array([int(value)], np.int64), (0,) * len(shape), tuple(shape), dtype)
 
@@ -181,5 +221,5 @@ def kind_of(dtype: str) -> str:
     return KINDS[dtype]
 
 
-__all__ = ["DTYPES", "Column", "Divergent", "Grid", "Key", "Known", "Number", "Opaque", "Real", "Table"]
-__all__ += ["Value", "array_of", "grid", "kind_of", "listed", "lost", "uniform"]
+__all__ = ["DTYPES", "Column", "Divergent", "Grid", "Key", "Known", "Number", "Opaque", "Real", "Rounded", "Table"]
+__all__ += ["Value", "array_of", "computed", "grid", "kind_of", "listed", "lost", "times", "undecided", "uniform"]

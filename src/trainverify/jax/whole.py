@@ -136,10 +136,12 @@ class WholeInterpreter(Interpreter):
         axes = tuple(a for d, names in enumerate(x.spec) if d in gone for a in names)
         if not isinstance(x.local, str):
             return self.primitive_of_whole(eqn, x)
-        made = self.e.op("sum", (x.local,), {"dim": gone}) if gone else x.local
+        kind = TensorType(tuple(n for d, n in enumerate(self.e.shape(x.local)) if d not in gone), type_of(eqn.outvars[0].aval).dtype)
+        made = self.fitting(self.e.op("sum", (x.local,), {"dim": gone}), kind) if gone else x.local
         if axes:
             names, _ = groups(self.e, axes)
-            made = self.e.communicate("all_reduce", (made,), {"group": names}, self.e.tensors[made]) or made
+            total = self.e.communicate("all_reduce", (made,), {"group": names}, self.e.tensors[made])
+            made = self.fitting(total or made, kind)
         return Sharded(made, spec, shape)
 
     def primitive_of_whole(self, eqn: Any, x: Sharded) -> Item:

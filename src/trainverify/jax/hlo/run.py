@@ -19,7 +19,7 @@ from trainverify.jax.interpret import MOST_STEPS, Interpreter, type_of
 from trainverify.jax.lines import assigned, installed, source_of
 from trainverify.jax.mappings.communication import together
 from trainverify.jax.ranges import bounds
-from trainverify.jax.values import DTYPES, Divergent, Grid, Number, Opaque, Value
+from trainverify.jax.values import DTYPES, Divergent, Grid, Number, Opaque, Value, times
 from trainverify.translate.emit import Place, Unmapped
 from trainverify.translate.groups import bind, by_members
 
@@ -244,11 +244,12 @@ class HloInterpreter(Interpreter):
             if isinstance(x, Opaque) or size == 1:
                 found.append(x)
             elif isinstance(x, Number) and together(self.e, names):
-                found.append(Number(x.value * size if combines == "add" else x.value, x.shape, x.dtype))
+                found.append(Number(times(x.value, size) if combines == "add" else x.value, x.shape, x.dtype))
             else:
                 name = self._sent(i, env, k)
                 attrs: dict[str, Any] = {"group": names} | ({} if combines == "add" else {"op": _ALL[combines]})
-                found.append(self.e.communicate("all_reduce", (name,), attrs, self.e.tensors[name]))
+                made = self.e.communicate("all_reduce", (name,), attrs, self.e.tensors[name])
+                found.append(self.fitting(str(made), self.e.tensors[name]))
         return found if i.is_tuple else found[0]
 
     def _one(self, i: Instruction, env: Env, name: str, attrs: dict[str, Any]) -> Any:
@@ -256,7 +257,8 @@ class HloInterpreter(Interpreter):
             return env[i.operands[0]]
         if len(i.operands) != 1 or i.is_tuple:
             raise Unmapped("several arrays at once")
-        return self.e.communicate(name, (self._sent(i, env),), attrs, type_of(i.types[0]))
+        made = self.e.communicate(name, (self._sent(i, env),), attrs, type_of(i.types[0]))
+        return self.fitting(str(made), type_of(i.types[0]))
 
     def _all_gather(self, i: Instruction, env: Env) -> Any:
         return self._one(i, env, "all_gather", {"group": self._groups(i)[0], "dim": integers(i.attrs["dimensions"])[0]})

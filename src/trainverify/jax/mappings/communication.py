@@ -12,7 +12,7 @@ from trainverify.graph.mesh import Mesh
 from trainverify.graph.types import TensorType
 from trainverify.jax.emit import RankEmitter
 from trainverify.jax.mappings.table import Arguments, rows
-from trainverify.jax.values import Divergent, Grid, Number, Value
+from trainverify.jax.values import Divergent, Grid, Number, Value, times
 from trainverify.translate.emit import Unmapped
 from trainverify.translate.groups import bind, by_members
 
@@ -87,7 +87,7 @@ def _reduced(a: Arguments, op: str) -> tuple[Value, ...]:
         elif not together(a.e, names):  # other members may have something else
             found.append(_all_reduced(a, a.tensor(i), names, op))
         elif isinstance(x, Number) and op == "sum":
-            found.append(Number(x.value * size, x.shape, x.dtype))
+            found.append(Number(times(x.value, size), x.shape, x.dtype))
         elif isinstance(x, Grid) and x.literal is not None and op == "sum" and x.dtype != "bool":
             found.append(Grid(x.start * size, x.strides, x.shape, x.dtype))
         elif (isinstance(x, Number) or (isinstance(x, Grid) and x.literal is not None)) and op != "sum":

@@ -15,9 +15,25 @@ from trainverify.jax.choices import literal, unrepeated
 from trainverify.jax.infinities import is_number, may_be_infinite, why_not_finite
 from trainverify.jax.lines_of_masks import note_lines
 from trainverify.jax.mappings.table import Arguments, is_real, rows
-from trainverify.jax.ranges import bounds, decisive
+from trainverify.jax.ranges import bounds, decisive, refuse_rounded
 from trainverify.jax.signs import never_negative
-from trainverify.jax.values import TABLE_ELEMENTS, Divergent, Grid, Number, Opaque, Table, Value, grid, kind_of, listed, table_of, uniform
+from trainverify.jax.values import (
+    TABLE_ELEMENTS,
+    Divergent,
+    Grid,
+    Number,
+    Opaque,
+    Real,
+    Table,
+    Value,
+    computed,
+    grid,
+    kind_of,
+    listed,
+    table_of,
+    undecided,
+    uniform,
+)
 from trainverify.translate.emit import Unmapped
 
 ROWS, row = rows()
@@ -69,23 +85,24 @@ def folded(a: Arguments, name: str) -> Value | None:
 
 
 def _numbers(a: Arguments, name: str, x: Number, y: Number) -> Value | None:
-    if name in COMPARISONS:
-        return uniform(bool(COMPARISONS[name](x.value, y.value)), a.shape, "bool")
     p, q = x.value, y.value
+    if name in (*COMPARISONS, "max", "min") and undecided(p, q) and (name in COMPARISONS or p != q):
+        raise Unmapped(f"{name} of {p} and {q}, which rounding decides")
+    if name in COMPARISONS:
+        return uniform(bool(COMPARISONS[name](p, q)), a.shape, "bool")
+    if name in ("max", "min"):
+        return Number(max(p, q) if name == "max" else min(p, q), a.shape, a.dtype)
     if not (math.isfinite(p) and math.isfinite(q)):
-        return Number(max(p, q) if name == "max" else min(p, q), a.shape, a.dtype) if name in ("max", "min") else None
-    exact: dict[str, Callable[[], Any]] = {
+        return None
+    exact: dict[str, Callable[[], Fraction]] = {
         "add": lambda: Fraction(p) + Fraction(q),
         "sub": lambda: Fraction(p) - Fraction(q),
         "mul": lambda: Fraction(p) * Fraction(q),
-        "max": lambda: max(p, q),
-        "min": lambda: min(p, q),
         "div": lambda: Fraction(p) / Fraction(q),
     }
     if name not in exact or (name == "div" and q == 0):
         return None
-    found = exact[name]()
-    return Number(int(found) if found == int(found) else found, a.shape, a.dtype)
+    return Number(computed(exact[name](), p, q), a.shape, a.dtype)
 
 
 def _grids(a: Arguments, name: str, x: Grid, y: Grid) -> Value | None:
@@ -285,6 +302,8 @@ def _signed(a: Arguments, name: str) -> Value | None:
 
 def _compare(name: str) -> Callable[[Arguments], Value]:
     def compare(a: Arguments) -> Value:
+        for x in a.operands:
+            refuse_rounded(a.e, x)
         found = folded(a, name)
         if found is None:
             found = decided(a, name) or (_signed(a, name) if is_real(a) else None)
@@ -421,6 +440,13 @@ def _unary(ours: str) -> Callable[[Arguments], Value]:
     return unary
 
 
+def _whole(value: Real) -> Real:
+    """A number that is made a whole one."""
+    if undecided(value, round(value)):
+        raise Unmapped(f"{value} without the digits behind the point, which rounding decides")
+    return value
+
+
 def _exact(ours: str, x: Number) -> Number | None:
     """Functions whose value at some numbers is a number that can be written."""
     if not math.isfinite(x.value):
@@ -428,9 +454,11 @@ def _exact(ours: str, x: Number) -> Number | None:
     if ours == "abs":
         return Number(-x.value if x.value < 0 else x.value, x.shape, x.dtype)
     if ours == "sign":
+        if undecided(x.value, 0):
+            raise Unmapped(f"the sign of {x.value}, which rounding decides")
         return Number(int(x.value > 0) - int(x.value < 0), x.shape, x.dtype)
     if ours == "floor":
-        return Number(math.floor(x.value), x.shape, x.dtype)
+        return Number(math.floor(_whole(x.value)), x.shape, x.dtype)
     simple: dict[str, tuple[int, int]] = {"exp": (0, 1), "log": (1, 0), "sqrt": (1, 1), "sin": (0, 0), "cos": (0, 1)}
     if ours in simple and x.value == simple[ours][0]:
         return Number(int(simple[ours][1]), x.shape, x.dtype)
@@ -445,7 +473,8 @@ for _name, _ours in _UNARY.items():
 def square(a: Arguments) -> Value:
     x = a.operand(0)
     if isinstance(x, Number):
-        return Number(Fraction(x.value) ** 2, x.shape, x.dtype)
+        value = computed(Fraction(x.value) ** 2, x.value) if math.isfinite(x.value) else math.inf
+        return Number(value, x.shape, x.dtype)
     return a.e.op("square", (a.tensor(0),))
 
 
@@ -453,7 +482,7 @@ def square(a: Arguments) -> Value:
 def integer_pow(a: Arguments) -> Value:
     x, y = a.operand(0), a.param("y")
     if isinstance(x, Number) and math.isfinite(x.value) and (x.value != 0 or y >= 0):
-        return Number(Fraction(x.value) ** y, x.shape, x.dtype)
+        return Number(computed(Fraction(x.value) ** y, x.value), x.shape, x.dtype)
     if y == 2:
         return spread(a, a.e.op("square", (a.e.slim(x),)))
     return spread(a, a.e.op("pow", (a.e.slim(x),), {"exponent": int(y)}))
@@ -464,8 +493,8 @@ def pow_(a: Arguments) -> Value:
     """x to a literal power; a positive literal to a power: exp(y·log c)."""
     base, exponent = a.number(0), a.number(1)
     if exponent is not None and math.isfinite(exponent):
-        if base is not None and exponent == int(exponent) and abs(exponent) < 64 and base != 0:
-            return Number(Fraction(base) ** int(exponent), a.shape, a.dtype)
+        if base is not None and exponent == int(exponent) and abs(exponent) < 64 and base != 0 and math.isfinite(base):
+            return Number(computed(Fraction(base) ** int(exponent), base, exponent), a.shape, a.dtype)
         return spread(a, a.e.op("pow", (a.e.slim(a.operand(0)),), {"exponent": exponent}))
     if base is None or not 0 < base < math.inf:
         raise Unmapped("a power of two tensors")
@@ -592,10 +621,12 @@ def converted(a: Arguments, x: Value) -> Value:
         if kind == "real":
             return Number(x.value, x.shape, dtype)
         if kind == "bool":
+            if undecided(x.value, 0):
+                raise Unmapped(f"whether {x.value} is 0, which rounding decides")
             return uniform(x.value != 0, x.shape, "bool")
         if not -(1 << 63) <= x.value < 1 << 63:
             raise Unmapped(f"{x.value} as an integer")
-        return uniform(int(x.value), x.shape, dtype)
+        return uniform(int(_whole(x.value)), x.shape, dtype)
     if isinstance(x, Grid) and kind == "real" and (literal := x.literal) is not None:
         return Number(literal, x.shape, dtype)
     if isinstance(x, Grid) and kind == "int":
@@ -604,6 +635,8 @@ def converted(a: Arguments, x: Value) -> Value:
         return Grid((x.start != 0).astype(np.int64), x.strides, x.shape, "bool")
     if isinstance(x, Table) and kind != "real":
         return listed(x.data.astype(bool) if kind == "bool" else x.data.astype(np.int64), dtype)
+    if kind == "int":
+        refuse_rounded(a.e, x)
     return spread(a, a.e.cast(a.e.slim(x), dtype))
 
 

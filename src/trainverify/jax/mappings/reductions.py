@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from trainverify.jax.mappings.table import Arguments, rows
-from trainverify.jax.values import Grid, Number, Table, Value, listed, table_of, uniform
+from trainverify.jax.signs import may_be_negative_zero
+from trainverify.jax.values import Grid, Number, Table, Value, listed, table_of, times, uniform
 from trainverify.translate.emit import Unmapped
 
 ROWS, row = rows()
@@ -26,7 +27,7 @@ def reduce_sum(a: Arguments) -> Value:
         return same
     if isinstance(x, Number):
         count = math.prod(x.shape[d] for d in dims)
-        return Number(x.value * count, a.shape, a.dtype)
+        return Number(times(x.value, count), a.shape, a.dtype)
     if isinstance(x, Grid | Table) and (data := table_of(x)) is not None:
         return listed(data.sum(axis=tuple(d + 1 for d in dims), dtype=int), a.dtype)
     return a.e.op("sum", (a.tensor(0),), {"dim": dims}) if dims else a.tensor(0)
@@ -38,6 +39,8 @@ def reduce_max(a: Arguments) -> Value:
     x = a.operand(0)
     if (same := of_ones(a, dims)) is not None:
         return same
+    if any(a.types[0].shape[d] == 0 for d in dims):
+        raise Unmapped("the largest or smallest of nothing")
     if isinstance(x, Number) or (isinstance(x, Grid) and x.uniform):
         return Number(x.value, a.shape, a.dtype) if isinstance(x, Number) else Grid(x.start, (0,) * len(a.shape), a.shape, x.dtype)
     return a.e.op("amax" if a.name == "reduce_max" else "amin", (a.tensor(0),), {"dim": dims})
@@ -50,6 +53,8 @@ def reduce_and(a: Arguments) -> Value:
         raise Unmapped("bits of integers")
     if (same := of_ones(a, dims)) is not None:
         return same
+    if any(a.types[0].shape[d] == 0 for d in dims):
+        return uniform(a.name == "reduce_and", a.shape, "bool")
     if (known := a.number(0)) is not None:
         return uniform(bool(known), a.shape, "bool")
     return a.e.op("all" if a.name == "reduce_and" else "any", (a.tensor(0),), {"dim": dims})
@@ -82,6 +87,8 @@ def cumsum(a: Arguments) -> Value:
 @row("top_k")
 def top_k(a: Arguments) -> tuple[Value, ...]:
     k, dim = a.param("k"), a.param("axis", -1)
+    if isinstance(x := a.operand(0), str) and may_be_negative_zero(a.e, x):
+        raise Unmapped("zeros that may have a sign: JAX takes -0.0 for less than 0.0 here")
     values, ids = a.e.several("topk", (a.tensor(0),), {"k": k, "dim": dim, "largest": True})
     return values, a.e.cast(ids, a.out[1].dtype)
 
