@@ -28,6 +28,7 @@ REDUCTIONS: Final = {"SUM": "sum", "AVG": "avg", "MAX": "max", "MIN": "min", "PR
 FUNCTIONAL: Final = {"sum": "sum", "avg": "avg", "max": "max", "min": "min", "product": "prod"}
 
 
+REDUCED: Final = "what ranks were reduced to before the step"
 _ANY_ORDER: Final = ("all_reduce", "broadcast", "reduce ")  # element by element: dense memory of any order, the same on all ranks
 
 
@@ -205,7 +206,8 @@ class Talk:
         `said` is a collective as all members of its group have to call it."""
         t = self.translator
         if not self._begin():
-            before = Unknown("a value that was communicated before the step", t.emitter.place.source)
+            reduced = kind.startswith(("all_reduce", "reduce"))
+            before = Unknown(REDUCED if reduced else "a value that was communicated before the step", t.emitter.place.source)
             for o in outputs:
                 t.counts(o)
                 t.write(o, before)
