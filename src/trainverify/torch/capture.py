@@ -609,6 +609,8 @@ def capture(
     for h in handles:
         h.remove()
     steps[0].seconds = time.process_time() - began
+    for made in {id(s): s for s in steps}.values():
+        made.findings[:] = remains.waited_later(made.findings, session.talk.late)
     return tuple(steps)
 
 
