@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is
 import torch.distributed as dist  # noqa: E402
 
 import trainverify.torch as tvt  # noqa: E402
-from tests.capture.stepping import BATCH, report  # noqa: E402
+from capture.stepping import BATCH, report  # noqa: E402
 
 Ending = Callable[[Any], None]
 

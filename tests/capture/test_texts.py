@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
 
-from tests.capture.stepping import nothing, report  # noqa: E402
+from capture.stepping import nothing, report  # noqa: E402
 
 TYPED = "def factor(x):\n    return 0.5 if type(x) is torch.Tensor else 1.0\n"
 SAME = "def factor(x):\n    return 0.5 if isinstance(x, torch.Tensor) else 1.0\n"

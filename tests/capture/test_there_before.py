@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: captured code is not tested")
 
-from tests.capture.stepping import nothing, report  # noqa: E402
+from capture.stepping import nothing, report  # noqa: E402
 
 ONE, TWO = torch.zeros(1), torch.zeros(2)  # counts of steps
 NEVER = torch.tensor([1.0, 2.0])

@@ -61,7 +61,7 @@ class Boundary:
         if last:
             self.assumed += [ZERO.format(line) for line in sorted(self._zeros, key=str)]
 
-    def called(self) -> None:
+    def _called(self) -> None:
         """A step ends: callbacks that nothing has waited for run at some time or other."""
         for run, source in self.callbacks:
             if not run():
@@ -69,6 +69,8 @@ class Boundary:
         self.callbacks.clear()
 
     def findings(self, rank: int | None) -> list[Finding]:
+        """What was noted, when a step ends."""
+        self._called()
         return [Finding("TV512", text, rank, None, source, None, "unsupported") for text, source in self._noted.items()]
 
     # -- calls ----------------------------------------------------------------------------------------------------------

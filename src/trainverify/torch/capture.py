@@ -289,7 +289,6 @@ class Session:
         """The program of the step. `found` is what there is after it: the next step starts with that."""
         t = self.translator
         self._runs(False)
-        t.boundary.called()
         t.emitter.place = self.lines.here()
         carried = remains.carried(t, self.rank)
         made = Outputs(t, self.rank, {*self.now.inputs, *t.emitter.masks, *self.now.left, *(n.name for n in self.now.named)})
