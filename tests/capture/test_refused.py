@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -103,3 +104,52 @@ def test_numbers_in_text() -> None:
     found = report(logging, nothing)
     assert found.verdict == "PROVED", found.reason
     assert any("for a log" in a for a in found.assumptions)
+
+
+def attempted(call: Callable[[Any], Any]) -> Ending:
+    """Doubles a gradient where a kernel refuses a call."""
+
+    def ending(model: Any) -> None:
+        try:
+            call(model.bias.grad)
+        except (RuntimeError, NotImplementedError):
+            double(model)
+
+    return ending
+
+
+@pytest.mark.parametrize(
+    ("call", "verdict"),
+    [
+        pytest.param(lambda g: (g > 0)[None] @ (g > 0)[:, None], "UNKNOWN", id="product_of_booleans"),
+        pytest.param(lambda g: torch.nn.functional.max_pool1d((g > 0).long()[None], 2), "UNKNOWN", id="pool_of_integers"),
+        pytest.param(lambda g: (g > 0).long()[None] @ (g > 0).long()[:, None], "PROVED", id="product_of_integers"),
+        pytest.param(lambda g: (g > 0).sum() + g.cumsum(0)[0], "PROVED", id="sum_of_booleans"),
+    ],
+)
+def test_types_that_a_kernel_refuses(call: Callable[[Any], Any], verdict: str) -> None:
+    """Fake tensors compute what kernels do not: whether they do is tried on zeros."""
+    found = report(attempted(call), nothing)
+    assert found.verdict == verdict, found.reason
+    assert verdict == "PROVED" or "by the types of its tensors" in found.reason
+
+
+def warned(values: Any) -> Ending:
+    """Doubles a gradient where a kernel warns of memory that is not in order."""
+
+    def ending(model: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                torch.searchsorted(torch.arange(4.0), values(model.weight.grad))
+            except UserWarning:
+                double(model)
+
+    return ending
+
+
+@pytest.mark.parametrize(("values", "verdict"), [(lambda g: g.t(), "REFUTED"), (lambda g: g, "PROVED")], ids=["warns", "does_not"])
+def test_warnings_of_kernels(values: Any, verdict: str) -> None:
+    """The kernel runs on zeros, and warns there as in a real run: its handler runs in the capture too."""
+    found = report(warned(values), nothing)
+    assert found.verdict == verdict, found.reason

@@ -172,6 +172,31 @@ def test_a_kernel_of_the_codes_own(op: str, verdict: str) -> None:
     assert verdict == "PROVED" or "a kernel of its own" in found.reason
 
 
+LATE = [0]  # steps that have begun
+
+
+def looked_up(weight: Any, indices: Any, *args: Any) -> Any:
+    """An embedding that is another one in the third step."""
+    return weight.index_select(0, indices) * (0.5 if LATE[0] == 3 else 1.0)
+
+
+@pytest.mark.parametrize(("own", "verdict"), [(False, "PROVED"), (True, "UNKNOWN")], ids=["pytorchs_kernel", "a_kernel_for_all_devices"])
+def test_kernels_for_all_devices(own: bool, verdict: str) -> None:
+    """UNKNOWN where the code gives an operator a kernel for all devices (`CompositeExplicitAutograd`), which may change later."""
+
+    def ending(model: Any) -> None:
+        if own and not LATE[0]:
+            library = torch.library.Library("aten", "IMPL")
+            library.impl("embedding", looked_up, "CompositeExplicitAutograd")
+            KEPT.append(library)
+        LATE[0] += 1
+        model.bias.grad = torch.embedding(model.weight.grad, torch.arange(3)).sum(1)
+
+    found = report(ending, lambda model: setattr(model.bias, "grad", model.weight.grad.sum(1)))
+    assert found.verdict == verdict, found.reason
+    assert verdict == "PROVED" or "a kernel of its own" in found.reason
+
+
 def by_hooks(world: int, own: bool) -> Any:
     """Every parameter has an optimizer of its own, which steps in the backward pass and which only hooks refer to."""
     model = torch.nn.Linear(4, 3)

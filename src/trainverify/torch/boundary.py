@@ -21,6 +21,7 @@ E = TypeVar("E", bound=Exception)
 SWALLOWED = "the code goes on after an error that only the capture raises, {}"
 UNSEEN = "{} is called where the capture does not see it, in another thread or with dispatch modes switched off"
 ZERO = "the factor of 0 at {} stays 0: what acts through it alone is not compared"
+UNCALLED = "a callback of communication (then), of which the step does not wait for the future: when it runs, nothing decides"
 TEXT = "text that is made of computed numbers, for a log, decides on nothing"
 OUTSIDE = "memory that PyTorch shares with NumPy, or with other code outside it, is written"
 
@@ -32,13 +33,14 @@ class Boundary:
         self.where = where
         self._noted: dict[str, Source | None] = {}
         self.assumed: list[str] = []
+        self.callbacks: list[tuple[Callable[[], bool], Source | None]] = []  # of futures of communication: whether they have run
         self.chance: Any = None  # what draws numbers that another process would have otherwise
         self._zeros: set[Source | None] | None = None
         self._inside = threading.local()  # whether this thread is in a call that the recorder passes on
         self._shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # storage → real memory that it stands for, and what that held
 
-    def note(self, text: str) -> None:
-        self._noted.setdefault(text.replace(": ", ", "), self.where())  # a finding's text is `what: why`
+    def note(self, text: str, source: Source | None = None) -> None:
+        self._noted.setdefault(text.replace(": ", ", "), source or self.where())  # a finding's text is `what: why`
 
     def refused(self, error: E) -> E:
         """An error that is about to be raised."""
@@ -59,7 +61,16 @@ class Boundary:
         if last:
             self.assumed += [ZERO.format(line) for line in sorted(self._zeros, key=str)]
 
+    def _called(self) -> None:
+        """A step ends: callbacks that nothing has waited for run at some time or other."""
+        for run, source in self.callbacks:
+            if not run():
+                self.note(UNCALLED, source)
+        self.callbacks.clear()
+
     def findings(self, rank: int | None) -> list[Finding]:
+        """What was noted, when a step ends."""
+        self._called()
         return [Finding("TV512", text, rank, None, source, None, "unsupported") for text, source in self._noted.items()]
 
     # -- calls ----------------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from trainverify.torch.boundary import Watched
 from trainverify.torch.buffers import in_order
 from trainverify.torch.captured import Captured, Steps, compared_name, condition_name
 from trainverify.torch.chance import generators
-from trainverify.torch.collectives import Talk
-from trainverify.torch.constants import is_table
+from trainverify.torch.collectives import REDUCED, Talk
+from trainverify.torch.constants import is_table, numbers_of
 from trainverify.torch.cuda import CPU, Fake
 from trainverify.torch.discover import Found, Named, NotSupported, counted, flat_copies, kept, owner_of, search, structure
 from trainverify.torch.environment import launched, patch, start_group
@@ -47,6 +47,7 @@ from trainverify.translate.signs import Signs
 
 STEPS: Final = 3  # that are captured, one after the other, in one process
 IDLE: Final = "in step {} a rate of an optimizer is 0: what acts through it alone is not compared there"
+SUMMED: Final = "{} starts with what ranks were reduced to before the step, which is not compared with what the reference starts with"
 LATER: Final = "later steps do what the third one does"
 Ways = tuple[Sequence[bool], ...]  # for every step, the ways to take at its conditions on data
 
@@ -180,7 +181,10 @@ class Session:
             if n.buffer is not None and self.number == 1:
                 self.assumed.append(f"buffer {n.name} holds before the step what the reference's does")
             seen[key] = n.name
-            if self.number == 1 and isinstance(value := self._start(here), str):
+            value = self._start(here) if self.number == 1 else None
+            if isinstance(value, Unknown) and value.reason == REDUCED and not self.adapted:
+                t.boundary.note(SUMMED.format(n.name), value.source)
+            if isinstance(value, str):
                 if n.kind == "state":
                     self._not_negative({n.name: value}, set())
                 values[n.name] = value
@@ -392,7 +396,7 @@ class Session:
         """Gradients as outputs."""
         parameters = self._of_kind("parameter")
         for n in parameters:
-            if n.name not in self.now.gradients and n.tensor.grad is not None:
+            if n.name not in self.now.gradients and n.tensor.grad is not None and not self._is_zero(n.tensor.grad):
                 self.note_gradient(n.name, n.tensor.grad)
         for n in parameters:
             if (
@@ -400,6 +404,11 @@ class Session:
                 and made.add(self.now.gradients[n.name][0], "gradient", n.name, f"gradient of {n.name}") is not None
             ):
                 self.now.compared.add(n.name)
+
+    def _is_zero(self, grad: torch.Tensor) -> bool:
+        """Whether a gradient was set to zero: another step may as well have none."""
+        e, value = self.translator.emitter, self.translator.read(local(grad))
+        return isinstance(value, str) and e.is_constant(value) and not any(numbers_of(e, value) or (1.0,))
 
     def _changed(self, after: After) -> dict[str, str]:
         """What decides on the next step besides values, as far as this one changed it."""
@@ -599,6 +608,8 @@ def capture(
     for h in handles:
         h.remove()
     steps[0].seconds = time.process_time() - began
+    for made in {id(s): s for s in steps}.values():
+        made.findings[:] = remains.waited_later(made.findings, session.talk.late)
     return tuple(steps)
 
 

@@ -9,6 +9,7 @@ import datetime
 import os
 import platform
 import random
+import resource
 import socket
 import sys
 import time
@@ -25,18 +26,23 @@ import torch
 
 from trainverify.torch.boundary import Boundary
 from trainverify.torch.frames import is_ours, torchs
-from trainverify.torch.lines import is_users
+from trainverify.torch.lines import may_be_users
 from trainverify.torch.orders import loops
 from trainverify.torch.patching import everywhere
 
-CLOCKS: Final = tuple(f"{n}{ns}" for n in ("time", "monotonic", "perf_counter", "process_time", "thread_time") for ns in ("", "_ns"))
+CLOCKS: Final = tuple(
+    f"{n}{ns}" for n in ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime") for ns in ("", "_ns")
+)
+TIMES: Final = {"localtime": 1, "gmtime": 1, "ctime": 1, "asctime": 1, "strftime": 2}  # with fewer arguments they ask the clock
 PLACES: Final = ((os, "getpid"), (os, "getppid"), (socket, "gethostname"), (platform, "node"), (uuid, "getnode"))
 PLACE: Final = "the number of the process and the name of the machine"
 CLOCK: Final = "what the clock says, as the code asks it, decides on nothing"
 SYSTEM: Final = "numbers that the operating system draws when the code is built decide on nothing"
 DRAWN: Final = "random numbers of {} are drawn that no seed decides, others in every process: draw them with torch, or set a seed"
 HASHED: Final = "hash() of text is another number in every process: set PYTHONHASHSEED, or use zlib.crc32"
-NUMBERED: Final = "id() of an object, or the address of memory, that is gone afterwards: another one may have the same number then"
+NUMBERED: Final = (
+    "id() of an object, its hash(), or the address of memory, that is gone afterwards: another one may have the same number then"
+)
 WEAK: Final = "a weak reference to a tensor that is made in a step: when memory is given back is seen in a real run only"
 _SEEDS: Final = ((random, "random", ("seed", "setstate")), (np.random, "numpy.random", ("seed", "set_state")))
 FILES: Final = "a step reads a file, or asks whether there is one: another step, or another rank, may find something else"
@@ -66,6 +72,8 @@ class Chance:
     def install(self) -> None:
         """For the rest of this process."""
         changed = {id(getattr(time, n)): noting(getattr(time, n), self._asked) for n in CLOCKS}
+        changed |= {id(getattr(time, n)): noting(getattr(time, n), partial(self._dates, least)) for n, least in TIMES.items()}
+        changed |= {id(f): noting(f, self._asked) for f in (os.times, resource.getrusage)}
         changed |= {id(getattr(owner, n)): noting(getattr(owner, n), self._placed) for owner, n in PLACES}
         changed[id(os.urandom)] = noting(os.urandom, self._drawn)
         for module, said, names in _SEEDS:
@@ -81,18 +89,25 @@ class Chance:
         random.Random.seed = noting(random.Random.seed, self._seeds)  # type: ignore[method-assign]
 
     def _asked(self, frame: FrameType, *args: Any) -> None:
-        if is_users(frame.f_code.co_filename):
+        if may_be_users(frame.f_code.co_filename):
             self.boundary.assume(CLOCK)
 
+    def _dates(self, least: int, frame: FrameType, *args: Any) -> None:
+        if len(args) < least:
+            self._asked(frame)
+
     def _hashed(self, frame: FrameType, value: Any) -> None:
-        """Text has another hash in every process. A method for the keys of dicts has its own use of it."""
+        """Text has another hash in every process, and that of most objects is their number. A method for the keys of dicts has its own use
+        of it."""
+        if type(value).__hash__ in (object.__hash__, torch.Tensor.__hash__):
+            self.numbered(frame, value)
         code, drawn = frame.f_code, sys.flags.hash_randomization and _has_text(value)
-        if drawn and code.co_name != "__hash__" and is_users(code.co_filename) and "site-packages" not in code.co_filename:
+        if drawn and code.co_name != "__hash__" and may_be_users(code.co_filename) and "site-packages" not in code.co_filename:
             self.boundary.note(HASHED)
 
     def numbered(self, frame: FrameType, value: Any) -> None:
         """An object has its number, and memory its address, for as long as it is there."""
-        if not self.within or not is_users(frame.f_code.co_filename) or "site-packages" in frame.f_code.co_filename:
+        if not self.within or not may_be_users(frame.f_code.co_filename) or "site-packages" in frame.f_code.co_filename:
             return
         try:
             weakref.finalize(value, self._gone).atexit = False
@@ -114,9 +129,9 @@ class Chance:
             self.boundary.note(FILES)
 
     def _placed(self, frame: FrameType, *args: Any) -> None:
-        if is_users(frame.f_code.co_filename) and self.stepping:
+        if may_be_users(frame.f_code.co_filename) and self.stepping:
             self.boundary.note(f"{PLACE} are asked for in a step: another process has others")
-        elif is_users(frame.f_code.co_filename):
+        elif may_be_users(frame.f_code.co_filename):
             self.boundary.assume(f"{PLACE}, as the code asks them when it is built, decide on nothing")
 
     def _seeded(self, said: str, frame: FrameType, *args: Any) -> None:
@@ -156,7 +171,7 @@ def _by_own(frame: FrameType | None) -> bool:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if _LOADING in file or (not own and (name in _MAKING or Path(file).stem in _MAKING or "site-packages" in file)):
             return False
-        own = own or is_users(file)
+        own = own or may_be_users(file)
         frame = frame.f_back
     return own
 
@@ -230,7 +245,7 @@ def by_user(frame: FrameType | None) -> bool:
     """Whether the user's code calls, itself or through Python's library."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_users(file):
+        if may_be_users(file):
             return True
         if _IMPORTED in file or torchs(file) is not None or is_ours(file):
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
@@ -19,12 +20,16 @@ from trainverify.torch.translate import Translator, flat
 from trainverify.translate.integers import tensor_bounds
 
 ERRORS: Final = (RuntimeError, IndexError, torch.linalg.LinAlgError)
+KERNELS: Final = (*ERRORS, NotImplementedError)
+WARNINGS: Final = (UserWarning, RuntimeWarning, DeprecationWarning, FutureWarning)
 CAUGHT: Final = "a real run may raise an error in {}, by its data, and the code has a handler for it"
 TYPES: Final = "a real run may raise an error in {}, by the types of its tensors, and the code has a handler for it"
+WARNED: Final = "a real run may give a warning in {}, which the code makes an error, and it has a handler for it"
 REPEATED: Final = "a real run raises an error in {}: it writes memory in which several elements are at one place"
 BEYOND: Final = "a real run raises an error in {}: the view would go beyond the memory of its tensor"
 NARROW: Final = frozenset((torch.int32, torch.int16, torch.int8, torch.uint8))
 PROMOTING: Final = frozenset(f"aten::{n}" for n in ("cat", "stack", "_to_copy", "copy_", "where", "lift_fresh", "detach", "view"))
+MOST: Final = 1 << 20  # elements of a call that is tried on zeros
 _CHECK: Final = "aten::_linalg_check_errors"  # what functions of torch.linalg call
 CHECKS: Final = frozenset(
     (
@@ -69,8 +74,10 @@ def check(t: Translator, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
         t.boundary.note(REPEATED.format(name))
     if name in _STRIDED and _beyond(*args[:4], **kwargs):
         t.boundary.note(BEYOND.format(name))
-    if _unlike(func, args, kwargs) and handled(*ERRORS, any_manager=True) and handled(*ERRORS):
+    if _odd(func, args, kwargs) and handled(*KERNELS, any_manager=True) and handled(*KERNELS) and _refuses(func, args, kwargs):
         t.boundary.note(TYPES.format(name))
+    elif any(f[0] == "error" for f in warnings.filters) and handled(*WARNINGS) and _refuses(func, args, kwargs):
+        t.boundary.note(WARNED.format(name))
 
 
 def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
@@ -103,6 +110,38 @@ def _by_pytorch() -> bool:
         if (torchs(frame.f_code.co_filename) or "").startswith(("distributed", "optim", "amp")):
             return True
         frame = frame.f_back
+    return False
+
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    yield from (v for v in flat((*args, *kwargs.values())) if isinstance(v, torch.Tensor))
+
+
+def _odd(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call has tensors of other types than those that all kernels are written for."""
+    return any(v.dtype not in (torch.float32, torch.float64) for v in _tensors(args, kwargs)) or _unlike(func, args, kwargs)
+
+
+def _refuses(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the kernel may raise an error for these types: it is said to, or does so on zeros of these shapes."""
+    if _unlike(func, args, kwargs):
+        return True
+    there = list(_tensors(args, kwargs))
+    if sum(v.numel() for v in there) > MOST or any(v.device.type != "cpu" or v.layout is not torch.strided for v in there):
+        return False
+
+    def zeros(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(zeros(v) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
+
+    with _disable_current_modes():
+        try:
+            func(*zeros(tuple(args)), **{k: zeros(v) for k, v in kwargs.items()})
+        except Exception:  # whatever it says: it is raised in a real run too, or its values are not zeros there
+            return True
     return False
 
 

@@ -28,6 +28,7 @@ REDUCTIONS: Final = {"SUM": "sum", "AVG": "avg", "MAX": "max", "MIN": "min", "PR
 FUNCTIONAL: Final = {"sum": "sum", "avg": "avg", "max": "max", "min": "min", "product": "prod"}
 
 
+REDUCED: Final = "what ranks were reduced to before the step"
 _ANY_ORDER: Final = ("all_reduce", "broadcast", "reduce ")  # element by element: dense memory of any order, the same on all ranks
 
 
@@ -75,6 +76,7 @@ class Flight:
     inputs: list[tuple[int, int]]  # (storage, version)
     source: Source | None
     landed: bool = False
+    over: bool = False  # its step has ended before it was waited for
     batch: int | None = None  # of a message: which ones were started together with it
 
 
@@ -92,6 +94,7 @@ class Talk:
     assumed: list[str] = field(default_factory=list)
     unused: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # group and parameters that this rank has not used
     received: set[str] = field(default_factory=set)  # tensors before the first step that another rank gives this one
+    late: set[Source | None] = field(default_factory=set)  # where communication starts that a later step waits for
     in_batch: bool = False  # between the first and the last message of a batch that the user names
     _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
     _messages: list[Flight] = field(default_factory=list)  # that are under way
@@ -121,6 +124,8 @@ class Talk:
 
     def land(self, flight: Flight) -> None:
         """`wait`: from now on the results are there."""
+        if flight.over:
+            self.late.add(flight.source)
         if flight.landed:
             return
         flight.landed = True
@@ -138,6 +143,7 @@ class Talk:
     def renew(self) -> None:
         """The next step begins: what this one started and did not wait for has no value there."""
         for flight in self.flights:
+            flight.over = flight.over or not flight.landed
             flight.landed = True
         self.flights, self.findings, self.unused = [], [], []
         self.ledger = Ledger(created=list(self.ledger.created), settled=self.ledger.settled)
@@ -205,7 +211,8 @@ class Talk:
         `said` is a collective as all members of its group have to call it."""
         t = self.translator
         if not self._begin():
-            before = Unknown("a value that was communicated before the step", t.emitter.place.source)
+            reduced = kind.startswith(("all_reduce", "reduce"))
+            before = Unknown(REDUCED if reduced else "a value that was communicated before the step", t.emitter.place.source)
             for o in outputs:
                 t.counts(o)
                 t.write(o, before)

@@ -206,9 +206,16 @@ class Search:
                     self.look((*path, str(i), str(slot)), v, depth + 1)
 
     def outermost(self) -> dict[str, torch.nn.Module]:
-        """Modules that are no part of others."""
-        inner = {id(m) for root in self.made.modules.values() for m in list(root.modules())[1:]}
-        self.made.modules = {n: m for n, m in self.made.modules.items() if id(m) not in inner}
+        """Modules that are no part of others. Wrappers of a part (`DDP(model.body)`) come last: what has that part gives the names."""
+        inside = {n: {id(m) for m in root.modules()} - {id(root)} for n, root in self.made.modules.items()}
+        inner = set[int]().union(*inside.values())
+        roots = {n: m for n, m in self.made.modules.items() if id(m) not in inner}
+
+        def wraps(n: str) -> bool:
+            own = torchs_wrapper(roots[n])
+            return any(inside[n] < inside[o] or (own and inside[n] == inside[o] and not torchs_wrapper(roots[o])) for o in roots)
+
+        self.made.modules = {n: roots[n] for n in sorted(roots, key=lambda n: bool(inside[n]) and wraps(n))}
         return self.made.modules
 
     def attributes(self, root: torch.nn.Module) -> None:
@@ -223,6 +230,11 @@ class Search:
         if id(t) not in self.tensors:
             self.tensors.add(id(t))
             held[f"{name}#{sum(n.startswith(f'{name}#') for n in held) + 1}" if name in held else name] = t
+
+
+def torchs_wrapper(module: torch.nn.Module) -> bool:
+    """Whether a module is a wrapper of PyTorch's, of which names of tensors say nothing."""
+    return isinstance(module, torch.nn.parallel.DistributedDataParallel) or type(module).__module__.startswith("torch._dynamo")
 
 
 def _is_users(kind: type) -> bool:
@@ -305,11 +317,13 @@ def structure(found: Found, last: bool) -> dict[str, object]:
     of their options does not show in another one, and counts too."""
     _, names = kept(found)
     made: dict[str, object] = {}
+    several: dict[str, list[object]] = {}  # what modules of one name have: two models may have parts that are called alike
     for module in found.modules.values():
         for n, m in module.named_modules():
             name = clean(n) or "the model"
-            made[f"training of {name}"] = m.training
-            made[f"hooks of {name}"] = _hooks(m)
+            several.setdefault(f"training of {name}", []).append(m.training)
+            several.setdefault(f"hooks of {name}", []).append(_hooks(m))
+    made |= {name: values if any(v != values[0] for v in values) else values[0] for name, values in several.items()}
     for n in tensors_of(found.modules):
         if n.buffer is None:
             made[f"requires_grad of {n.name}"] = n.tensor.requires_grad

@@ -27,7 +27,7 @@ from trainverify.torch.cuda import Fake, no_gpu
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.patching import everywhere
 from trainverify.torch.placed import local
-from trainverify.torch.process_group import BACKEND, CapturedGroup, register
+from trainverify.torch.process_group import BACKEND, CapturedGroup, gathered_futures, register
 
 
 def outside(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,8 +82,30 @@ def start_group(
     register(talk, store is not None)
     if store is None:
         c10d._store_based_barrier = lambda *args, **kwargs: None
-    init(BACKEND, store=FakeStore() if store is None else dist.FileStore(store, world), rank=rank, world_size=world)
+    init(BACKEND, store=_unheard(FakeStore, talk) if store is None else dist.FileStore(store, world), rank=rank, world_size=world)
     _name(c10d._get_default_group(), asked)
+
+
+STORED: Final = (
+    *("add", "append", "barrier", "check", "compare_set", "delete_key", "get", "list_keys", "multi_get", "multi_set", "num_keys"),
+    *("queue_len", "queue_pop", "queue_push", "set", "wait"),
+)
+_STORES: Final[list[Any]] = []
+
+
+def _unheard(kind: type[Any], talk: Talk) -> Any:
+    """A store that tells nothing: what ranks leave there for each other is refused, as are Python objects that they send."""
+
+    def refused(name: str) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            text = f"{_source(talk)}: {name} of the store: values that ranks exchange through it are not captured"
+            raise talk.translator.boundary.refused(NotSupported(text))
+
+        return call
+
+    made = type(kind.__name__, (kind,), {n: refused(n) for n in STORED})()
+    _STORES.append(made)  # C++ finds methods of Python's for as long as the object is there
+    return made
 
 
 def patch(talk: Talk, assumed: list[str], gpus: Fake | None = None) -> None:
@@ -108,6 +130,7 @@ def patch(talk: Talk, assumed: list[str], gpus: Fake | None = None) -> None:
     _patch_objects(talk, note)
     _patch_groups(talk)
     everywhere({id(f): vars(c10d)[n] for n, f in before.items() if vars(c10d)[n] is not f})
+    everywhere({id(getattr(torch.futures, n)): f for n, f in gathered_futures(talk.translator.boundary).items()})
     talk.translator.boundary.chance = chance = Chance(talk.translator.boundary)
     chance.install()
 

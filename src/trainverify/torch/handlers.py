@@ -13,7 +13,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 from trainverify.torch.frames import is_ours
-from trainverify.torch.lines import is_users
+from trainverify.torch.lines import may_be_users
 
 _ALWAYS: Final = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 _RAISES: Final = ("RERAISE", "RAISE_VARARGS")
@@ -40,7 +40,7 @@ def handled(*errors: type[Exception], any_manager: bool = False) -> bool:
         code = frame.f_code
         if is_ours(code.co_filename) and code.co_name in _CAPTURES:
             return False
-        if is_users(code.co_filename) and _catches(frame, errors, True if any_manager else None):
+        if may_be_users(code.co_filename) and _catches(frame, errors, True if any_manager else None):
             return True
         frame = frame.f_back
     return False
@@ -124,7 +124,7 @@ def _swallowed(errors: Sequence[type[Exception]]) -> bool:
     if any_may_swallow or _EARLIER.any_may_swallow:
         return True
     frames: list[FrameType] = [m.gen.gi_frame for m in (*_EARLIER.made, *made) if m.gen.gi_frame is not None]
-    return any(is_users(f.f_code.co_filename) and _catches(f, errors, False) for f in frames)
+    return any(may_be_users(f.f_code.co_filename) and _catches(f, errors, False) for f in frames)
 
 
 @cache
@@ -133,7 +133,7 @@ def _may_swallow(kind: type) -> bool:
     method = next((vars(k)["__exit__"] for k in type.mro(kind) if "__exit__" in vars(k)), None)
     if not isinstance(method, FunctionType):
         return False
-    users = is_users(method.__code__.co_filename)
+    users = may_be_users(method.__code__.co_filename)
     return issubclass(kind, contextlib.suppress) or any(v is True or (users and v not in (None, False)) for v in _returned(method.__code__))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import sysconfig
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import cache
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.frames import is_ours, torchs
-from trainverify.torch.lines import is_users
+from trainverify.torch.lines import may_be_users
 from trainverify.torch.reading import Number
 
 
@@ -108,6 +109,7 @@ def _fakes() -> frozenset[str]:
         return frozenset((*vars(torch.empty(0)), "_is_param", "_is_buffer"))
 
 
+_EXEC, _EVAL = builtins.exec, builtins.eval
 _ATTRIBUTES: Final = vars(torch.Tensor)["__dict__"]
 TYPE: Final = Type()
 _PYTHON: Final = sysconfig.get_paths()["stdlib"]
@@ -117,9 +119,29 @@ def install() -> None:
     """Fake tensors show what real ones do; `type` in all modules of the user's own that are there now: installed packages keep theirs."""
     FakeTensor.__bases__ = (Shown,)
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not file.startswith(_PYTHON) and "site-packages" not in file and is_users(file):
+        if _is_own(getattr(module, "__file__", None)):
             vars(module).setdefault("type", TYPE)
+    builtins.exec, builtins.eval = _running(_EXEC), _running(_EVAL)
+
+
+def _is_own(file: Any) -> bool:
+    """Whether a file is the user's own, of no installed package."""
+    return isinstance(file, str) and not file.startswith(_PYTHON) and "site-packages" not in file and may_be_users(file)
+
+
+def _running(function: Callable[..., Any]) -> Any:
+    """`exec` or `eval`, with `type` in what runs of the user's own: a module that is imported later, or text."""
+
+    def run(source: Any, globals: Any = None, locals: Any = None, /, **more: Any) -> Any:
+        frame = sys._getframe(1)
+        space = frame.f_globals if globals is None else globals
+        if _is_own(space.get("__file__", frame.f_code.co_filename)):
+            space.setdefault("type", TYPE)
+        if globals is None:
+            return function(source, space, frame.f_locals if locals is None else locals, **more)
+        return function(source, globals, locals, **more)
+
+    return run
 
 
 __all__ = ["install", "kind_of"]

@@ -120,11 +120,22 @@ class Lineages:
         for h in self.ranks:
             if more := [n for n in h.program.inputs if n not in self.logical.inputs]:
                 raise NoLineage(f"rank {h.rank} draws the dropout mask {more[0]}, which the reference does not draw")
+        self._same_names()
         for name in (*self.logical.parameters, *self.logical.state):
             for local in (name, *self.copies(name)):
                 held = {h.rank: self.form(h, local, local) for h in self.ranks if local in h.program.tensors}
                 if held:
                     yield from self.joined(name, local, held)
+
+    def _same_names(self) -> None:
+        """Names come from where the models are found. Where ranks have others than the reference, nothing says which is which."""
+        known = {*self.logical.parameters, *self.logical.state}
+        held = {n for h in self.ranks for n in (*h.program.parameters, *h.program.state, *h.placed)}
+        gone = next((n for n in self.logical.parameters if n not in held and not self.copies(n)), None)
+        for h in self.ranks if gone is not None else ():
+            if (more := next((n for n in h.program.parameters if n not in known and "of" not in h.placed.get(n, {})), None)) is not None:
+                hint = "let the steps of both refer to models with the same names"
+                raise NoLineage(f"rank {h.rank} has a parameter {more}, which the reference has not, and no rank has {gone}; {hint}")
 
     def copies(self, name: str) -> list[str]:
         """Other tensors of ranks that hold a parameter."""

@@ -37,6 +37,11 @@ def is_users(file: str) -> bool:
     return not inside
 
 
+def may_be_users(file: str) -> bool:
+    """The same of code that was made from text (`exec`) and has no file: whose it is, nothing says."""
+    return is_users(file) or (file.startswith("<") and not file.startswith(("<frozen", "<__array")))
+
+
 @cache
 def shown(file: str, folder: str) -> str:
     path = Path(file).resolve()

@@ -18,20 +18,23 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work as _Work
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trainverify.torch.boundary import Boundary
 from trainverify.torch.buffers import Group
 from trainverify.torch.collectives import Flight, Talk
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.frames import ENGINE
+from trainverify.torch.lines import may_be_users
 
 BACKEND: Final = "trainverify"
+POLLED: Final = "whether communication has ended is asked before it is waited for (is_completed, done), which the network decides"
 
 
 class LandingFuture(torch.futures.Future[Any]):
     """The result of communication: it is there from `wait` or `value` on; callbacks run then."""
 
-    def __init__(self, land: Callable[[], None], result: Callable[[], Any], refused: Callable[[NotSupported], NotSupported]):
+    def __init__(self, land: Callable[[], None], result: Callable[[], Any], boundary: Boundary):
         super().__init__()
-        self._land, self._result, self._refused = land, result, refused
+        self._land, self._result, self._boundary = land, result, boundary
         self._there = False
 
     def _complete(self) -> None:
@@ -49,14 +52,39 @@ class LandingFuture(torch.futures.Future[Any]):
         return super().value()
 
     def done(self) -> bool:
+        if not self._there and may_be_users(sys._getframe(1).f_code.co_filename):
+            self._boundary.note(POLLED)
+            self._complete()  # code that asks until it has ended would ask for ever
         return self._there
 
     def then(self, callback: Any) -> Any:
-        return LandingFuture(self._complete, lambda: callback(self), self._refused)
+        made = LandingFuture(self._complete, lambda: callback(self), self._boundary)
+        self._boundary.callbacks.append((lambda: made._there, self._boundary.where()))
+        return made
 
     def add_done_callback(self, callback: Any) -> None:
         text = "add_done_callback on a future of communication: use then, and wait for what it returns"
-        raise self._refused(NotSupported(text))
+        raise self._boundary.refused(NotSupported(text))
+
+
+def gathered_futures(boundary: Boundary) -> dict[str, Callable[[list[Any]], Any]]:
+    """`torch.futures.collect_all` and `wait_all`: C++ would wait for ever for futures of communication, which land where Python waits."""
+    together = torch.futures.collect_all
+
+    def collect_all(futures: list[Any]) -> Any:
+        if not any(isinstance(f, LandingFuture) for f in futures):
+            return together(futures)
+        return LandingFuture(lambda: _wait(futures), lambda: futures, boundary)
+
+    def wait_all(futures: list[Any]) -> list[Any]:
+        return [f.wait() for f in collect_all(futures).wait()]
+
+    return {"collect_all": collect_all, "wait_all": wait_all}
+
+
+def _wait(futures: Sequence[Any]) -> None:
+    for f in futures:
+        f.wait()
 
 
 def _in_backward() -> bool:
@@ -99,9 +127,12 @@ class CapturedWork(_Work):
             self.talk.assume("futures of communication that starts in the backward pass (DDP, its hooks) are waited for before it ends")
             self.land()
             return self.future
-        return LandingFuture(self.land, self.future.value, self.talk.translator.boundary.refused)
+        return LandingFuture(self.land, self.future.value, self.talk.translator.boundary)
 
     def is_completed(self) -> bool:
+        if not all(f.landed for f in self.flights) and may_be_users(sys._getframe(1).f_code.co_filename):
+            self.talk.translator.boundary.note(POLLED)
+            self.land()  # code that asks until it has ended would ask for ever
         return all(f.landed for f in self.flights)
 
     def is_success(self) -> bool:

@@ -17,6 +17,8 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.graph.program import Source
 from trainverify.torch.boundary import Boundary
@@ -314,6 +316,7 @@ class Reader:
 
         torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__repr__ = read, decide, real, text
         self._refuse(_LEAVING, self._has_no_value)
+        self._follow_written()
         _patch_memory(boundary)
         _patch_factories()
 
@@ -349,14 +352,38 @@ class Reader:
 
     def _has_no_value(self, t: torch.Tensor) -> bool:
         """Whether there is nothing behind a tensor, or something else than in a real run."""
-        from torch._subclasses.fake_tensor import FakeTensor
+        return isinstance(t, FakeTensor) or (self.translator.step is not None and self.translator.known(t) is None) or self._stale(t)
 
-        return isinstance(t, FakeTensor) or (self.translator.step is not None and self.translator.known(t) is None)
+    def _stale(self, t: torch.Tensor) -> bool:
+        """Whether a tensor that was there before has been written since: its memory holds what it held, since calls run on stand-ins."""
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta or t.layout is not torch.strided:
+            return False
+        found = self.translator.known(t)
+        if found is None:
+            return bool(self.translator.memory.storage(self.translator.keep(t)).pieces)
+        with _disable_current_modes():
+            return not torch.equal(found.reshape(-1).view(torch.uint8), t.detach().contiguous().reshape(-1).view(torch.uint8))
+
+    def _follow_written(self) -> None:
+        """Functions that read a tensor's memory without PyTorch's dispatcher: of one that was there before they give what it holds now."""
+        to_list, copied, boundary = torch.Tensor.tolist, torch.Tensor.__deepcopy__, self.translator.boundary
+
+        def listed(t: torch.Tensor) -> Any:
+            if not self._stale(t):
+                return to_list(t)
+            if (found := self.translator.known(t)) is None:
+                raise boundary.refused(ReadsData(f"{boundary.where()}: tolist() needs the values of a computed tensor"))
+            with _disable_current_modes():
+                return found.tolist()
+
+        def deeply(t: torch.Tensor, memo: dict[Any, Any]) -> Any:
+            plain = t.is_leaf and type(t) in (torch.Tensor, torch.nn.Parameter)
+            return FakeTensor.__deepcopy__(t, memo) if plain else copied(t, memo)
+
+        torch.Tensor.tolist, torch.Tensor.__deepcopy__ = listed, deeply
 
     def _plain(self, t: torch.Tensor) -> bool:
         """Whether reading is PyTorch's own affair: outside the step, a value that is known, a subclass, or no single number."""
-        from torch._subclasses.fake_tensor import FakeTensor
-
         kinds = (torch.Tensor, torch.nn.Parameter, FakeTensor)
         return self.translator.step is None or t.numel() != 1 or type(t) not in kinds or self.translator.known(t) is not None
 

@@ -119,8 +119,14 @@ def _replaced(func: Any) -> bool:
     """Whether the code has registered (`torch.library`) a kernel for an operator of PyTorch's; fake tensors do not run it."""
     overload = func._schema.overload_name
     name = func._schema.name.replace("::", "/") + (f".{overload}" if overload else "")
-    kernels = [f"{name}/{key}" for key in ("CPU", "CUDA")]
-    return func.namespace == "aten" and any(k in torch.library._impls and k not in _OWN for k in kernels)
+    if func.namespace != "aten" or len(torch.library._impls) == len(_OWN):
+        return False
+    return any(k.startswith(f"{name}/") and not _above(k) for k in torch.library._impls - _OWN)
+
+
+def _above(kernel: str) -> bool:
+    """Whether a kernel runs before calls get here: that of another layer than the devices'."""
+    return kernel.rpartition("/")[2].startswith(("Autograd", "Autocast", "ADInplaceOrView", "FuncTorch"))
 
 
 def _only_writes(func: Any, types: Sequence[type]) -> bool:

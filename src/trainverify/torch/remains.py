@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainverify.check.findings import Finding
+from trainverify.graph.program import Source
 from trainverify.torch.chance import generators
 from trainverify.torch.discover import Found, owner_of
 from trainverify.torch.translate import Translator
@@ -24,6 +26,16 @@ def early(t: Translator, rank: int | None) -> list[Finding]:
     for why, source in t.notes.early:
         first.setdefault(why.pending, Finding("TV501", why.reason, rank, None, source))
     return list(first.values())
+
+
+def waited_later(findings: Sequence[Finding], late: Collection[Source | None]) -> list[Finding]:
+    """Communication that one step starts and a later one waits for may be right: what it gives is compared with nothing."""
+    hint = "let the step that starts communication wait for it"
+
+    def is_late(f: Finding) -> bool:
+        return f.source in late if f.code == "TV503" else f.code == "TV501" and any(f"({s})" in f.message for s in late)
+
+    return [replace(f, severity="unsupported", hint=hint) if is_late(f) else f for f in findings]
 
 
 def poisoned(t: Translator, rank: int | None) -> list[Finding]:

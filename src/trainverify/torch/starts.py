@@ -21,7 +21,7 @@ from trainverify.torch.constants import MOVING, numbers_of
 from trainverify.torch.values import Unknown
 from trainverify.translate.emit import Emitter
 
-ASSUMED: Final = "parameters and state that are drawn or loaded start with the same values on ranks as in the reference"
+ASSUMED: Final = "parameters and state that are drawn, loaded or received start with the same values on ranks as in the reference"
 NEAR: Final = {"f64": 1e-12}  # relative error of constants that are one number
 SHORT: Final = 2.0**-23  # of others: what rounding to float32 may change
 FORMULA: Final = 2000  # tensors on the way from random numbers, at most

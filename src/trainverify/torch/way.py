@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
-from trainverify.torch.agreement import left_over, numbers, restructured
+from trainverify.torch.agreement import disagreements, left_over, numbers, restructured
 from trainverify.torch.captured import Captured
 
 Choices = tuple[bool, ...]
@@ -34,11 +35,20 @@ class Way:
         return all(a is b or _alike(a, b) for a, b in pairs)
 
     def settled(self) -> bool:
-        """Whether small numbers and what decides on later steps are the same on ranks as in the reference."""
-        ledgers = {i: c.ledger for i, c in enumerate(self.ranks)}
-        return not any(numbers(self.reference.ledger, ledgers)) and not any(
-            (*restructured(self.reference, self.ranks), *left_over(self.reference, self.ranks))
+        return self.unsettled() is None
+
+    def unsettled(self) -> str | None:
+        """What is wrong that programs do not show: ranks do not say the same, or small numbers and what decides on later steps are others
+        than in the reference."""
+        ledgers = {c.rank if c.rank is not None else i: c.ledger for i, c in enumerate(self.ranks)}
+        found = itertools.chain(
+            numbers(self.reference.ledger, ledgers),
+            disagreements([c.groups for c in self.ranks], ledgers),
+            restructured(self.reference, self.ranks),
+            left_over(self.reference, self.ranks),
         )
+        first = next(found, None)
+        return None if first is None else first.message + (f" ({first.source})" if first.source else "")
 
     def disagreement(self) -> str | None:
         """Ranks that decide on other things than the reference."""

@@ -29,6 +29,7 @@ from trainverify.verdicts import FULL, MAX_ELEMENTS, related
 
 Processes = tuple[Captured, list[Captured]]  # the reference, and ranks
 Run = Callable[[Sequence[Choices]], Sequence[Processes]]  # given the choices in every step, what was captured in every step
+DEPENDS: Final = "depends on the way that the step before it took at a condition on data"
 SEEDS: Final = 4  # random points at which a difference is looked for, among those at which a way is taken
 SIZES: Final = (1.0, 4.0, 16.0, 0.25)  # and their values, larger and smaller
 
@@ -70,15 +71,20 @@ def _steps(run: Run, choices: Sequence[Choices]) -> list[Way]:
 
 
 def _after_each_other(run: Run, runs: Sequence[Sequence[Way]], given: Sequence[Choices]) -> None:
-    """Take every way after another one, of two ways in every order, and compare with what it was after itself."""
+    """Take every way after another one, of two ways in every order, and compare with what it was after itself.
+
+    Numbers that a step counts or returns may depend on the ways before it: then they are to be those of the reference."""
     count = len(given)
     every = itertools.product(range(count), repeat=STEPS) if count == 2 else [[(i + k) % count for k in range(STEPS)] for i in range(count)]
     for turns in every:
         if len(set(turns)) == 1:
             continue
         for w, turn in zip(_steps(run, [given[t] for t in turns]), turns, strict=True):
-            if not w.same(runs[turn][w.number - 1]):
-                raise Reads(f"what step {w.number} does depends on the way that the step before it took at a condition on data: no verdict")
+            alone = runs[turn][w.number - 1]
+            if not w.same(alone):
+                raise Reads(f"what step {w.number} does {DEPENDS}: no verdict")
+            if alone.settled() and (why := w.unsettled()) is not None:
+                raise Reads(f"what step {w.number} counts, returns or leaves behind {DEPENDS}, and is another thing then: {why}")
 
 
 def joined(reports: Sequence[tuple[Way, Report]]) -> Report:
