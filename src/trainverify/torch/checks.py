@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.handlers import handled
 from trainverify.torch.overlap import writes_repeatedly
+from trainverify.torch.private import _disable_current_modes
 from trainverify.torch.translate import Translator, flat
 from trainverify.translate.integers import tensor_bounds
 

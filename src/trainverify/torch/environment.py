@@ -14,9 +14,6 @@ from typing import Any, Final, cast
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch import loading
 from trainverify.torch.agreement import Said
@@ -27,6 +24,7 @@ from trainverify.torch.cuda import Fake, no_gpu
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.patching import everywhere
 from trainverify.torch.placed import local
+from trainverify.torch.private import FakeTensor, FakeTensorMode, _disable_current_modes, _python_dispatch, fake_store, pipeline_schedule
 from trainverify.torch.process_group import BACKEND, CapturedGroup, register
 
 
@@ -77,12 +75,10 @@ def start_group(
     asked: str | None = GLOO,
 ) -> None:
     """`dist` as this rank sees it, by the name of the backend that was asked for; with a file as `store`, ranks really talk."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     register(talk, store is not None)
     if store is None:
         c10d._store_based_barrier = lambda *args, **kwargs: None
-    init(BACKEND, store=FakeStore() if store is None else dist.FileStore(store, world), rank=rank, world_size=world)
+    init(BACKEND, store=fake_store()() if store is None else dist.FileStore(store, world), rank=rank, world_size=world)
     _name(c10d._get_default_group(), asked)
 
 
@@ -200,14 +196,14 @@ def _patch_copies(talk: Talk) -> None:
 
 def _patch_pipelines(talk: Talk, note: Callable[[str], None]) -> None:
     """Stages do not ask each other for shapes; messages of one batch are known as such."""
-    from torch.distributed.pipelining.schedules import InferenceMode, _PipelineSchedule
+    from torch.distributed.pipelining.schedules import InferenceMode
 
     def fixed(self: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
         note("pipeline stages have the shapes that they were given; messages that warm up connections are left out")
         for stage in stages:
             stage._inference_mode = InferenceMode.STATIC
 
-    _PipelineSchedule._warmup_p2p = fixed
+    pipeline_schedule()._warmup_p2p = fixed
     batch = c10d.batch_isend_irecv
 
     def batched(ops: Any) -> Any:

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
 from trainverify.torch.capture import LaterStep, Session, Ways, optimizer_hooks
@@ -26,6 +25,7 @@ from trainverify.torch.inputs import Flags, Ids, Input, Reals
 from trainverify.torch.lines import is_users, user_frame
 from trainverify.torch.loading import LOADED, mapped, on_yield
 from trainverify.torch.placed import local
+from trainverify.torch.private import FakeTensor, _disable_current_modes
 from trainverify.translate.targets import CaptureError
 
 MARK: Final = "put `with tvt.step(model, optimizer, batch):` around the step (docs/torch.md)"
@@ -290,7 +290,7 @@ def named(path: tuple[str, ...], place: int) -> str:
 def described(t: torch.Tensor, real: torch.Tensor, rows: int | None) -> dict[str, Any]:
     """The shape of a batch's tensor and, if it has values, what tells its rows apart: all that ranks are compared by."""
     found: dict[str, Any] = {"shape": list(t.shape), "dtype": str(t.dtype), "rows": None, "low": None, "high": None}
-    if isinstance(real, torch._subclasses.fake_tensor.FakeTensor) or not t.ndim:
+    if isinstance(real, FakeTensor) or not t.ndim:
         return found
     with _disable_current_modes():
         plain = real.detach().cpu().contiguous()

@@ -19,6 +19,12 @@ _ALWAYS: Final = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 _RAISES: Final = ("RERAISE", "RAISE_VARARGS")
 _GENERATED: Final = contextlib._GeneratorContextManager
 _CAPTURES: Final = ("capture", "capture_script")  # functions of ours that call the user's
+_OUTSIDE: Final[dict[int, Any]] = {}  # managers that were there before the user's code ran, which are in use around it, not in it
+
+
+def begin() -> None:
+    """The user's code is about to run: managers that are alive now are the command's."""
+    _OUTSIDE.update((id(o), o) for o in gc.get_objects() if _may_swallow(type(o)))
 
 
 def handled(*errors: type[Exception], any_manager: bool = False) -> bool:
@@ -98,7 +104,7 @@ def _matches(frame: FrameType, before: Sequence[dis.Instruction], errors: Sequen
 
 def _swallowed(errors: Sequence[type[Exception]]) -> bool:
     """Whether a manager of some `with` may keep an error from its caller. One that is not in use counts too."""
-    objects = gc.get_objects()
+    objects = [o for o in gc.get_objects() if id(o) not in _OUTSIDE]
     kinds = set(map(type, objects))
     if any(_may_swallow(k) for k in kinds):
         return True
@@ -127,4 +133,4 @@ def _returned(code: CodeType) -> Iterator[Any]:
             yield before.argval if before is not None and before.opname == "LOAD_CONST" else code
 
 
-__all__ = ["handled"]
+__all__ = ["begin", "handled"]

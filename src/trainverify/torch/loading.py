@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from trainverify.graph.mesh import Mesh
 from trainverify.torch.chance import by_user
 from trainverify.torch.inputs import Batch, lies
 from trainverify.torch.lines import user_frame
 from trainverify.torch.patching import everywhere
+from trainverify.torch.private import FakeTensor, _DatasetKind, _SingleProcessDataLoaderIter
 from trainverify.torch.stand_ins import StandIns
 
 WORKERS: Final = "data loaders load in the process that trains: what num_workers changes is which rows come, not what a step does with them"

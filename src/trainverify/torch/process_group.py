@@ -16,12 +16,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work as _Work
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.buffers import Group
 from trainverify.torch.collectives import Flight, Talk
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.frames import ENGINE
+from trainverify.torch.private import _disable_current_modes
 
 BACKEND: Final = "trainverify"
 

@@ -24,6 +24,7 @@ from trainverify.torch.constants import decided
 from trainverify.torch.frames import torchs
 from trainverify.torch.handlers import handled
 from trainverify.torch.mappings.table import NoValue
+from trainverify.torch.private import FakeTensor
 from trainverify.torch.translate import Translator
 from trainverify.torch.values import ReadsData
 
@@ -349,14 +350,10 @@ class Reader:
 
     def _has_no_value(self, t: torch.Tensor) -> bool:
         """Whether there is nothing behind a tensor, or something else than in a real run."""
-        from torch._subclasses.fake_tensor import FakeTensor
-
         return isinstance(t, FakeTensor) or (self.translator.step is not None and self.translator.known(t) is None)
 
     def _plain(self, t: torch.Tensor) -> bool:
         """Whether reading is PyTorch's own affair: outside the step, a value that is known, a subclass, or no single number."""
-        from torch._subclasses.fake_tensor import FakeTensor
-
         kinds = (torch.Tensor, torch.nn.Parameter, FakeTensor)
         return self.translator.step is None or t.numel() != 1 or type(t) not in kinds or self.translator.known(t) is not None
 

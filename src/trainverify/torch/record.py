@@ -9,8 +9,6 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from trainverify.torch.beside import Beside, described
 from trainverify.torch.bodies import python_body
@@ -18,6 +16,7 @@ from trainverify.torch.checks import check
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.frames import torchs
 from trainverify.torch.functional import Functional
+from trainverify.torch.private import FakeTensor, TorchDispatchMode, _disable_current_modes
 from trainverify.torch.translate import Translator, is_computed
 
 OVERFLOW: Final = "GradScaler finds no inf and no NaN: steps that it would skip, and whether ranks agree on them, are not compared"

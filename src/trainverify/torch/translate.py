@@ -10,8 +10,6 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
@@ -27,6 +25,7 @@ from trainverify.torch.mappings.foreach import each, single
 from trainverify.torch.mappings.table import Arguments, NoValue, plain
 from trainverify.torch.meanings import MEANINGS, Meanings
 from trainverify.torch.overlap import reads_what_it_writes
+from trainverify.torch.private import FakeTensor, _disable_current_modes, unset_fake_temporarily
 from trainverify.torch.rewrites import rewritten
 from trainverify.torch.stand_ins import Given, StandIns
 from trainverify.torch.storage import Memory, Piece, checked

@@ -50,7 +50,8 @@ Differing = tuple[Small, list[Suspect], PointName]
 def searchable(case: Case, small: Small, wrong: list[Suspect], seed: PointName) -> Differing:
     """Sizes at which the first wrong tensor is searched for, with what differs there.
 
-    At reduced sizes more may differ than the bug makes: the 1/n of a mean keeps its n. Then such counts are reduced too.
+    At reduced sizes more may differ than the bug makes: the 1/n of a mean keeps its n. Then such counts are reduced too. What is too large
+    to search as it is, is searched at reduced sizes in any case: for what differs at full size.
     """
     full, bad = not case.less(small), {s.obligation for s in wrong}
 
@@ -70,7 +71,9 @@ def searchable(case: Case, small: Small, wrong: list[Suspect], seed: PointName) 
         found = []
     if any(s.distance > DIFFERENT for s in found) and not invented(found):
         return counted, found, seed
-    return (small, wrong, seed) if full else chosen
+    if full and elements(small) <= budgets.LOCATED:
+        return small, wrong, seed
+    return chosen[0], [s for s in chosen[1] if s.obligation in bad] or chosen[1], chosen[2]
 
 
 def search_smaller(case: Case, smaller: Differing, large: bool) -> bool:
