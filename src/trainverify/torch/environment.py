@@ -95,6 +95,7 @@ def patch(talk: Talk, assumed: list[str], gpus: Fake | None = None) -> None:
         gpus.joins(talk.translator.boundary)
     _patch_building(talk, note)
     _patch_conversion()
+    _patch_initial()
     _patch_copies(talk)
     _patch_questions(talk)
     before = dict(vars(c10d))
@@ -145,6 +146,20 @@ def _patch_conversion() -> None:
             swap(one, other)
 
     torch.utils.swap_tensors = swapped
+
+
+def _patch_initial() -> None:
+    """`nn.init.trunc_normal_` draws until all numbers are within bounds, which has no end here: it is another function of one draw."""
+    drawn = torch.nn.init._no_grad_trunc_normal_
+
+    def bounded(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> torch.Tensor:
+        if type(tensor) is torch.Tensor and not isinstance(tensor, FakeTensor):
+            return cast("torch.Tensor", drawn(tensor, mean, std, a, b, generator))
+        with torch.no_grad():
+            return tensor.normal_(mean, std, generator=generator).clamp_(a, b)
+
+    torch.nn.init._no_grad_trunc_normal_ = bounded
+    everywhere({id(drawn): bounded})
 
 
 def _patch_questions(talk: Talk) -> None:
