@@ -86,6 +86,7 @@ class Stream:
         self.device = torch.device(CUDA, CURRENT.index(device))
         self.priority = priority
         self.cuda_stream = self.stream_id = 0
+        self.device_index, self.device_type = self.device.index, 1  # the number of CUDA's type
 
     def query(self) -> bool:
         return True

@@ -1,14 +1,19 @@
-"""Random numbers that a script draws from a generator of its own are data: they are drawn for real, as long as all of them are."""
+"""Random numbers that a script draws from a generator of its own are data: they are drawn for real, as long as all of them are.
+
+So is a number of 63 bits that it reads of PyTorch's own generator outside a step, which is a seed for another one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from trainverify.torch.private import _disable_current_modes
 
+SEEDS: Final = "seeds that the code draws from PyTorch's generator decide which rows come and what parameters start with, and nothing else"
+UNSEEDED: Final = 67280421310721  # the seed of a new process
 MOST: Final = 1 << 24  # elements of one tensor that are drawn for real
 
 
@@ -42,4 +47,15 @@ def _plain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return here and count <= MOST and not any(isinstance(a, torch.Tensor) for a in (*args, *kwargs.values()))
 
 
-__all__ = ["Draws"]
+def seed_read(t: Any, asked: torch.Tensor, held: Callable[[], object]) -> torch.Tensor | None:
+    """The number that a script reads, if it is one of 63 bits that a generator has just drawn that the script has seeded."""
+    if asked.numel() != 1 or asked.dtype != torch.int64 or t.step is not None or torch.initial_seed() == UNSEEDED:
+        return None
+    if getattr(held(), "drawn", None) != ("random()", torch.initial_seed()):
+        return None
+    t.boundary.assume(SEEDS)
+    with _disable_current_modes():
+        return torch.empty((), dtype=torch.int64).random_()
+
+
+__all__ = ["UNSEEDED", "Draws", "seed_read"]

@@ -21,6 +21,7 @@ from trainverify.torch.buffers import Group
 from trainverify.torch.chance import Chance, by_user, noting
 from trainverify.torch.collectives import Talk, group_name
 from trainverify.torch.cuda import Fake, no_gpu
+from trainverify.torch.data_draws import UNSEEDED
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.patching import everywhere
 from trainverify.torch.placed import local
@@ -53,7 +54,6 @@ def patched(owner: Any, **changes: Any) -> Iterator[None]:
 GLOO: Final = "gloo"  # the backend of captured functions: tensors of theirs are on the CPU
 
 
-UNSEEDED: Final = 67280421310721  # the seed of a new process
 LAUNCHED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -76,6 +76,7 @@ def start_group(
 ) -> None:
     """`dist` as this rank sees it, by the name of the backend that was asked for; with a file as `store`, ranks really talk."""
     register(talk, store is not None)
+    c10d._maybe_attach_flight_recorder = lambda *args: None  # 2.15 attaches one for debugging, to what C++ knows
     if store is None:
         c10d._store_based_barrier = lambda *args, **kwargs: None
     init(BACKEND, store=fake_store()() if store is None else dist.FileStore(store, world), rank=rank, world_size=world)

@@ -26,6 +26,7 @@ from trainverify.torch.lines import is_users, user_frame
 from trainverify.torch.loading import LOADED, mapped, on_yield
 from trainverify.torch.placed import local
 from trainverify.torch.private import FakeTensor, _disable_current_modes
+from trainverify.torch.reading import Number
 from trainverify.translate.targets import CaptureError
 
 MARK: Final = "put `with tvt.step(model, optimizer, batch):` around the step (docs/torch.md)"
@@ -50,6 +51,7 @@ class UnderWay:
     optimized: int = 0  # optimizers' steps
     passes: int = 0  # backward passes
     untrained: bool = False  # no backward pass since the last batch
+    several: str = ""  # the line of a batch that another one came before without a backward pass between them
     loss: torch.Tensor | None = None
 
 
@@ -111,7 +113,7 @@ class FoundSteps:
         if not self._trains(line):
             return data
         if self.now is not None and self.now.untrained:
-            raise CaptureError(UNTRAINED.format(line, MARK))
+            self.now.several = line
         self.lines = self.lines or [line]
         known, tensors = self._named(data, line)
         place = self._place()
@@ -176,6 +178,8 @@ class FoundSteps:
     def _close(self, now: UnderWay) -> None:
         now.hooks.__exit__()
         self.now = None
+        if now.several and now.passes < len(now.batches):  # else they are micro-batches that were loaded together
+            raise CaptureError(UNTRAINED.format(now.several, MARK))
         specs = dict(self.session.batch)
         if self.steps and specs != self.specs:
             raise LaterStep(f"step {len(self.steps) + 1} has other batches than the first, in their number or shapes")
@@ -278,7 +282,28 @@ class FoundSteps:
     def _found(self) -> Found:
         models, optimizers = alive()
         scalers = {f"scaler{i or ''}": s for i, s in enumerate(self.scalers)}
-        return search(dict(labelled(models)), optimizers, scalers)
+        return search(dict(labelled(models)), optimizers, scalers, counters(sys._getframe(1)))
+
+
+def counters(frame: FrameType | None) -> dict[str, Any]:
+    """Numbers that functions of the script, and of the libraries that it calls, keep in variables and attributes: by function and name."""
+    found: dict[str, Any] = {}
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            held = {**_attributes(frame.f_locals.get("self")), **frame.f_locals}
+            found = {f"{frame.f_code.co_name}.{n}": v for n, v in held.items() if _is_number(v)} | found
+        frame = frame.f_back
+    return found
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Of an object that is no model: those of a model are found otherwise."""
+    return {} if isinstance(value, torch.nn.Module) else {f"self.{n}": v for n, v in getattr(value, "__dict__", {}).items()}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one number that is computed."""
+    return type(value) is Number or (type(value) in (torch.Tensor, FakeTensor) and value.numel() == 1 and not value.requires_grad)
 
 
 def named(path: tuple[str, ...], place: int) -> str:

@@ -114,7 +114,7 @@ def _swallowed(errors: Sequence[type[Exception]]) -> bool:
 
 
 @cache
-def _may_swallow(kind: type) -> bool:
+def _may_swallow(kind: Any) -> bool:
     """Whether `__exit__` may return something true. In PyTorch and in Python's library only where it says so."""
     method = next((vars(k)["__exit__"] for k in type.mro(kind) if "__exit__" in vars(k)), None)
     if not isinstance(method, FunctionType):

@@ -16,6 +16,7 @@ from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.torch.boundary import Boundary
+from trainverify.torch.data_draws import seed_read
 from trainverify.torch.frames import ENGINE, is_ours, torchs
 from trainverify.torch.integers import NARROW, fits
 from trainverify.torch.mappings import COMPLEX, MAPPINGS, Row
@@ -44,6 +45,7 @@ _NOTHING: Final = frozenset(
         "aten::_assert_scalar",
         "aten::requires_grad_",
         "aten::record_stream",
+        "fsdp::record_grad_output_stream",
         "aten::_assert_tensor_metadata",
         *(f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapdims", "swapaxes")),  # another view of the same memory
     )
@@ -335,6 +337,8 @@ class Translator:
             return value
         if found is None:
             found = self._counted(t)
+        if found is None:
+            found = seed_read(self, t, lambda: self.memory.read(self.keep(t), *memory_of(t)))
         if found is None:
             place = self._place()
             text = f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)"

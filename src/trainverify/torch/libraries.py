@@ -1,0 +1,100 @@
+"""What training libraries do around a step, once a script has imported them: they are found by module, and only if they are there.
+
+A loader of accelerate has loaded the next batch when it gives one: a step begins with what it gives. The states of generators that it makes
+equal on all ranks are compared between ranks, as objects that ranks exchange.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from trainverify.torch.collectives import Talk
+from trainverify.torch.environment import outside
+from trainverify.torch.loading import LOADED
+
+STATES: Final = "the states of random generators that ranks make equal (synchronize_rng_state) are the same before"
+
+
+class _Loader(importlib.abc.Loader):
+    """A module that is changed as soon as it has been loaded."""
+
+    def __init__(self, inner: Any, change: Callable[[ModuleType], None]):
+        self.inner, self.change = inner, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def create_module(self, spec: Any) -> ModuleType | None:
+        made: ModuleType | None = self.inner.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.inner.exec_module(module)
+        self.change(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Modules by name, and what is changed in them."""
+
+    def __init__(self, changes: Mapping[str, Callable[[ModuleType], None]]):
+        self.changes = changes
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if fullname not in self.changes:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self.changes[fullname])
+        return spec
+
+
+def install(talk: Talk, assume: Callable[[str], None]) -> None:
+    """For the rest of this process."""
+    changes = {"accelerate.data_loader": _ahead, "accelerate.utils.random": lambda module: _states(module, talk, assume)}
+    sys.meta_path.insert(0, _Finder(changes))
+
+
+def _ahead(module: Any) -> None:
+    """A loader that has loaded a batch more than it has given."""
+    kind = module.DataLoaderShard
+    iterated = kind.__iter__
+
+    def given(self: Any) -> Iterator[Any]:
+        queue: deque[Any] = deque()
+        batches = iterated(self)
+        while not LOADED.ends():
+            LOADED.ahead.append(queue)
+            try:
+                data = next(batches)
+            except StopIteration:
+                LOADED.over(True)
+                return
+            finally:
+                LOADED.ahead.pop()
+            LOADED.data, LOADED.batch = queue.popleft()
+            yield LOADED.given(data)
+
+    kind.__iter__ = given
+
+
+def _states(module: Any, talk: Talk, assume: Callable[[str], None]) -> None:
+    """Every rank has the state of its own generator, which is to be that of the others."""
+
+    def same(rng_type: Any = None, generator: Any = None) -> None:
+        assume(STATES)
+        owner = torch.default_generator if generator is None else generator
+        state = outside(owner.get_state)()
+        talk.ledger.exchanged(f"synchronize_rng_state({rng_type})", outside(state.tolist)(), talk.translator.boundary.where())
+
+    module.synchronize_rng_state = same
+
+
+__all__ = ["install"]
