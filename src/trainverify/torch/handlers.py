@@ -24,7 +24,9 @@ _OUTSIDE: Final[dict[int, Any]] = {}  # managers that were there before the user
 
 def begin() -> None:
     """The user's code is about to run: managers that are alive now are the command's."""
-    _OUTSIDE.update((id(o), o) for o in gc.get_objects() if _may_swallow(type(o)))
+    found: list[Any] = gc.get_objects()
+    kinds: set[Any] = {k for k in set(map(type, found)) if _may_swallow(k)}
+    _OUTSIDE.update((id(o), o) for o in found if type(o) in kinds)
 
 
 def handled(*errors: type[Exception], any_manager: bool = False) -> bool:

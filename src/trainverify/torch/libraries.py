@@ -1,13 +1,14 @@
 """What training libraries do around a step, once a script has imported them: they are found by module, and only if they are there.
 
 A loader of accelerate has loaded the next batch when it gives one: a step begins with what it gives. The states of generators that it makes
-equal on all ranks are compared between ranks, as objects that ranks exchange.
+equal on all ranks are compared between ranks, as objects that ranks exchange. Lightning's Trainer has one device in the reference.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,10 @@ from trainverify.torch.environment import outside
 from trainverify.torch.loading import LOADED
 
 STATES: Final = "the states of random generators that ranks make equal (synchronize_rng_state) are the same before"
+
+
+ONE: Final = "inferred: in the reference the Trainer has one device, where the code says another number"
+_CONNECTORS: Final = tuple(f"{n}.trainer.connectors.accelerator_connector" for n in ("lightning.pytorch", "pytorch_lightning"))
 
 
 class _Loader(importlib.abc.Loader):
@@ -56,9 +61,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def install(talk: Talk, assume: Callable[[str], None]) -> None:
-    """For the rest of this process."""
+def install(talk: Talk, assume: Callable[[str], None], alone: bool) -> None:
+    """For the rest of this process, which is `alone` if it is the reference."""
     changes = {"accelerate.data_loader": _ahead, "accelerate.utils.random": lambda module: _states(module, talk, assume)}
+    if alone:
+        changes |= dict.fromkeys(_CONNECTORS, lambda module: _one_device(module, assume))
     sys.meta_path.insert(0, _Finder(changes))
 
 
@@ -95,6 +102,20 @@ def _states(module: Any, talk: Talk, assume: Callable[[str], None]) -> None:
         talk.ledger.exchanged(f"synchronize_rng_state({rng_type})", outside(state.tolist)(), talk.translator.boundary.where())
 
     module.synchronize_rng_state = same
+
+
+def _one_device(module: Any, assume: Callable[[str], None]) -> None:
+    """Lightning's Trainer is told how many devices there are: in the reference it has one."""
+    made = module._AcceleratorConnector.__init__
+    names = list(inspect.signature(made).parameters)
+
+    def alone(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = {**dict(zip(names[1:], args, strict=False)), **kwargs}
+        if given.get("devices", "auto") != "auto" or given.get("num_nodes", 1) != 1:
+            assume(ONE)
+        made(self, **{**given, "devices": 1, "num_nodes": 1})
+
+    module._AcceleratorConnector.__init__ = alone
 
 
 __all__ = ["install"]
