@@ -25,6 +25,7 @@ STATES: Final = "the states of random generators that ranks make equal (synchron
 
 
 ONE: Final = "inferred: in the reference the Trainer has one device, where the code says another number"
+LOGGED: Final = "the log of Transformers' Trainer, from which it leaves out losses that are not finite (logging_nan_inf_filter)"
 _CONNECTORS: Final = tuple(f"{n}.trainer.connectors.accelerator_connector" for n in ("lightning.pytorch", "pytorch_lightning"))
 
 
@@ -64,6 +65,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 def install(talk: Talk, assume: Callable[[str], None], alone: bool) -> None:
     """For the rest of this process, which is `alone` if it is the reference."""
     changes = {"accelerate.data_loader": _ahead, "accelerate.utils.random": lambda module: _states(module, talk, assume)}
+    changes["transformers.trainer"] = lambda module: _unfiltered(module, assume)
     if alone:
         changes |= dict.fromkeys(_CONNECTORS, lambda module: _one_device(module, assume))
     sys.meta_path.insert(0, _Finder(changes))
@@ -102,6 +104,19 @@ def _states(module: Any, talk: Talk, assume: Callable[[str], None]) -> None:
         talk.ledger.exchanged(f"synchronize_rng_state({rng_type})", outside(state.tolist)(), talk.translator.boundary.where())
 
     module.synchronize_rng_state = same
+
+
+def _unfiltered(module: Any, assume: Callable[[str], None]) -> None:
+    """A loss that is not finite is replaced in the log: a condition on data that decides on nothing else."""
+    made = module.Trainer.__init__
+
+    def built(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        if self.args.logging_nan_inf_filter:
+            assume(LOGGED)
+            self.args.logging_nan_inf_filter = False
+
+    module.Trainer.__init__ = built
 
 
 def _one_device(module: Any, assume: Callable[[str], None]) -> None:

@@ -35,7 +35,7 @@ def located(case: Case, small: Small, wrong: list[Suspect], difference: Differen
         place = outlier(case, small, seed, watch) if inputs is None and (case.kept or case.locator is None) else None
     except Stopped:
         place = unexplained(difference.obligation, difference.layout, difference.rank)
-    if place is None and elements(small) > budgets.LOCATED and case.locator is None:
+    if place is None and elements(small) > budgets.SEARCHED and case.locator is None:
         place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
     if place is None:
         seed, clear = clearer(case, small, searched, seed) if inputs is None else (seed, searched)
