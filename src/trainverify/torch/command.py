@@ -139,7 +139,13 @@ class Scripted:
         ranks = [first, *self.captured(range(1, self.world), choices)]
         shared = share([said for _, _, said in ranks], declared)
         ignored = {n: declared.of(declared.ignore, n) for n in shared.cuts}
-        joined = {"shapes": shared.shapes, "lengths": first[2]["lengths"], "ends": first[2]["ends"], "ignored": ignored}
+        joined = {
+            "shapes": shared.shapes,
+            "lengths": first[2]["lengths"],
+            "ends": first[2]["ends"],
+            "ignored": ignored,
+            "ranks": self.world,
+        }
         (one,) = self.captured([None], choices, joined)
         batch, told = ranged(one[1], shared, one[0][0].program, [said for _, _, said in ranks], declared)
         domains = {n: d for n, s in batch.items() if (d := s.domain) is not None}

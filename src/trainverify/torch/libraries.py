@@ -12,7 +12,7 @@ import inspect
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -26,6 +26,7 @@ STATES: Final = "the states of random generators that ranks make equal (synchron
 
 ONE: Final = "inferred: in the reference the Trainer has one device, where the code says another number"
 LOGGED: Final = "the log of Transformers' Trainer, from which it leaves out losses that are not finite (logging_nan_inf_filter)"
+SCHEDULED: Final = "inferred: in the reference accelerate's schedules make {} steps for one of the optimizer, as on ranks"
 _CONNECTORS: Final = tuple(f"{n}.trainer.connectors.accelerator_connector" for n in ("lightning.pytorch", "pytorch_lightning"))
 
 
@@ -62,12 +63,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def install(talk: Talk, assume: Callable[[str], None], alone: bool) -> None:
-    """For the rest of this process, which is `alone` if it is the reference."""
+def install(talk: Talk, assume: Callable[[str], None], alone: bool, ranks: int) -> None:
+    """For the rest of this process, which is `alone` if it is the reference: the batches of so many `ranks` are one there."""
     changes = {"accelerate.data_loader": _ahead, "accelerate.utils.random": lambda module: _states(module, talk, assume)}
     changes["transformers.trainer"] = lambda module: _unfiltered(module, assume)
     if alone:
         changes |= dict.fromkeys(_CONNECTORS, lambda module: _one_device(module, assume))
+        changes["accelerate.scheduler"] = lambda module: _as_on_ranks(module, ranks, assume)
     sys.meta_path.insert(0, _Finder(changes))
 
 
@@ -104,6 +106,17 @@ def _states(module: Any, talk: Talk, assume: Callable[[str], None]) -> None:
         talk.ledger.exchanged(f"synchronize_rng_state({rng_type})", outside(state.tolist)(), talk.translator.boundary.where())
 
     module.synchronize_rng_state = same
+
+
+def _as_on_ranks(module: Any, ranks: int, assume: Callable[[str], None]) -> None:
+    """A schedule that was prepared makes a step for every process, since each has a batch: so it does where their batches are one."""
+
+    def state(*args: Any, **kwargs: Any) -> Any:
+        if ranks > 1:
+            assume(SCHEDULED.format(ranks))
+        return SimpleNamespace(num_processes=ranks)
+
+    module.AcceleratorState = state
 
 
 def _unfiltered(module: Any, assume: Callable[[str], None]) -> None:

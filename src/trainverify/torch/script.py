@@ -188,7 +188,7 @@ def capture_script(
     RUNNING.session, RUNNING.choices = session, choices
     found = RUNNING.found = FoundSteps(session, choices, (step, sys.modules["trainverify.torch"]), RUNNING.scalers, joined)
     found.install()
-    libraries.install(session.talk, session.translator.boundary.assume, reference)
+    libraries.install(session.talk, session.translator.boundary.assume, reference, int((joined or {}).get("ranks", 1)))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     session.translator.stand_ins.mode = mode = Watched(session.translator.boundary)
