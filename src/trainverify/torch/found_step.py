@@ -7,6 +7,7 @@ Whatever else a script does is ambiguous, and refused.
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import sys
@@ -88,6 +89,7 @@ class FoundSteps:
             if self.now is not None:
                 self.now.optimized += 1
 
+        @functools.wraps(made)  # libraries look at its parameters
         def numbered(loader: Any, *args: Any, **kwargs: Any) -> None:
             self.loaders.append(loader)
             made(loader, *args, **kwargs)
