@@ -41,12 +41,9 @@ DATA: Final = 4096  # elements of a tensor that is there from the start, up to w
 _NOTHING: Final = frozenset(
     (
         "aten::detach_",
-        "aten::_assert_async",
-        "aten::_assert_scalar",
         "aten::requires_grad_",
-        "aten::record_stream",
-        "fsdp::record_grad_output_stream",
-        "aten::_assert_tensor_metadata",
+        *("aten::record_stream", "fsdp::record_grad_output_stream"),
+        *(f"aten::_assert_{n}" for n in ("async", "scalar", "tensor_metadata")),
         *(f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapdims", "swapaxes")),  # another view of the same memory
     )
 )
