@@ -6,6 +6,8 @@
 # make capture  PyTorch and JAX code of all kinds, captured, proved and replayed, and with planted bugs (about 40 minutes)
 # make frameworks  torchtitan, Megatron-core, Transformers and DeepSpeed from pip, each in an environment of its own (.venv-torchtitan,
 #              .venv-megatron, .venv-transformers, .venv-deepspeed): proved, and refuted with edits in a copy of it
+# make versions  a few captures with the other versions of PyTorch that are supported, each in an environment of its own (.venv-torch-2.15.0
+#              and its like: they come with CUDA's libraries, 5 GB each)
 # make clean   remove the virtual environment and what was built
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -14,6 +16,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 TORCH := torch==2.13.0
+OTHER_TORCHES := torch==2.14.1 torch==2.15.0
+WITH_OTHERS := $(addprefix tests/capture/,test_private_names.py test_door.py test_found_steps.py test_cuda.py test_complete.py)
 JAX := .venv-jax
 TITAN := .venv-torchtitan
 MEGATRON := .venv-megatron
@@ -23,7 +27,7 @@ DEEPSPEED := .venv-deepspeed
 # Tests start many processes: each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-jax check capture frameworks campaign clean
+.PHONY: demo test test-jax check capture frameworks versions campaign clean
 
 demo: $(VENV)/core.stamp
 	@mkdir -p $(DEMO)
@@ -82,13 +86,16 @@ frameworks: $(TITAN)/stamp $(MEGATRON)/stamp $(TRANSFORMERS)/stamp $(DEEPSPEED)/
 	$(TITAN)/bin/trainverify bench frameworks
 	$(MEGATRON)/bin/pytest tests/frameworks/test_megatron.py -v
 	$(MEGATRON)/bin/trainverify bench frameworks
-	$(TRANSFORMERS)/bin/pytest tests/frameworks/test_transformers.py -v
+	$(TRANSFORMERS)/bin/pytest tests/frameworks/test_transformers.py tests/frameworks/test_door.py -v
 	$(TRANSFORMERS)/bin/trainverify bench frameworks
 	$(DEEPSPEED)/bin/pytest tests/frameworks/test_deepspeed.py -v
 	$(DEEPSPEED)/bin/trainverify bench frameworks
 
+versions: $(OTHER_TORCHES:torch==%=.venv-torch-%/stamp)
+	@for v in $(OTHER_TORCHES:torch==%=%); do echo "PyTorch $$v" && .venv-torch-$$v/bin/pytest $(WITH_OTHERS) || exit 1; done
+
 clean:
-	rm -rf $(VENV) $(JAX) $(TITAN) $(MEGATRON) $(TRANSFORMERS) $(DEEPSPEED) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OTHER_TORCHES:torch==%=.venv-torch-%) $(JAX) $(TITAN) $(MEGATRON) $(TRANSFORMERS) $(DEEPSPEED) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
@@ -114,6 +121,15 @@ $(JAX)/stamp: pyproject.toml Makefile
 	$(JAX)/bin/pip install --quiet --editable ".[jax]" flax optax absl-py "pytest>=9,<10" "pytest-xdist>=3.6,<4"
 	@touch $@
 
+# Another version of PyTorch likewise; this library leaves it as it is.
+.venv-torch-%/stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv-torch-$*
+	.venv-torch-$*/bin/pip install --quiet "torch==$*"
+	.venv-torch-$*/bin/pip install --quiet --editable ".[torch]" "pytest>=9,<10"
+	.venv-torch-$*/bin/python -c "import torch; assert torch.__version__.split('+')[0] == '$*', torch.__version__"
+	@touch $@
+
 # torchtitan in an environment of its own. PyTorch first: what else is installed must not choose its version.
 $(TITAN)/stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
@@ -130,12 +146,12 @@ $(MEGATRON)/stamp: pyproject.toml
 	$(MEGATRON)/bin/pip install --quiet "$(TORCH)" megatron-core==0.16.1 --editable . "pytest>=9,<10"
 	@touch $@
 
-# Transformers with accelerate likewise.
+# Transformers with accelerate likewise, and Lightning.
 $(TRANSFORMERS)/stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv $(TRANSFORMERS)
 	$(TRANSFORMERS)/bin/pip install --quiet "$(TORCH)"
-	$(TRANSFORMERS)/bin/pip install --quiet "$(TORCH)" transformers==5.23.0 accelerate==1.15.0 --editable . "pytest>=9,<10"
+	$(TRANSFORMERS)/bin/pip install --quiet "$(TORCH)" transformers==5.23.0 accelerate==1.15.0 lightning --editable . "pytest>=9,<10"
 	@touch $@
 
 # DeepSpeed likewise. Its real runs compile an extension once: that takes minutes, a C++ compiler and ninja.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainverify.cli import run
-from trainverify.versions import TESTED, Installed, installed, warning
+from trainverify.versions import TESTED, Installed, installed, listed, warning
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,16 +49,29 @@ def test_another_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cpu")
     assert warning("torch") is None
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.12.1")
-    assert warning("torch") == "torch 2.12.1 is installed; captures are tested with 2.13.0 (trainverify doctor)"
+    tested = listed(TESTED["torch"][0])
+    assert warning("torch") == f"torch 2.12.1 is installed; captures are tested with {tested} (trainverify doctor)"
+    assert [listed(v) for v in (("1",), ("1", "2"), ("1", "2", "3"))] == ["1", "1 and 2", "1, 2 and 3"]
     assert installed("torch").state == "untested"
-    assert Installed("torch", None, "2.13.0", "").state == "missing"
+    assert Installed("torch", None, ("2.13.0",), "").state == "missing"
+
+
+@pytest.mark.parametrize("version", TESTED["torch"][0])
+def test_no_line_on_a_tested_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{version}+cu130")
+    assert warning("torch") is None
+    assert installed("torch").state == "ok"
 
 
 def test_tested_versions_are_those_of_the_makefile() -> None:
     """What is said to be tested is what the tests install."""
-    pinned = dict(
-        re.findall(r"\b(torch|torchtitan|megatron-core|transformers|accelerate|deepspeed)==([\d.]+)", (ROOT / "Makefile").read_text())
-    )
-    assert pinned == {n: tested for n, (tested, _) in TESTED.items() if tested is not None}
+    pinned: dict[str, dict[str, None]] = {}
+    for name, version in re.findall(r"\b([a-z-]+)==(\d[\d.]+)", (ROOT / "Makefile").read_text()):
+        pinned.setdefault(name, {})[version] = None
+    tested = {n: versions for n, (versions, _) in TESTED.items() if versions}
+    assert pinned.keys() == tested.keys()
+    for name, versions in tested.items():
+        assert next(iter(pinned[name])) == versions[0]
+        assert pinned[name].keys() >= set(versions)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["torch"] == ["torch>=2.5,<3"]  # an installed one is left alone

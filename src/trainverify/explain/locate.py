@@ -75,8 +75,8 @@ def locate(
 
 def used(small: Small, place: Place) -> Place:
     """Of a gradient that lacks a sum over ranks, also where the code after the backward pass uses it: there the sum is missing."""
-    lacks = place.cause.startswith(SHARES) and place.op is not None and place.op.phase == "backward" and place.rank in small.places
-    if not lacks:
+    lacks = place.cause.startswith(SHARES) and place.rank in small.places
+    if not lacks or place.op is None or place.op.phase != "backward":
         return place
     program = small.classes[small.places[place.rank][0]].program
     forward = {(op.source, op.source.callers) for op in program.ops if op.phase == "forward" and op.source is not None}
@@ -84,7 +84,7 @@ def used(small: Small, place: Place) -> Place:
     for op in program.ops:
         if not reached.isdisjoint(op.inputs) and op.source is not None:
             if op.phase != "backward":
-                return replace(place, used=op.source.callers[-1] if op.source.callers else op.source)  # the line of the step itself
+                return replace(place, used=_apart(op, place.op))  # the line of the step itself
             if (op.source, op.source.callers) not in forward:
                 return replace(place, used=_in_backward(op.source))  # the user's own backward function
             if op.name not in ADDING:
@@ -113,6 +113,12 @@ def handed(small: Small, place: Place) -> Place:
 def _calls(op: Op) -> list[Source]:
     """The lines that lead to an op, from the step on, and its own."""
     return [] if op.source is None else [*reversed(op.source.callers), op.source]
+
+
+def _apart(op: Op, other: Op) -> Source | None:
+    """Of the lines that lead to an op, the first that does not lead to another one too."""
+    calls, others = _calls(op), [(s.file, s.line) for s in _calls(other)]
+    return next((s for i, s in enumerate(calls) if (s.file, s.line) not in others[i : i + 1]), op.source)
 
 
 def _in_backward(source: Source) -> Source:

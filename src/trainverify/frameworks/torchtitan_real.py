@@ -86,9 +86,11 @@ def _answers() -> None:
 
 def _uncompiled() -> None:
     """FlexAttention by PyTorch's formula for it, with the mask that torchtitan makes."""
-    from torch._higher_order_ops.flex_attention import math_attention
-    from torch.distributed.tensor.experimental._context_parallel import _attention as contexts
     from torch.nn.attention.flex_attention import create_block_mask
+
+    from trainverify.torch.private import context_parallel, flex_attention
+
+    math_attention, contexts = flex_attention(), context_parallel()
 
     def attend(q: Any, k: Any, v: Any, *, score_mod: Any, block_mask: Any, scale: Any, kernel_options: Any, **kwargs: Any) -> Any:
         score = score_mod or (lambda s, b, h, i, j: s)

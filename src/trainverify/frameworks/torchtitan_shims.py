@@ -129,7 +129,10 @@ def _attention(config: Any) -> None:
 def _masked(config: Any) -> None:
     """FlexAttention over what `mask_mod` says for every pair of positions, also after PyTorch rewrote it for a part of the queries."""
     import torch
-    from torch.distributed.tensor.experimental._context_parallel import _attention as contexts
+
+    from trainverify.torch.private import context_parallel
+
+    contexts = context_parallel()
 
     if config.parallelism.context_parallel_load_balancer == "ptrr":
         raise CaptureError("the load balancer ptrr is not captured: it reads the mask of a batch")

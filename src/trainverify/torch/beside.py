@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.domains.arrays import Array
 from trainverify.ops import OPS
@@ -25,6 +24,7 @@ from trainverify.torch.constants import ancestors, computed, value_of, work
 from trainverify.torch.drawn import Drawing, smaller, wide
 from trainverify.torch.integers import never_negative
 from trainverify.torch.mappings import MAPPINGS
+from trainverify.torch.private import _disable_current_modes
 from trainverify.torch.values import DTYPES, Unknown
 from trainverify.translate.emit import Emitter
 

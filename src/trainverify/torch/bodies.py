@@ -10,15 +10,12 @@ from functools import cache
 from typing import Any, Final
 
 import torch
-import torch._refs
-from torch._decomp import decomposition_table
-from torch._library.custom_ops import OPDEFS
-from torch.utils._pytree import tree_leaves, tree_map
 
 from trainverify.torch.compositions import COMPOSITIONS
 from trainverify.torch.frames import torchs
 from trainverify.torch.mappings import COMPLEX, MAPPINGS
 from trainverify.torch.mappings.foreach import single
+from trainverify.torch.private import OPDEFS, decomposition_table, tree_leaves, tree_map
 
 _WRITING: Final = frozenset(("aten::_native_batch_norm_legit", "aten::_batch_norm_with_update"))  # running statistics
 

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
+from trainverify.torch.private import FakeTensorMode, _disable_current_modes
 
 E = TypeVar("E", bound=Exception)
 SWALLOWED = "the code goes on after an error that only the capture raises, {}"

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from trainverify.torch.private import TorchDispatchMode, _disable_current_modes
 
 BY_ELEMENT: Final = (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
 

@@ -7,12 +7,10 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainverify.torch.agreement import Call, call_of
 from trainverify.torch.bodies import python_body
+from trainverify.torch.private import FakeTensor, TorchDispatchMode, _resolve_process_group
 
 KINDS: Final = {
     "c10d::allreduce_": "all_reduce",

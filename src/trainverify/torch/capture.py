@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.evaluate.run import sample
 from trainverify.graph.mesh import Mesh
@@ -36,6 +34,7 @@ from trainverify.torch.lines import Lines
 from trainverify.torch.mappings import Row
 from trainverify.torch.mappings.table import plain
 from trainverify.torch.placed import Described, described, local
+from trainverify.torch.private import DataDependentOutputException, DynamicOutputShapeException, _disable_current_modes
 from trainverify.torch.reading import COMPUTED, Reader
 from trainverify.torch.record import Recorder
 from trainverify.torch.reported import losses, plain_numbers

@@ -10,12 +10,12 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.frames import torchs
 from trainverify.torch.handlers import handled
 from trainverify.torch.lines import is_users
 from trainverify.torch.overlap import writes_repeatedly
+from trainverify.torch.private import _disable_current_modes
 from trainverify.torch.translate import Translator, flat
 from trainverify.translate.integers import tensor_bounds
 

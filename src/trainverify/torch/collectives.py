@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trainverify.check.findings import Finding
 from trainverify.graph.program import Source
@@ -19,6 +18,7 @@ from trainverify.torch.buffers import Group, buffered, gathered_apart, in_order,
 from trainverify.torch.handlers import handled
 from trainverify.torch.integers import NARROW
 from trainverify.torch.mappings.table import NoValue
+from trainverify.torch.private import unset_fake_temporarily
 from trainverify.torch.rewrites import reduced_apart, uncut
 from trainverify.torch.translate import Translator, type_of, view_of
 from trainverify.torch.values import Unknown, Unmapped, Value

@@ -139,7 +139,13 @@ class Scripted:
         ranks = [first, *self.captured(range(1, self.world), choices)]
         shared = share([said for _, _, said in ranks], declared)
         ignored = {n: declared.of(declared.ignore, n) for n in shared.cuts}
-        joined = {"shapes": shared.shapes, "lengths": first[2]["lengths"], "ends": first[2]["ends"], "ignored": ignored}
+        joined = {
+            "shapes": shared.shapes,
+            "lengths": first[2]["lengths"],
+            "ends": first[2]["ends"],
+            "ignored": ignored,
+            "ranks": self.world,
+        }
         (one,) = self.captured([None], choices, joined)
         batch, told = ranged(one[1], shared, one[0][0].program, [said for _, _, said in ranks], declared)
         domains = {n: d for n, s in batch.items() if (d := s.domain) is not None}
@@ -258,8 +264,8 @@ def verdict(
 def loss_inferred(loss: Any, judged: Callable[[Any], Report]) -> Report:
     """The report with the losses of ranks combined in the way that holds: as an average, a sum, or each the whole one.
 
-    How they are combined is a convention, which nothing else in the step depends on. Where none of these holds, the report is that of the
-    average."""
+    How they are combined is a convention, which nothing else in the step depends on: what else differs where the loss does not, differs
+    however they are combined. Where none of these holds, the report is that of the average."""
     first = judged(loss)
     axes = () if isinstance(loss, str) else tuple(loss)
     for other in (dict.fromkeys(axes, "sum"), "whole") if axes and differs_in_loss_alone(first) else ():
@@ -269,6 +275,8 @@ def loss_inferred(loss: Any, judged: Callable[[Any], Report]) -> Report:
             whole = ("inferred: every rank reports the whole loss",) if other == "whole" else ()
             report = _as_inferred(report)
             return replace(report, assumptions=(*report.assumptions, *whole), notes=(*report.notes, note))
+        if report.verdict == "REFUTED" and not any(o.status == "different" and o.name == "loss" for o in report.obligations):
+            return _as_inferred(report)
     if axes and differs_in_loss_alone(first):
         hint = f"an average of the losses of ranks, their sum and the whole of each were tried: --loss {axes[0]}=avg declares one"
         reason = f"only the loss differs, which was taken as an average; {first.reason}"

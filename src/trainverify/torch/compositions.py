@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import _disable_current_modes
+
+from trainverify.torch.private import _disable_current_modes, decomposition_table
 
 Tensor: TypeAlias = torch.Tensor
 Composition = Callable[..., Any]

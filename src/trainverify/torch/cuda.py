@@ -18,14 +18,13 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._device import DeviceContext, _device_constructors
 
 from trainverify.torch import autocast, gpu_kernels
 from trainverify.torch.boundary import Boundary
 from trainverify.torch.chance import CLOCK, by_user
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.patching import everywhere
+from trainverify.torch.private import DeviceContext, FakeTensor, FakeTensorMode, _device_constructors, tensor_random
 
 CPU: Final = "cpu"
 CUDA: Final = "cuda"
@@ -87,6 +86,7 @@ class Stream:
         self.device = torch.device(CUDA, CURRENT.index(device))
         self.priority = priority
         self.cuda_stream = self.stream_id = 0
+        self.device_index, self.device_type = self.device.index, 1  # the number of CUDA's type
 
     def query(self) -> bool:
         return True
@@ -207,8 +207,7 @@ class Fake:
 
     def install(self) -> None:
         """For the rest of this process."""
-        from torch.distributed.tensor import _random as random
-
+        random = tensor_random()
         supported = random.is_rng_supported_mesh
         _register()
         self._patch_module()

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainverify.torch.discover import Copy, Found, Named, flat_copies, kept, search
 from trainverify.torch.environment import launched
 from trainverify.torch.inputs import Batch
 from trainverify.torch.lines import Lines
 from trainverify.torch.placed import local
+from trainverify.torch.private import TorchDispatchMode
 from trainverify.translate.emit import mask_name
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]

@@ -14,9 +14,6 @@ from typing import Any, Final, cast
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch import loading
 from trainverify.torch.agreement import Said
@@ -24,9 +21,11 @@ from trainverify.torch.buffers import Group
 from trainverify.torch.chance import Chance, by_user, noting
 from trainverify.torch.collectives import Talk, group_name
 from trainverify.torch.cuda import Fake, no_gpu
+from trainverify.torch.data_draws import UNSEEDED
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.patching import everywhere
 from trainverify.torch.placed import local
+from trainverify.torch.private import FakeTensor, FakeTensorMode, _disable_current_modes, _python_dispatch, fake_store, pipeline_schedule
 from trainverify.torch.process_group import BACKEND, CapturedGroup, gathered_futures, register
 
 
@@ -55,7 +54,6 @@ def patched(owner: Any, **changes: Any) -> Iterator[None]:
 GLOO: Final = "gloo"  # the backend of captured functions: tensors of theirs are on the CPU
 
 
-UNSEEDED: Final = 67280421310721  # the seed of a new process
 LAUNCHED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -77,12 +75,11 @@ def start_group(
     asked: str | None = GLOO,
 ) -> None:
     """`dist` as this rank sees it, by the name of the backend that was asked for; with a file as `store`, ranks really talk."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     register(talk, store is not None)
+    c10d._maybe_attach_flight_recorder = lambda *args: None  # 2.15 attaches one for debugging, to what C++ knows
     if store is None:
         c10d._store_based_barrier = lambda *args, **kwargs: None
-    init(BACKEND, store=_unheard(FakeStore, talk) if store is None else dist.FileStore(store, world), rank=rank, world_size=world)
+    init(BACKEND, store=_unheard(fake_store(), talk) if store is None else dist.FileStore(store, world), rank=rank, world_size=world)
     _name(c10d._get_default_group(), asked)
 
 
@@ -121,6 +118,7 @@ def patch(talk: Talk, assumed: list[str], gpus: Fake | None = None) -> None:
         gpus.joins(talk.translator.boundary)
     _patch_building(talk, note)
     _patch_conversion()
+    _patch_initial()
     _patch_copies(talk)
     _patch_questions(talk)
     before = dict(vars(c10d))
@@ -174,6 +172,20 @@ def _patch_conversion() -> None:
     torch.utils.swap_tensors = swapped
 
 
+def _patch_initial() -> None:
+    """`nn.init.trunc_normal_` draws until all numbers are within bounds, which has no end here: it is another function of one draw."""
+    drawn = torch.nn.init._no_grad_trunc_normal_
+
+    def bounded(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> torch.Tensor:
+        if type(tensor) is torch.Tensor and not isinstance(tensor, FakeTensor):
+            return cast("torch.Tensor", drawn(tensor, mean, std, a, b, generator))
+        with torch.no_grad():
+            return tensor.normal_(mean, std, generator=generator).clamp_(a, b)
+
+    torch.nn.init._no_grad_trunc_normal_ = bounded
+    everywhere({id(drawn): bounded})
+
+
 def _patch_questions(talk: Talk) -> None:
     """Code that asks PyTorch for its modes would see a capture, and nothing in a real run: no verdict."""
 
@@ -223,14 +235,14 @@ def _patch_copies(talk: Talk) -> None:
 
 def _patch_pipelines(talk: Talk, note: Callable[[str], None]) -> None:
     """Stages do not ask each other for shapes; messages of one batch are known as such."""
-    from torch.distributed.pipelining.schedules import InferenceMode, _PipelineSchedule
+    from torch.distributed.pipelining.schedules import InferenceMode
 
     def fixed(self: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
         note("pipeline stages have the shapes that they were given; messages that warm up connections are left out")
         for stage in stages:
             stage._inference_mode = InferenceMode.STATIC
 
-    _PipelineSchedule._warmup_p2p = fixed
+    pipeline_schedule()._warmup_p2p = fixed
     batch = c10d.batch_isend_irecv
 
     def batched(ops: Any) -> Any:

@@ -7,6 +7,7 @@ Whatever else a script does is ambiguous, and refused.
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import sys
@@ -16,7 +17,6 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
 from trainverify.torch.capture import LaterStep, Session, Ways, optimizer_hooks
@@ -26,6 +26,8 @@ from trainverify.torch.inputs import Flags, Ids, Input, Reals
 from trainverify.torch.lines import is_users, user_frame
 from trainverify.torch.loading import LOADED, mapped, on_yield
 from trainverify.torch.placed import local
+from trainverify.torch.private import FakeTensor, _disable_current_modes
+from trainverify.torch.reading import Number
 from trainverify.translate.targets import CaptureError
 
 MARK: Final = "put `with tvt.step(model, optimizer, batch):` around the step (docs/torch.md)"
@@ -50,6 +52,7 @@ class UnderWay:
     optimized: int = 0  # optimizers' steps
     passes: int = 0  # backward passes
     untrained: bool = False  # no backward pass since the last batch
+    several: str = ""  # the line of a batch that another one came before without a backward pass between them
     loss: torch.Tensor | None = None
 
 
@@ -86,6 +89,7 @@ class FoundSteps:
             if self.now is not None:
                 self.now.optimized += 1
 
+        @functools.wraps(made)  # libraries look at its parameters
         def numbered(loader: Any, *args: Any, **kwargs: Any) -> None:
             self.loaders.append(loader)
             made(loader, *args, **kwargs)
@@ -111,7 +115,7 @@ class FoundSteps:
         if not self._trains(line):
             return data
         if self.now is not None and self.now.untrained:
-            raise CaptureError(UNTRAINED.format(line, MARK))
+            self.now.several = line
         self.lines = self.lines or [line]
         known, tensors = self._named(data, line)
         place = self._place()
@@ -176,6 +180,8 @@ class FoundSteps:
     def _close(self, now: UnderWay) -> None:
         now.hooks.__exit__()
         self.now = None
+        if now.several and now.passes < len(now.batches):  # else they are micro-batches that were loaded together
+            raise CaptureError(UNTRAINED.format(now.several, MARK))
         specs = dict(self.session.batch)
         if self.steps and specs != self.specs:
             raise LaterStep(f"step {len(self.steps) + 1} has other batches than the first, in their number or shapes")
@@ -278,7 +284,28 @@ class FoundSteps:
     def _found(self) -> Found:
         models, optimizers = alive()
         scalers = {f"scaler{i or ''}": s for i, s in enumerate(self.scalers)}
-        return search(dict(labelled(models)), optimizers, scalers)
+        return search(dict(labelled(models)), optimizers, scalers, counters(sys._getframe(1)))
+
+
+def counters(frame: FrameType | None) -> dict[str, Any]:
+    """Numbers that functions of the script, and of the libraries that it calls, keep in variables and attributes: by function and name."""
+    found: dict[str, Any] = {}
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            held = {**_attributes(frame.f_locals.get("self")), **frame.f_locals}
+            found = {f"{frame.f_code.co_name}.{n}": v for n, v in held.items() if _is_number(v)} | found
+        frame = frame.f_back
+    return found
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Of an object that is no model: those of a model are found otherwise."""
+    return {} if isinstance(value, torch.nn.Module) else {f"self.{n}": v for n, v in getattr(value, "__dict__", {}).items()}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one number that is computed."""
+    return type(value) is Number or (type(value) in (torch.Tensor, FakeTensor) and value.numel() == 1 and not value.requires_grad)
 
 
 def named(path: tuple[str, ...], place: int) -> str:
@@ -290,7 +317,7 @@ def named(path: tuple[str, ...], place: int) -> str:
 def described(t: torch.Tensor, real: torch.Tensor, rows: int | None) -> dict[str, Any]:
     """The shape of a batch's tensor and, if it has values, what tells its rows apart: all that ranks are compared by."""
     found: dict[str, Any] = {"shape": list(t.shape), "dtype": str(t.dtype), "rows": None, "low": None, "high": None}
-    if isinstance(real, torch._subclasses.fake_tensor.FakeTensor) or not t.ndim:
+    if isinstance(real, FakeTensor) or not t.ndim:
         return found
     with _disable_current_modes():
         plain = real.detach().cpu().contiguous()

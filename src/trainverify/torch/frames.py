@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch.autograd.graph import _engine_run_backward
+
+from trainverify.torch.private import _engine_run_backward
 
 TORCH: Final = str(Path(torch.__file__).resolve().parent) + os.sep
 OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import _resolve_process_group
 
 from trainverify.torch.agreement import lying
 from trainverify.torch.buffers import Group
 from trainverify.torch.calls import kind_of
 from trainverify.torch.collectives import FUNCTIONAL, Flight, Talk
+from trainverify.torch.private import _resolve_process_group
 from trainverify.torch.translate import flat, type_of
 from trainverify.torch.values import Unmapped, Value
 

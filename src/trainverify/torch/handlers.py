@@ -31,6 +31,12 @@ class _Earlier:
 _EARLIER: Final = _Earlier()
 
 
+def begin() -> None:
+    """All of the user's code is about to run: managers that are alive now are in use around it, not in it."""
+    gc.freeze()
+    _EARLIER.any_may_swallow, _EARLIER.made = False, ()
+
+
 def handled(*errors: type[Exception], any_manager: bool = False) -> bool:
     """Whether a handler of the user's may catch one of these errors, raised where this function is called.
 
@@ -128,7 +134,7 @@ def _swallowed(errors: Sequence[type[Exception]]) -> bool:
 
 
 @cache
-def _may_swallow(kind: type) -> bool:
+def _may_swallow(kind: Any) -> bool:
     """Whether `__exit__` may return something true. In PyTorch and in Python's library only where it says so."""
     method = next((vars(k)["__exit__"] for k in type.mro(kind) if "__exit__" in vars(k)), None)
     if not isinstance(method, FunctionType):
@@ -147,4 +153,4 @@ def _returned(code: CodeType) -> Iterator[Any]:
             yield before.argval if before is not None and before.opname == "LOAD_CONST" else code
 
 
-__all__ = ["handled", "remember_managers"]
+__all__ = ["begin", "handled", "remember_managers"]

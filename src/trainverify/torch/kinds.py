@@ -10,11 +10,10 @@ from functools import cache
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.frames import is_ours, torchs
 from trainverify.torch.lines import may_be_users
+from trainverify.torch.private import FakeTensor, FakeTensorMode, _disable_current_modes
 from trainverify.torch.reading import Number
 
 

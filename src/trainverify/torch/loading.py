@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from trainverify.graph.mesh import Mesh
 from trainverify.torch.chance import by_user
 from trainverify.torch.inputs import Batch, lies
 from trainverify.torch.lines import user_frame
 from trainverify.torch.patching import everywhere
+from trainverify.torch.private import FakeTensor, _DatasetKind, _SingleProcessDataLoaderIter
 from trainverify.torch.stand_ins import StandIns
 
 WORKERS: Final = "data loaders load in the process that trains: what num_workers changes is which rows come, not what a step does with them"
@@ -35,6 +34,13 @@ class Loaded:
     where: str = ""
     data: Any = None  # the last batch as it was loaded
     batch: list[int] | None = None  # and its rows, if they are numbered
+    given: Callable[[Any], Any] = lambda data: data  # what loaders give to the script goes through it
+    over: Callable[[bool], bool] = lambda ends: False
+    ahead: list[Any] = field(default_factory=list)  # of loaders that load before they give: what is not given yet
+
+    def ends(self) -> bool:
+        """Whether the loader is to end before its next batch."""
+        return self.over(False) and (self.over(True) or True)
 
     def taken(self) -> list[int]:
         found, self.rows = self.rows, []
@@ -83,10 +89,14 @@ def on_yield(given: Callable[[Any], Any], over: Callable[[bool], bool]) -> None:
     """What loaders give to the script goes through a function. Another is asked before whether the loader is to end here, with False,
     and told that it does, with True."""
     following = _SingleProcessDataLoaderIter.__next__
+    LOADED.given, LOADED.over = given, over
 
     def after(iterating: Any) -> Any:
-        if over(False):
-            over(True)
+        if LOADED.ahead:
+            data = following(iterating)
+            LOADED.ahead[-1].append((LOADED.data, LOADED.batch))
+            return data
+        if LOADED.ends():
             raise StopIteration
         try:
             data = following(iterating)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from trainverify.torch.private import _disable_current_modes
 
 MEANINGS: Final[dict[str, Callable[..., Any]]] = {}  # "lib::op" → function; filled by `meaning`, once per op
 ELEMENTS: Final = 20_000_000  # of the arguments of a call that is checked

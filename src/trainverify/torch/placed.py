@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from trainverify.torch.private import _disable_current_modes, strided_shard
 
 Described = dict[str, Any]  # {"shape": global shape, "axes": [[ranks of the group, placement], …]}
 
@@ -36,12 +37,11 @@ def described(t: torch.Tensor) -> Described | None:
 
 def _placement(p: Any) -> str:
     from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
 
     kind = type(p)  # another class may be called alike
     if kind is Shard:
         return f"shard {p.dim}"
-    if kind is _StridedShard:
+    if kind is strided_shard():
         return f"strided {p.dim} {p.split_factor}"
     if kind is Replicate:
         return "replicate"

@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work as _Work
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.torch.boundary import Boundary
 from trainverify.torch.buffers import Group
@@ -24,6 +23,7 @@ from trainverify.torch.collectives import Flight, Talk
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.frames import ENGINE
 from trainverify.torch.lines import may_be_users
+from trainverify.torch.private import _disable_current_modes
 
 BACKEND: Final = "trainverify"
 POLLED: Final = "whether communication has ended is asked before it is waited for (is_completed, done), which the network decides"

@@ -17,8 +17,6 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.graph.program import Source
 from trainverify.torch.boundary import Boundary
@@ -26,6 +24,7 @@ from trainverify.torch.constants import decided
 from trainverify.torch.frames import torchs
 from trainverify.torch.handlers import handled
 from trainverify.torch.mappings.table import NoValue
+from trainverify.torch.private import FakeTensor, _disable_current_modes
 from trainverify.torch.translate import Translator
 from trainverify.torch.values import ReadsData
 

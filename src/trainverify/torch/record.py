@@ -9,15 +9,15 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from trainverify.torch.beside import Beside, described
 from trainverify.torch.bodies import python_body
 from trainverify.torch.checks import check
+from trainverify.torch.data_draws import Draws
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.frames import torchs
 from trainverify.torch.functional import Functional
+from trainverify.torch.private import FakeTensor, TorchDispatchMode, _disable_current_modes
 from trainverify.torch.translate import Translator, is_computed
 
 OVERFLOW: Final = "GradScaler finds no inf and no NaN: steps that it would skip, and whether ranks agree on them, are not compared"
@@ -38,6 +38,7 @@ class Recorder(TorchDispatchMode):
         self.translator = translator
         self.functional = functional
         self._inside: set[Any] = set()  # operators whose bodies run
+        self.draws = Draws()
         translator.again = self
 
     def __torch_dispatch__(
@@ -62,6 +63,9 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             self.translator.boundary.assume(OVERFLOW)
         if not self.translator.real:
+            drawn = self.draws.data(func, args, kwargs, self.translator.step is not None)
+            if drawn is not None:
+                return drawn
             check(self.translator, func, args, kwargs)
         given = self.translator.stood_in(func, args, kwargs)
         fault = self._fault(func, given.args, given.kwargs)

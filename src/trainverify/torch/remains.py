@@ -56,7 +56,7 @@ def strays(t: Translator, rank: int | None) -> list[Finding]:
         if step.carried(key, t.memory.old_reads.get(key, ())):
             text = f"memory of {size} bytes, no tensor of a model or an optimizer, carries values from step to step"
             found.append(Finding("TV505", text, rank, None, source, None, "unsupported"))
-        elif not reducer:
+        elif not reducer and size:  # memory that was given back holds nothing
             text = f"memory of {size} bytes that is older than the step is written by it and is compared with nothing"
             found.append(Finding("TV505", text, rank, None, source, None, "warning"))
     return list(dict.fromkeys(found))

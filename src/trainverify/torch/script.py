@@ -21,6 +21,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
+from trainverify.torch import handlers, libraries
 from trainverify.torch.between import Between
 from trainverify.torch.boundary import Watched
 from trainverify.torch.capture import STEPS, LaterStep, Session, Ways, optimizer_hooks
@@ -187,10 +188,12 @@ def capture_script(
     RUNNING.session, RUNNING.choices = session, choices
     found = RUNNING.found = FoundSteps(session, choices, (step, sys.modules["trainverify.torch"]), RUNNING.scalers, joined)
     found.install()
+    libraries.install(session.talk, session.translator.boundary.assume, reference, int((joined or {}).get("ranks", 1)))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     session.translator.stand_ins.mode = mode = Watched(session.translator.boundary)
     with mode, session.recorder, contextlib.suppress(StepEnded):
+        handlers.begin()
         runpy.run_path(script, run_name="__main__")
         found.ended()
     for h in handles:

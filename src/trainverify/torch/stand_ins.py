@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from trainverify.torch.private import FakeTensor, FakeTensorMode
 
 
 @dataclass(frozen=True)

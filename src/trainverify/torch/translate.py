@@ -10,14 +10,13 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.graph.program import Source
 from trainverify.graph.types import TensorType
 from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.torch.boundary import Boundary
+from trainverify.torch.data_draws import seed_read
 from trainverify.torch.frames import ENGINE, is_ours, torchs
 from trainverify.torch.integers import NARROW, fits
 from trainverify.torch.mappings import COMPLEX, MAPPINGS, Row
@@ -27,6 +26,7 @@ from trainverify.torch.mappings.foreach import each, single
 from trainverify.torch.mappings.table import Arguments, NoValue, plain
 from trainverify.torch.meanings import MEANINGS, Meanings
 from trainverify.torch.overlap import reads_what_it_writes
+from trainverify.torch.private import FakeTensor, _disable_current_modes, unset_fake_temporarily
 from trainverify.torch.rewrites import rewritten
 from trainverify.torch.stand_ins import Given, StandIns
 from trainverify.torch.storage import Memory, Piece, checked
@@ -41,11 +41,9 @@ DATA: Final = 4096  # elements of a tensor that is there from the start, up to w
 _NOTHING: Final = frozenset(
     (
         "aten::detach_",
-        "aten::_assert_async",
-        "aten::_assert_scalar",
         "aten::requires_grad_",
-        "aten::record_stream",
-        "aten::_assert_tensor_metadata",
+        *("aten::record_stream", "fsdp::record_grad_output_stream"),
+        *(f"aten::_assert_{n}" for n in ("async", "scalar", "tensor_metadata")),
         *(f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapdims", "swapaxes")),  # another view of the same memory
     )
 )
@@ -336,6 +334,8 @@ class Translator:
             return value
         if found is None:
             found = self._counted(t)
+        if found is None:
+            found = seed_read(self, t, lambda: self.memory.read(self.keep(t), *memory_of(t)))
         if found is None:
             place = self._place()
             text = f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)"

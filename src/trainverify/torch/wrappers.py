@@ -14,6 +14,7 @@ from typing import Any, Final
 from trainverify.graph.program import Source
 from trainverify.torch import buckets
 from trainverify.torch.frames import ENGINE, torchs
+from trainverify.torch.private import fsdp_param_group
 
 _LINE: Final = "_line_of_the_user"
 _MADE: Final = "__init__"
@@ -41,7 +42,6 @@ class Wrappers:
     def install(self) -> None:
         """For the rest of this process."""
         from torch.distributed.fsdp import FSDPModule
-        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
         from torch.distributed.tensor.parallel import style
         from torch.nn.parallel import DistributedDataParallel
 
@@ -67,7 +67,7 @@ class Wrappers:
             if (line := getattr(made, _LINE, None)) is not None:
                 self.styles[id(module)] = line
 
-        _after(FSDPParamGroup, "__init__", group_made)
+        _after(fsdp_param_group(), "__init__", group_made)
         for name in _SETTERS:
             if hasattr(FSDPModule, name):
                 _after(FSDPModule, name, group_set(name))

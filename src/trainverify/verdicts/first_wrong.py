@@ -35,7 +35,7 @@ def located(case: Case, small: Small, wrong: list[Suspect], difference: Differen
         place = outlier(case, small, seed, watch) if inputs is None and (case.kept or case.locator is None) else None
     except Stopped:
         place = unexplained(difference.obligation, difference.layout, difference.rank)
-    if place is None and elements(small) > budgets.LOCATED and case.locator is None:
+    if place is None and elements(small) > budgets.SEARCHED and case.locator is None:
         place = Place(difference.obligation.output.tensor, None, difference.rank, difference.layout.local, None, "too large to search")
     if place is None:
         seed, clear = clearer(case, small, searched, seed) if inputs is None else (seed, searched)
@@ -50,7 +50,8 @@ Differing = tuple[Small, list[Suspect], PointName]
 def searchable(case: Case, small: Small, wrong: list[Suspect], seed: PointName) -> Differing:
     """Sizes at which the first wrong tensor is searched for, with what differs there.
 
-    At reduced sizes more may differ than the bug makes: the 1/n of a mean keeps its n. Then such counts are reduced too.
+    At reduced sizes more may differ than the bug makes: the 1/n of a mean keeps its n. Then such counts are reduced too. What is too large
+    to search as it is, is searched at reduced sizes in any case: for what differs at full size.
     """
     full, bad = not case.less(small), {s.obligation for s in wrong}
 
@@ -70,7 +71,9 @@ def searchable(case: Case, small: Small, wrong: list[Suspect], seed: PointName) 
         found = []
     if any(s.distance > DIFFERENT for s in found) and not invented(found):
         return counted, found, seed
-    return (small, wrong, seed) if full else chosen
+    if full and elements(small) <= budgets.LOCATED:
+        return small, wrong, seed
+    return chosen[0], [s for s in chosen[1] if s.obligation in bad] or chosen[1], chosen[2]
 
 
 def search_smaller(case: Case, smaller: Differing, large: bool) -> bool:

@@ -25,12 +25,14 @@ def split_with_sizes_copy(a: Arguments) -> list[str]:
     return made
 
 
-@row("fsdp::chunk_cat", "aten::_chunk_cat")
+@row("fsdp::chunk_cat", "aten::_chunk_cat", "fsdp::chunk_cat_mixed_dtype")
 def chunk_cat(a: Arguments) -> str:
     """Every tensor padded along dim to a multiple of the chunks, cut into chunks, flattened; chunk i of all of them side by side."""
-    chunks, dim = a.integer("num_chunks"), a.integer("dim")
+    chunks, dim, names = a.integer("num_chunks"), a.integer("dim"), a.tensors("tensors")
+    if len({a.e.tensors[n].dtype for n in names}) > 1 and a.out[0] is not None:
+        names = [a.e.cast(n, a.out[0].dtype) for n in names]
     flat = []
-    for name in a.tensors("tensors"):
+    for name in names:
         shape = a.e.shape(name)
         short = -shape[dim] % chunks
         if short:

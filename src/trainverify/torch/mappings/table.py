@@ -11,9 +11,9 @@ from fractions import Fraction
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainverify.graph.types import TensorType
+from trainverify.torch.private import _disable_current_modes
 from trainverify.torch.values import DTYPES, Unknown, Unmapped, Value
 from trainverify.translate.emit import Emitter
 from trainverify.translate.literals import Literals, root
