@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from trainverify.check.findings import Finding
 from trainverify.evaluate.run import sample
 from trainverify.graph.mesh import Mesh
 from trainverify.graph.program import Domain, Output, Program
@@ -315,17 +316,7 @@ class Session:
             {g.name: g.members for g in self.talk.groups.values()},
             placed,
             {n.name: list(n.tensor.shape) for n in self.now.named},
-            [
-                *remains.early(t, self.rank),
-                *self.talk.findings,
-                *made.problems,
-                *remains.poisoned(t, self.rank),
-                *remains.strays(t, self.rank),
-                *carried,
-                *remains.unfound(self.now.stepped, found, self.rank),
-                *remains.drawn(t, self.rank),
-                *t.boundary.findings(self.rank),
-            ],
+            self._findings(made, found, carried),
             [
                 *self.assumed,
                 *t.boundary.assumed,
@@ -346,6 +337,20 @@ class Session:
             by_hand=tuple(n.name for n in self.now.named if n.by_hand),
             tables=tables,
         )
+
+    def _findings(self, made: Outputs, found: Found, carried: Sequence[Finding]) -> list[Finding]:
+        t = self.translator
+        return [
+            *remains.early(t, self.rank),
+            *self.talk.findings,
+            *made.problems,
+            *remains.poisoned(t, self.rank),
+            *remains.strays(t, self.rank),
+            *carried,
+            *remains.unfound(self.now.stepped, found, self.rank),
+            *remains.drawn(t, self.rank),
+            *t.boundary.findings(self.rank),
+        ]
 
     def _tables(self, after: After) -> dict[str, bool]:
         """Buffers of checkpoints that were taken for tables of constants, and whether the step changes them."""
