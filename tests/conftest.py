@@ -6,6 +6,7 @@ And a suite that a shell started in its background ignores Ctrl-C, as would all 
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import shutil
@@ -97,6 +98,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[name] % every:
                 item.add_marker(pytest.mark.long)
             seen[name] += 1
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and cases stay to the end: what looks through all objects need not pass them each time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -92,11 +92,13 @@ def run(
     """The results of functions, each in a process of its own: two at a time, or all `together` (when they talk to each other)."""
     from trainverify.torch.agreed import recall, remember
     from trainverify.torch.handlers import remember_managers
+    from trainverify.torch.orders import loops
 
     _warn_once()
     _preload()
     recall()
     remember_managers()
+    loops()  # files are read once, not by every process
     context = multiprocessing.get_context("fork")
     most = len(works) if together else max(1, min(len(works), os.cpu_count() or 1))
     results: dict[int, T | Failed] = {}
