@@ -43,7 +43,7 @@ def double(model: Any) -> None:
 @pytest.mark.parametrize(
     ("ranks", "reference", "verdict"),
     [
-        pytest.param(by(lambda: ONE.tolist()[0], ONE), nothing, "UNKNOWN", id="list_of_one"),
+        pytest.param(by(lambda: ONE.tolist()[0], ONE), nothing, "REFUTED", id="list_of_one"),
         pytest.param(by(lambda: TWO.tolist()[0], TWO), nothing, "UNKNOWN", id="list_of_two"),
         pytest.param(by(lambda: float(ONE.numpy()[0]), ONE), nothing, "UNKNOWN", id="array_of_one"),
         pytest.param(by(lambda: copy.deepcopy(TWO).tolist()[0], TWO), nothing, "UNKNOWN", id="copy_of_two"),
