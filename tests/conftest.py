@@ -100,8 +100,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen[name] += 1
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # modules and cases stay to the end: what looks through all objects need not pass them each time
+def pytest_runtest_setup() -> None:
+    """What earlier tests leave stays to the end: what looks through all objects passes those of this test only."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
