@@ -361,7 +361,7 @@ class Reader:
         if found is None:
             return bool(self.translator.memory.storage(self.translator.keep(t)).pieces)
         with _disable_current_modes():
-            return not torch.equal(found.reshape(-1).view(torch.uint8), t.detach().contiguous().reshape(-1).view(torch.uint8))
+            return not torch.equal(*(v.detach().reshape(-1).contiguous().view(torch.uint8) for v in (found, t)))
 
     def _follow_written(self) -> None:
         """Functions that read a tensor's memory without PyTorch's dispatcher: of one that was there before they give what it holds now."""
