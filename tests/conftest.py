@@ -27,6 +27,7 @@ EVERY = {
     "capture/test_buffers.py": 3,
     "capture/test_by_hand.py": 3,
     "capture/test_chance.py": 3,
+    "capture/test_door.py": 7,
     "capture/test_found_steps.py": 3,
     "capture/test_handlers.py": 3,
     "capture/test_lookups.py": 3,
