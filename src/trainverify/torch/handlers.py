@@ -29,11 +29,18 @@ class _Earlier:
 
 
 _EARLIER: Final = _Earlier()
+_FREEZE: Final = gc.freeze
+
+
+def hide_what_is_there() -> None:
+    """Pass over all objects that exist now. The code's own `gc.freeze` does nothing from now on: it would hide its managers too."""
+    _FREEZE()
+    gc.freeze = lambda: None
 
 
 def begin() -> None:
     """All of the user's code is about to run: managers that are alive now are in use around it, not in it."""
-    gc.freeze()
+    hide_what_is_there()
     _EARLIER.any_may_swallow, _EARLIER.made = False, ()
 
 
@@ -113,7 +120,7 @@ def _matches(frame: FrameType, before: Sequence[dis.Instruction], errors: Sequen
 
 
 def remember_managers() -> None:
-    """Note the managers that exist before processes are forked for a capture: those see only what they make themselves (`gc.freeze`)."""
+    """Note the managers that exist before processes are forked for a capture: those see only what they make themselves."""
     _EARLIER.any_may_swallow, _EARLIER.made = _managers()
 
 
@@ -153,4 +160,4 @@ def _returned(code: CodeType) -> Iterator[Any]:
             yield before.argval if before is not None and before.opname == "LOAD_CONST" else code
 
 
-__all__ = ["begin", "handled", "remember_managers"]
+__all__ = ["begin", "handled", "hide_what_is_there", "remember_managers"]

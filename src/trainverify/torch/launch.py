@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 import multiprocessing
@@ -65,10 +64,11 @@ def _warn_once() -> None:
 
 def _child(work: Callable[[], Any], pipe: Connection) -> None:
     from trainverify.torch.agreed import AGREED
+    from trainverify.torch.handlers import hide_what_is_there
 
     result: Any
     before = set(AGREED)
-    gc.freeze()  # looking through all objects for what a capture makes takes as long as there are others
+    hide_what_is_there()  # looking through all objects for what a capture makes takes as long as there are others
     try:
         with redirect_stdout(sys.stderr):
             result = work()
