@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch.nn.functional as F  # noqa: E402
 
 from capture.factors import Factor, verdict  # noqa: E402
 from trainverify.torch.handlers import handled  # noqa: E402
-from trainverify.torch.launch import run  # noqa: E402
 
 
 class Quiet:
@@ -133,18 +131,6 @@ def under(manager: Callable[[], Any]) -> Callable[[], Any]:
             return asked()
 
     return run
-
-
-def frozen() -> Any:
-    """A manager that the garbage collector no longer lists."""
-    manager = contextlib.suppress(RuntimeError)
-    gc.freeze()
-    with manager:
-        return asked()
-
-
-def test_a_manager_that_the_code_has_frozen_is_seen() -> None:
-    assert run([frozen]) == [True]
 
 
 def in_a_stack() -> Any:
