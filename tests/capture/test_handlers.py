@@ -202,7 +202,7 @@ def test_calls_that_only_real_kernels_refuse(name: str, handled: bool) -> None:
     """UNKNOWN, whether the error is caught or ends the run: fake tensors do not raise it."""
     found = verdict(caught(REFUSED[name]) if handled else lambda model, batch: REFUSED[name](model, batch) is None or 1.0)
     assert found.verdict == "UNKNOWN", found.reason
-    assert "a real run raises an error" in found.reason or "without a mapping" in found.reason
+    assert any(said in found.reason for said in ("a real run raises an error", "a real run may raise an error", "without a mapping"))
 
 
 def test_calls_that_kernels_take() -> None:

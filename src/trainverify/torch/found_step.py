@@ -8,7 +8,6 @@ Whatever else a script does is ambiguous, and refused.
 from __future__ import annotations
 
 import functools
-import gc
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from trainverify.torch.discover import Found, kept, owner_of, search
 from trainverify.torch.inputs import Flags, Ids, Input, Reals
 from trainverify.torch.lines import is_users, user_frame
 from trainverify.torch.loading import LOADED, mapped, on_yield
+from trainverify.torch.objects import alive
 from trainverify.torch.placed import local
 from trainverify.torch.private import FakeTensor, _disable_current_modes
 from trainverify.torch.reading import Number
@@ -225,7 +225,7 @@ class FoundSteps:
 
     def _trains(self, line: str) -> bool:
         """Whether a batch that is loaded here is trained on."""
-        models, optimizers = alive()
+        models, optimizers = models_there()
         trained = {id(p) for o in optimizers for g in owner_of(o).param_groups for p in g["params"]}
         training = any(m.training for m in models if any(id(p) in trained for p in m.parameters()))
         return torch.is_grad_enabled() and training and line in (self.lines or [line])
@@ -282,7 +282,7 @@ class FoundSteps:
         self.session.batch = {**self.session.batch, **more}
 
     def _found(self) -> Found:
-        models, optimizers = alive()
+        models, optimizers = models_there()
         scalers = {f"scaler{i or ''}": s for i, s in enumerate(self.scalers)}
         return search(dict(labelled(models)), optimizers, scalers, counters(sys._getframe(1)))
 
@@ -347,9 +347,9 @@ def versions(found: Found) -> dict[str, tuple[int, int]]:
     return {name: (int(t.untyped_storage()._cdata), t._version) for name, t in here.items()}
 
 
-def alive() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+def models_there() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
     """Models that hold tensors and are no part of others, those that an optimizer trains first and in its order; and optimizers."""
-    objects = gc.get_objects()
+    objects = alive()
     modules = [o for o in objects if issubclass(type(o), torch.nn.Module)]
     optimizers = [o for o in objects if issubclass(type(o), torch.optim.Optimizer)]
     within = {id(owner_of(o)) for o in optimizers if owner_of(o) is not o}

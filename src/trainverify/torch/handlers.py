@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
-import gc
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -14,34 +13,12 @@ from typing import Any, Final
 
 from trainverify.torch.frames import is_ours
 from trainverify.torch.lines import may_be_users
+from trainverify.torch.objects import alive
 
 _ALWAYS: Final = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 _RAISES: Final = ("RERAISE", "RAISE_VARARGS")
 _GENERATED: Final = contextlib._GeneratorContextManager
 _CAPTURES: Final = ("capture", "capture_script")  # functions of ours that call the user's
-
-
-class _Earlier:
-    """Managers older than the process of a capture."""
-
-    any_may_swallow = False
-    made: Sequence[Any] = ()
-
-
-_EARLIER: Final = _Earlier()
-_FREEZE: Final = gc.freeze
-
-
-def hide_what_is_there() -> None:
-    """Pass over all objects that exist now. The code's own `gc.freeze` does nothing from now on: it would hide its managers too."""
-    _FREEZE()
-    gc.freeze = lambda: None
-
-
-def begin() -> None:
-    """All of the user's code is about to run: managers that are alive now are in use around it, not in it."""
-    hide_what_is_there()
-    _EARLIER.any_may_swallow, _EARLIER.made = False, ()
 
 
 def handled(*errors: type[Exception], any_manager: bool = False) -> bool:
@@ -119,25 +96,13 @@ def _matches(frame: FrameType, before: Sequence[dis.Instruction], errors: Sequen
         return True
 
 
-def remember_managers() -> None:
-    """Note the managers that exist before processes are forked for a capture: those see only what they make themselves."""
-    _EARLIER.any_may_swallow, _EARLIER.made = _managers()
-
-
-def _managers() -> tuple[bool, list[Any]]:
-    """Whether there is a manager that may keep an error from its caller, and the managers made by generators."""
-    objects = gc.get_objects()
-    kinds = set(map(type, objects))
-    return any(_may_swallow(k) for k in kinds), [m for m in objects if type(m) is _GENERATED] if _GENERATED in kinds else []
-
-
 def _swallowed(errors: Sequence[type[Exception]]) -> bool:
     """Whether a manager of some `with` may keep an error from its caller. One that is not in use counts too."""
-    any_may_swallow, made = _managers()
-    if any_may_swallow or _EARLIER.any_may_swallow:
+    managers = alive()
+    if any(map(_may_swallow, set(map(type, managers)))):
         return True
-    frames: list[FrameType] = [m.gen.gi_frame for m in (*_EARLIER.made, *made) if m.gen.gi_frame is not None]
-    return any(may_be_users(f.f_code.co_filename) and _catches(f, errors, False) for f in frames)
+    frames: list[FrameType | None] = [vars(m)["gen"].gi_frame for m in managers if type(m) is _GENERATED]
+    return any(f is not None and may_be_users(f.f_code.co_filename) and _catches(f, errors, False) for f in frames)
 
 
 @cache
@@ -160,4 +125,4 @@ def _returned(code: CodeType) -> Iterator[Any]:
             yield before.argval if before is not None and before.opname == "LOAD_CONST" else code
 
 
-__all__ = ["begin", "handled", "hide_what_is_there", "remember_managers"]
+__all__ = ["handled"]

@@ -63,12 +63,12 @@ def _warn_once() -> None:
 
 
 def _child(work: Callable[[], Any], pipe: Connection) -> None:
+    from trainverify.torch import objects
     from trainverify.torch.agreed import AGREED
-    from trainverify.torch.handlers import hide_what_is_there
 
     result: Any
     before = set(AGREED)
-    hide_what_is_there()  # looking through all objects for what a capture makes takes as long as there are others
+    objects.hide()  # looking through all objects for what a capture makes takes as long as there are others
     try:
         with redirect_stdout(sys.stderr):
             result = work()
@@ -90,14 +90,14 @@ def run(
     tell: Callable[[int], None] = lambda done: None,
 ) -> list[T | Failed]:
     """The results of functions, each in a process of its own: two at a time, or all `together` (when they talk to each other)."""
+    from trainverify.torch import objects
     from trainverify.torch.agreed import recall, remember
-    from trainverify.torch.handlers import remember_managers
     from trainverify.torch.orders import loops
 
     _warn_once()
     _preload()
     recall()
-    remember_managers()
+    objects.remember()
     loops()  # files are read once, not by every process
     context = multiprocessing.get_context("fork")
     most = len(works) if together else max(1, min(len(works), os.cpu_count() or 1))

@@ -21,7 +21,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from trainverify.graph.mesh import Mesh
 from trainverify.ops.table import OpTable
-from trainverify.torch import handlers, libraries
+from trainverify.torch import libraries, objects
 from trainverify.torch.between import Between
 from trainverify.torch.boundary import Watched
 from trainverify.torch.capture import STEPS, LaterStep, Session, Ways, optimizer_hooks
@@ -193,7 +193,7 @@ def capture_script(
     sys.path.insert(0, str(Path(script).resolve().parent))
     session.translator.stand_ins.mode = mode = Watched(session.translator.boundary)
     with mode, session.recorder, contextlib.suppress(StepEnded):
-        handlers.begin()
+        objects.begin()
         runpy.run_path(script, run_name="__main__")
         found.ended()
     for h in handles:
