@@ -80,3 +80,43 @@ def test_values_in_a_store() -> None:
     one, many = lambda: built(1, 0, leaves_in_the_store), lambda r, w: built(w, r, leaves_in_the_store)
     with pytest.raises(Exception, match=r"test_building.py:\d+.*set of the store"):
         tvt.verify(one, many, 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)
+
+
+def counted(mine: Callable[[int], int], whole: Callable[[Any], float]) -> Building:
+    """A factor that follows from what ranks count together before the step."""
+
+    def building(model: Any, rank: int) -> None:
+        total = torch.tensor([mine(rank)])
+        dist.all_reduce(total)
+        parts = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+        dist.all_gather(parts, torch.tensor([mine(rank)]))
+        if total == 0 or sum(int(p) for p in parts) != whole(total):
+            raise RuntimeError("nothing to train on")
+        factor = 2 * mine(rank) / total.item()
+        model.weight.register_hook(lambda g: g * factor)
+
+    return building
+
+
+@pytest.mark.parametrize(
+    ("mine", "whole", "verdict", "said"),
+    [
+        pytest.param(lambda rank: 3, lambda total: total.item(), "PROVED", "", id="the same on all ranks"),
+        pytest.param(
+            lambda rank: 3 + rank, lambda total: total.item(), "UNKNOWN", "all_reduce before the step of [[4]]", id="each its own"
+        ),
+    ],
+)
+def test_numbers_that_ranks_count_together(mine: Any, whole: Any, verdict: str, said: str) -> None:
+    """A real run of each does this, and of the second is wrong: ranks weigh their gradients by 6/7 and 8/7."""
+    one, many = lambda: built(1, 0, says_nothing), lambda r, w: built(w, r, counted(mine, whole))
+    report = tvt.verify(one, many, 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)
+    assert report.verdict == verdict, report.reason
+    assert said in report.reason
+
+
+def test_a_sum_that_is_not_theirs() -> None:
+    """The code stops itself, as in a real run."""
+    many = lambda r, w: built(w, r, counted(lambda rank: 3, lambda total: 3))  # noqa: E731
+    with pytest.raises(tvt.CaptureError, match="nothing to train on"):
+        tvt.verify(lambda: built(1, 0, says_nothing), many, 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)

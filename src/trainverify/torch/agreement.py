@@ -55,7 +55,8 @@ class Ledger:
 
     messages: dict[str, list[Said]] = field(default_factory=dict)  # group → its collectives in order
     created: list[Said] = field(default_factory=list)  # process groups
-    objects: list[Said] = field(default_factory=list)  # Python objects that ranks exchange
+    objects: list[Said] = field(default_factory=list)  # Python objects that ranks are taken to give as this one does
+    sent: dict[tuple[int, ...], list[tuple[str, bytes]]] = field(default_factory=dict)  # group → all that it gives
     settled: dict[str, list[Said]] = field(default_factory=dict)  # group → constants that are broadcast, by their formulas
     numbers: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(
         default_factory=dict
@@ -71,7 +72,7 @@ class Ledger:
         self.messages.setdefault(group, []).append(Said(what, source))
 
     def exchanged(self, how: str, value: Any, source: Source | None) -> bytes:
-        """What is sent."""
+        """What is sent, and taken to be what others send."""
         sent = pickle.dumps(value)  # what cannot be pickled cannot be sent either
         self.objects.append(Said(f"{how} of {repr(value)[:40]} ({hashlib.sha256(sent).hexdigest()[:16]})", source))
         return sent

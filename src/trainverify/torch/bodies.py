@@ -26,7 +26,8 @@ def _formula(func: Any) -> Callable[..., Any] | None:
     name = str(func._schema.name)
     in_place = func._schema.is_mutable and ((name.endswith("_") and not name.endswith("__")) or name in _WRITING)
     plain = name.removesuffix("_") if in_place else name
-    has_row = plain in MAPPINGS or plain in COMPLEX or single(plain.removeprefix("aten::")) is not None
+    view = func.is_view and func.namespace == "aten"  # read where it lies
+    has_row = view or plain in MAPPINGS or plain in COMPLEX or single(plain.removeprefix("aten::")) is not None
     if has_row or (func._schema.is_mutable and not in_place) or torch.Tag.nondeterministic_seeded in func.tags:
         return None
     composed = COMPOSITIONS.get(plain)

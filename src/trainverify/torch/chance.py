@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from trainverify.torch.asks import asks, callers
 from trainverify.torch.boundary import Boundary
 from trainverify.torch.frames import is_ours, torchs
 from trainverify.torch.lines import may_be_users
@@ -157,8 +158,10 @@ class Chance:
         for said in self.before:
             if now[said] != self.before[said] and said not in self.seeded:
                 self.boundary.note(DRAWN.format(said))
-        for loop in loops():
-            self.boundary.assume(loop)
+        for text in (*loops(), *callers()):
+            self.boundary.assume(text)
+        for asked in asks():
+            self.boundary.note(asked)
         self.stepping = True
 
 

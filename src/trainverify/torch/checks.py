@@ -134,7 +134,7 @@ def _refuses(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         if isinstance(value, list | tuple):
             return type(value)(zeros(v) for v in value)
         if not isinstance(value, torch.Tensor):
-            return value
+            return torch.device("cpu") if isinstance(value, torch.device) else value
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
 
     with _disable_current_modes():

@@ -18,7 +18,7 @@ from trainverify.torch.buffers import Group, buffered, gathered_apart, in_order,
 from trainverify.torch.handlers import handled
 from trainverify.torch.integers import NARROW
 from trainverify.torch.mappings.table import NoValue
-from trainverify.torch.private import unset_fake_temporarily
+from trainverify.torch.private import _disable_current_modes, unset_fake_temporarily
 from trainverify.torch.rewrites import reduced_apart, uncut
 from trainverify.torch.translate import Translator, type_of, view_of
 from trainverify.torch.values import Unknown, Unmapped, Value
@@ -118,7 +118,7 @@ class Talk:
         flight = Flight(len(self.flights), list(results), versions, place.source)
         self.flights.append(flight)
         for tensor, _ in results:
-            t.counts(tensor)
+            t.followed.take(tensor)
             t.write(tensor, Unknown(f"the result of communication that was not waited for ({place.source})", place.source, flight.number))
         return flight
 
@@ -205,17 +205,23 @@ class Talk:
         kind: str,
         group: Group,
         said: str | None = None,
+        alike: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None,
     ) -> Flight:
         """Emit communication; outside the step, and where an input has no value, results have none either.
 
-        `said` is a collective as all members of its group have to call it."""
+        `said` is a collective as all members of its group have to call it, `alike` what it gives where they give the same numbers."""
         t = self.translator
         if not self._begin():
+            numbers = t.followed.numbers(inputs) if alike is not None else None
             reduced = kind.startswith(("all_reduce", "reduce"))
             before = Unknown(REDUCED if reduced else "a value that was communicated before the step", t.emitter.place.source)
             for o in outputs:
-                t.counts(o)
+                t.followed.take(o)
                 t.write(o, before)
+            if numbers is not None and alike is not None:
+                settled = Said(f"{kind} before the step of {[v.tolist() for v in numbers]}", t.emitter.place.source)
+                with _disable_current_modes():
+                    t.followed.made(outputs, alike(numbers), lambda: self.ledger.settled.setdefault(group.name, []).append(settled))
             return Flight(-1, [], [], None, True)
         self.ledger.calls.append(call_of(kind, group.members, inputs or outputs))
         if said is not None:
@@ -288,15 +294,21 @@ class Talk:
                 made.append(self.emit("all_reduce", name, group, type_of(x), op=ours))
             return made
 
-        return self.guarded(tensors, tensors, make, "all_reduce", group, f"all_reduce {_way(op)} of {_lying(tensors)}")
+        way, n = _way(op), len(group.members)
+
+        def alike(numbers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            return [v * n if way == "SUM" else v**n if way == "PRODUCT" else v for v in numbers]
+
+        said = f"all_reduce {way} of {_lying(tensors)}"
+        return self.guarded(tensors, tensors, make, "all_reduce", group, said, alike if way in REDUCTIONS else None)
 
     def used(self, group: Group, tensor: torch.Tensor, op: Any) -> Flight:
         """DDP's reducer adds up which parameters ranks have used; it reads the sum where this rank has not used one."""
         t = self.translator
-        own = t.counts(tensor)
+        own = t.followed.take(tensor)
         flight = self.all_reduce(group, [tensor], op)
         if own is not None:
-            t.recount(tensor, own)
+            t.followed.put(tensor, own)
             with unset_fake_temporarily():
                 self.unused.append((group.name, tuple(i for i, n in enumerate(own.tolist()) if not n)))
         return flight
@@ -398,7 +410,7 @@ class Talk:
             whole = self.emit("all_gather", row, group, TensorType((n, *kind.shape), kind.dtype), dim=0)
             return [self.row(whole, i, kind.shape) for i in range(n)]
 
-        return self.guarded([x], outputs, make, "all_gather", group, f"gathering all of {lying(x)}")
+        return self.guarded([x], outputs, make, "all_gather", group, f"gathering all of {lying(x)}", lambda v: [v[0]] * len(outputs))
 
     def fits(self, group: Group, whole: torch.Tensor, part: torch.Tensor) -> None:
         """Refuse shapes of a tensor that has a part for every member, unless it is their concatenation or their stack."""
@@ -436,7 +448,10 @@ class Talk:
                 return [gathered_apart(self.translator.emitter, group, self.rank, self.translator.named(x), places)]
             return [self.gathered(group, x, type_of(output).shape)]
 
-        return self.guarded([x], [output], make, "all_gather", group, f"gathering all of {lying(x)}")
+        def alike(numbers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            return [numbers[0].reshape(-1).repeat(len(group.members))]
+
+        return self.guarded([x], [output], make, "all_gather", group, f"gathering all of {lying(x)}", alike)
 
     def places(self, output: torch.Tensor, n: int) -> list[int] | None:
         """Where parameters begin and end in a flat buffer of several; None for any other tensor."""

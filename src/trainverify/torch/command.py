@@ -17,6 +17,7 @@ from trainverify.report import Report
 from trainverify.torch.cache import Cache
 from trainverify.torch.captured import Captured, Steps
 from trainverify.torch.cuda import CPU, CUDA, Fake, hinted
+from trainverify.torch.exchange import GIVEN, digest, settled
 from trainverify.torch.found_step import MARK
 from trainverify.torch.inputs import Batch, Flags, Ids, Reals, with_rows
 from trainverify.torch.judge import by_step, captures, judge, kind_of, pair
@@ -126,17 +127,25 @@ class Scripted:
         if self.cache is None:
             results = run(works, tell=count)
         else:
-            more = () if joined is None else (repr(joined),)
+            more = (digest(), "" if joined is None else repr(joined))
             keys = [(self.path, "only" if r is None else r, choices, self.accept, self.device, *more) for r in ranks]
             kept = self.cache.captured(dict(zip(keys, works, strict=True)), lambda made: (made[0], plain(made[1], made[2])), count)
             results = [k if isinstance(k, Failed) else (k[0], *spelled(k[1])) for k in kept]
         return [_made(r, result, self.device) for r, result in zip(ranks, results, strict=True)]
 
+    def all_ranks(self, first: Any, choices: Sequence[Choices]) -> list[tuple[Steps, Any, Any]]:
+        """What ranks do with the objects that they give each other; the first was captured before any other gave one."""
+
+        def captured() -> list[tuple[Steps, Any, Any]]:
+            return self.captured(range(self.world), choices) if GIVEN.by_rank else [first, *self.captured(range(1, self.world), choices)]
+
+        return settled(captured, lambda made: made[0])
+
     def found(self, first: Any, choices: Sequence[Choices], declared: Declared) -> tuple[list[Any], Mesh, Batch, dict[str, Any]]:
         """All processes of a script whose step was found, the reference first: it gets what the ranks loaded."""
         if self.world > ALL_RANKS:
             raise CaptureError(f"of more than {ALL_RANKS} ranks the step is not found: {MARK}")
-        ranks = [first, *self.captured(range(1, self.world), choices)]
+        ranks = self.all_ranks(first, choices)
         shared = share([said for _, _, said in ranks], declared)
         ignored = {n: declared.of(declared.ignore, n) for n in shared.cuts}
         joined = {
@@ -188,9 +197,9 @@ def script(
         if mesh.size != world:
             raise CaptureError(f"{mesh} has {mesh.size} ranks, --world-size says {world}")
         ranks = range(world) if all_ranks else chosen(mesh)
-        one, *others = job.captured([None, *ranks[1:]], choices)
+        (one,) = job.captured([None], choices)
         told.append((mesh, one[1], said))
-        marked = [first, *others]
+        marked = job.all_ranks(first, choices) if len(ranks) == world else [first, *job.captured(ranks[1:], choices)]
         if len(marked) == world and (same := repeated(mesh, one[1], [s for _, _, s in marked])) is not None:
             raise Reads(same)
         return by_step([one[0], *(c for c, _, _ in marked)])

@@ -7,6 +7,7 @@ import inspect
 import os
 import pickle
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, cast
@@ -23,6 +24,7 @@ from trainverify.torch.collectives import Talk, group_name
 from trainverify.torch.cuda import Fake, no_gpu
 from trainverify.torch.data_draws import UNSEEDED
 from trainverify.torch.discover import NotSupported
+from trainverify.torch.exchange import theirs
 from trainverify.torch.patching import everywhere
 from trainverify.torch.placed import local
 from trainverify.torch.private import FakeTensor, FakeTensorMode, _disable_current_modes, _python_dispatch, fake_store, pipeline_schedule
@@ -269,23 +271,34 @@ def _patch_storage(talk: Talk) -> None:
 
 
 def _patch_objects(talk: Talk, note: Callable[[str], None]) -> None:
-    """Python objects that ranks exchange arrive as copies, and are compared when all ranks are there. Others are refused."""
+    """Python objects that ranks exchange are what they gave in a capture before, or copies of this rank's, to be compared with theirs."""
+    counts: Counter[tuple[int, ...]] = Counter()
+
+    def given(how: str, value: Any, group: Any) -> list[bytes]:
+        members = tuple(dist.get_process_group_ranks(group or c10d._get_default_group()))
+        sent = pickle.dumps(value)  # what cannot be pickled cannot be sent either
+        talk.ledger.sent.setdefault(members, []).append((how, sent))
+        counts[members] += 1
+        if (found := theirs(members, counts[members] - 1, how)) is not None:
+            return found
+        note(f"objects that ranks exchange ({how}) are the same on all of them")
+        return [talk.ledger.exchanged(how, value, _source(talk))] * len(members)
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        note("objects that ranks exchange (all_gather_object) are the same on all of them")
-        sent = talk.ledger.exchanged("all_gather_object", obj, _source(talk))
-        for i in range(max(0, dist.get_world_size(group))):  # none where this rank is not in the group
-            object_list[i] = pickle.loads(sent)
+        if dist.get_rank(group) != -1:  # else this rank is not in the group
+            for i, sent in enumerate(given("all_gather_object", obj, group)):
+                object_list[i] = pickle.loads(sent)
 
     def broadcast_object_list(
         object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None, group_src: int | None = None
     ) -> None:
-        note("objects that ranks exchange (broadcast_object_list) are the same on all of them")
-        talk.ledger.exchanged("broadcast_object_list", object_list, _source(talk))
         group = group or c10d._get_default_group()
+        if (rank := dist.get_rank(group)) == -1:
+            return
         root = group_src if group_src is not None else c10d.get_group_rank(group, src or 0)
-        if dist.get_rank(group) not in (root, -1):
-            object_list[:] = [pickle.loads(pickle.dumps(o)) for o in object_list]
+        found = given(f"broadcast_object_list from {root}", object_list, group)
+        if rank != root:
+            object_list[:] = pickle.loads(found[root])
 
     def refused(name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -227,7 +227,8 @@ class FoundSteps:
         """Whether a batch that is loaded here is trained on."""
         models, optimizers = models_there()
         trained = {id(p) for o in optimizers for g in owner_of(o).param_groups for p in g["params"]}
-        training = any(m.training for m in models if any(id(p) in trained for p in m.parameters()))
+        parts = [part for m in models for part in m.modules()]  # one that wraps others may say something else than they
+        training = any(part.training for part in parts if any(id(p) in trained for p in part.parameters(recurse=False)))
         return torch.is_grad_enabled() and training and line in (self.lines or [line])
 
     def _place(self) -> int:

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, MutableMapping
 from functools import cache
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -108,6 +109,20 @@ def _fakes() -> frozenset[str]:
         return frozenset((*vars(torch.empty(0)), "_is_param", "_is_buffer"))
 
 
+class NoTensor(torch.Tensor):
+    """In the place of the class of fake tensors: no tensor is one."""
+
+
+class _Telling(ModuleType):
+    """A module of fake tensors, as it is in a real run: no tensor is one of them."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        other = _INSTEAD.get(name)
+        return value if other is None or not _told(sys._getframe(1).f_code.co_filename) else other
+
+
+_INSTEAD: Final[dict[str, Any]] = {"FakeTensor": NoTensor, "is_fake": lambda value: False}
 _EXEC, _EVAL = builtins.exec, builtins.eval
 _ATTRIBUTES: Final = vars(torch.Tensor)["__dict__"]
 TYPE: Final = Type()
@@ -117,7 +132,11 @@ _PYTHON: Final = sysconfig.get_paths()["stdlib"]
 def install() -> None:
     """Fake tensors show what real ones do; `type` in all modules of the user's own that are there now: installed packages keep theirs."""
     FakeTensor.__bases__ = (Shown,)
+    for module in (torch._subclasses, torch._subclasses.fake_tensor):
+        module.__class__ = _Telling
     for module in list(sys.modules.values()):
+        if (space := getattr(module, "__dict__", {})).get("FakeTensor") is FakeTensor and _told(getattr(module, "__file__", None) or "<"):
+            space["FakeTensor"] = NoTensor
         if _is_own(getattr(module, "__file__", None)):
             vars(module).setdefault("type", TYPE)
     builtins.exec, builtins.eval = _running(_EXEC), _running(_EVAL)

@@ -92,13 +92,14 @@ def run(
     """The results of functions, each in a process of its own: two at a time, or all `together` (when they talk to each other)."""
     from trainverify.torch import objects
     from trainverify.torch.agreed import recall, remember
+    from trainverify.torch.asks import asks
     from trainverify.torch.orders import loops
 
     _warn_once()
     _preload()
     recall()
     objects.remember()
-    loops()  # files are read once, not by every process
+    loops(), asks()  # files are read once, not by every process
     context = multiprocessing.get_context("fork")
     most = len(works) if together else max(1, min(len(works), os.cpu_count() or 1))
     results: dict[int, T | Failed] = {}

@@ -6,13 +6,12 @@ A set of text, or of objects without a hash of their own, is ordered by numbers 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from trainverify.torch.lines import is_users
+from trainverify.torch.own_files import own_files, parsed
 
 LOOP: Final = "{}:{} goes through a set: all ranks are taken to do so in one order, as with sorted()"
 _SETS: Final = ("set", "frozenset")
@@ -21,17 +20,12 @@ _IN_ORDER: Final = ("list", "tuple", "enumerate", "iter", "zip", "map", "filter"
 
 def loops() -> list[str]:
     """Of all modules that are the user's own, by line."""
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    own = {f for f in files if isinstance(f, str) and f.endswith(".py") and "site-packages" not in f and is_users(f)}
-    return [LOOP.format(Path(f).name, line) for f in sorted(own) for line in _lines(f)]
+    return [LOOP.format(Path(f).name, line) for f in own_files() for line in _lines(f)]
 
 
 @cache
 def _lines(file: str) -> tuple[int, ...]:
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ()
+    tree = parsed(file)
     names = set(_named(tree))
     return tuple(sorted({e.lineno for e in _gone_through(tree) if _is_set(e, names)}))
 

@@ -51,7 +51,7 @@ def strays(t: Translator, rank: int | None) -> list[Finding]:
     assert step is not None
     for (key, reducer), source in step.strays.items():
         size = t._alive[key].nbytes()
-        if t.unchanged(key):
+        if t.followed.unchanged(key, step.counts):
             continue
         if step.carried(key, t.memory.old_reads.get(key, ())):
             text = f"memory of {size} bytes, no tensor of a model or an optimizer, carries values from step to step"

@@ -6,7 +6,6 @@ script ends after the third one.
 
 from __future__ import annotations
 
-import contextlib
 import runpy
 import sys
 import time
@@ -192,10 +191,16 @@ def capture_script(
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     session.translator.stand_ins.mode = mode = Watched(session.translator.boundary)
-    with mode, session.recorder, contextlib.suppress(StepEnded):
+    with mode, session.recorder:
         objects.begin()
-        runpy.run_path(script, run_name="__main__")
-        found.ended()
+        try:
+            runpy.run_path(script, run_name="__main__")
+            found.ended()
+        except StepEnded:
+            pass
+        except BaseException:
+            if len(RUNNING.steps or found.steps) < len(choices):
+                raise  # else the code was stopped after its last step, and fails while it cleans up
     for h in handles:
         h.remove()
     steps = RUNNING.steps or found.steps

@@ -17,6 +17,7 @@ from trainverify.ops import OPS
 from trainverify.ops.table import OpTable
 from trainverify.torch.boundary import Boundary
 from trainverify.torch.data_draws import seed_read
+from trainverify.torch.followed import Followed
 from trainverify.torch.frames import ENGINE, is_ours, torchs
 from trainverify.torch.integers import NARROW, fits
 from trainverify.torch.mappings import COMPLEX, MAPPINGS, Row
@@ -158,7 +159,7 @@ class Translator:
         self._alive: dict[int, Any] = {}  # storages are kept, so that their addresses stay theirs
         self._known: dict[int, torch.Tensor] = {}  # storage → its values, where these follow from constants
         self._shadowed: dict[int, Place] = {}  # storage → where its known values were computed
-        self._counts: dict[int, torch.Tensor] = {}  # likewise of int32 tensors, for code that reads them only (DDP's used parameters)
+        self.followed = Followed(self.keep, self.known)
 
     # -- reading and writing ------------------------------------------------------------------------------------------
 
@@ -291,7 +292,7 @@ class Translator:
 
     def forget(self, key: int) -> None:
         self._known.pop(key, None)
-        self._counts.pop(key, None)
+        self.followed.values.pop(key, None)
         if key in self.memory.storages:
             self.memory.forget(key)
 
@@ -301,8 +302,7 @@ class Translator:
             self._renew()
         self.step = Step(before=set(self._alive))
         self.memory.begin()
-        with _disable_current_modes():
-            self.step.counts = {key: values.clone() for key, values in self._counts.items()}
+        self.step.counts = self.followed.copies()
         self.emitter.begin()
         self.missing.clear()
         self.calls.clear()
@@ -310,7 +310,7 @@ class Translator:
     def _renew(self) -> None:
         """Between two steps: of what the first one left in memory only what follows from constants has a value."""
         gone = {key for key in self._alive if torch._C._storage_Use_Count(key) <= 1}
-        for held in (self._alive, self._known, self._shadowed, self._counts):
+        for held in (self._alive, self._known, self._shadowed, self.followed.values):
             for key in gone.intersection(held):
                 del held[key]
         self.memory.drop(gone)
@@ -333,11 +333,15 @@ class Translator:
             self.noted(f"{value!r} is read")
             return value
         if found is None:
-            found = self._counted(t)
+            found = self.followed.read(t)
         if found is None:
             found = seed_read(self, t, lambda: self.memory.read(self.keep(t), *memory_of(t)))
         if found is None:
             place = self._place()
+            import traceback
+
+            traceback.print_stack()
+            print("STEP", self.step is None, type(t), t)
             text = f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)"
             if str(t.dtype) in DTYPES and getattr(self.memory.read(self.keep(t), *memory_of(t)), "reason", "") == "a random number":
                 text += "; it was drawn by torch, which draws none here: choose data by a DataLoader, or by NumPy with a seed"
@@ -397,7 +401,7 @@ class Translator:
         complex_ones = any(isinstance(t, torch.Tensor) and t.is_complex() for v in (*given.values(), out) for t in flat(v))
         if not complex_ones and self._shadow(func, name, args, kwargs, targets, out):
             return
-        self._count(func, name, args, kwargs, targets, out)
+        self._follow(func, name, args, kwargs, targets, out)
         self.emitter.place = self._place()
         self.emitter.label = name.rpartition("::")[2].strip("_")
         if written and reads_what_it_writes(func, given, written):
@@ -596,54 +600,10 @@ class Translator:
         """Whether memory is older than the step, without being a source or a number that is compared by name."""
         return self.step is not None and key in self.step.before and key not in self.step.sources and key not in self.step.numbered
 
-    def _counted(self, t: torch.Tensor) -> torch.Tensor | None:
-        found = self._counts.get(self.keep(t))
-        if found is None:
-            return None
-        with unset_fake_temporarily():
-            return found.as_strided(t.shape, t.stride(), t.storage_offset())
-
-    def unchanged(self, key: int) -> bool:
-        """Whether followed counts are after the step what they were before it."""
-        before, after = (self.step.counts if self.step is not None else {}).get(key), self._counts.get(key)
-        with _disable_current_modes():
-            return before is not None and after is not None and torch.equal(before, after)
-
-    def counts(self, t: torch.Tensor) -> torch.Tensor | None:
-        """The values of an int32 tensor as far as they are followed; they stop being so where others take part in them."""
-        return self._counts.pop(self.keep(t), None)
-
-    def recount(self, t: torch.Tensor, values: torch.Tensor) -> None:
-        self._counts[self.keep(t)] = values
-
-    def _count(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any], out: Any) -> None:
-        """Follow the values of int32 tensors beside the program: they are read, never written out as literals."""
-        made = [t for t in targets if isinstance(t, torch.Tensor)]
-        if any(t.dtype != torch.int32 or t.numel() > DATA for t in made):
-            return
+    def _follow(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any], out: Any) -> None:
         short = name.rpartition("::")[2].removesuffix("_")
-        tensors = [t for v in (*args, *kwargs.values()) for t in flat(v) if isinstance(t, torch.Tensor)]
-        if short == "copy" and self._counted(made[0]) is None and made[0].untyped_storage().nbytes() == 4 * made[0].numel():
-            with unset_fake_temporarily():  # written as a whole: what was there before does not matter
-                self.recount(made[0], torch.empty(made[0].numel(), dtype=torch.int32))
-        real = {id(t): found for t in tensors if (found := self._counted(t) if self._counted(t) is not None else self.known(t)) is not None}
-        if not name.startswith("aten::") or _is_random(func, short) or "empty" in short or any(id(t) not in real for t in tensors):
-            for t in made:
-                self.counts(t)
-            return
-
-        def given(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return real[id(value)]
-            if isinstance(value, torch.device):
-                return torch.device("cpu")
-            return type(value)(given(v) for v in value) if isinstance(value, list | tuple) else value
-
-        with unset_fake_temporarily():
-            done = func(*[given(v) for v in args], **{k: given(v) for k, v in kwargs.items()})
-            for t, r in zip(flat(out), flat(done), strict=True):
-                if isinstance(t, torch.Tensor) and self.keep(t) not in self._counts:
-                    self._counts[self.keep(t)] = torch.empty(0, dtype=r.dtype).set_(r.untyped_storage())
+        followed = name.startswith("aten::") and not _is_random(func, short) and "empty" not in short
+        self.followed.call(self.step is not None, short if followed else "", func, args, kwargs, targets, out)
 
     # -- what communication and the step's end need ---------------------------------------------------------------------
 
