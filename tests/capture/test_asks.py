@@ -71,11 +71,16 @@ def test_code_that_asks_who_calls_it(tmp_path: Path) -> None:
 
 
 def test_installed_code_that_asks(tmp_path: Path) -> None:
-    """REFUTED: a package's function is told that a tensor is none of a capture's, as in a real run, and so the loss is halved."""
+    """PROVED: a package's function has a way for traces, and that it is taken is said. What it does otherwise is not looked at."""
     package = tmp_path / "site-packages" / "asking_package.py"
     package.parent.mkdir()
-    text = "def asked(t):\n    return isinstance(t, FakeTensor) or is_fake(t)\n"
-    package.write_text("from torch._subclasses.fake_tensor import FakeTensor, is_fake\n\n\n" + text)
+    package.write_text("import torch\n\n\ndef asked(t):\n    return isinstance(t, torch._subclasses.FakeTensor)\n")
     asked = f"sys.path.insert(0, {str(package.parent)!r}); import asking_package; captured = asking_package.asked(loss)"
-    assert verified(tmp_path / "using.py", asked, halved=True).verdict == "REFUTED"
-    assert verified(tmp_path / "using_it_well.py", asked, halved=False).verdict == "PROVED"
+    report = verified(tmp_path / "using.py", asked, halved=True)
+    assert report.verdict == "PROVED"
+    assert any("asking_package.py:5 asks whether tensors are fake" in a for a in report.assumptions)
+
+
+def test_names_of_attributes(tmp_path: Path) -> None:
+    """REFUTED: the names are those of a real run."""
+    assert verified(tmp_path / "names.py", "captured = any('fake' in name for name in dir(loss))", halved=True).verdict == "REFUTED"

@@ -108,7 +108,8 @@ def test_what_changes_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def batch(rows: Sequence[int] | None, values: Sequence[int] | None, shape: Sequence[int] = (2, 5)) -> dict[str, Any]:
     """A batch with one tensor: numbers of its rows, and what these hold."""
     known = None if values is None else [f"{v}" for v in values]
-    return {"rows": rows, "tensors": {"x": {"shape": list(shape), "dtype": "torch.float32", "rows": known, "low": None, "high": None}}}
+    said = {"shape": list(shape), "dtype": "torch.float32", "rows": known, "low": None, "high": None, "below_zero": []}
+    return {"rows": rows, "tensors": {"x": said}}
 
 
 def told(*ranks: dict[str, Any]) -> list[Mapping[str, Any]]:
@@ -172,10 +173,19 @@ def test_the_range_of_ids() -> None:
     made, said = ranged(specs, shared, program, told(known), Declared())
     assert (made["x"].below, said) == (7, ["inferred: x holds ids below 7, the size of w"])  # type: ignore[union-attr]
     assert ranged(specs, shared, program, told(known), Declared(below={"": 9}))[0]["x"].below == 9  # type: ignore[union-attr]
-    for changed, hint in (({"low": -100, "high": 3}, "--ignore x=-100"), ({"low": 0, "high": 7}, "--below x=8")):
-        known["tensors"]["x"].update(changed)
+    known["tensors"]["x"].update(low=-100, high=3, below_zero=[-100])
+    left, inferred = ranged(specs, shared, program, told(known), Declared())
+    assert left["x"].ignore == -100  # type: ignore[union-attr]
+    assert "inferred: x holds -100 where there is no label" in inferred
+    for low, high, below, hint in ((-100, 3, [-100, -1], "--ignore x=-100"), (0, 7, [], "--below x=8")):
+        known["tensors"]["x"].update(low=low, high=high, below_zero=below)
         with pytest.raises(CaptureError, match=hint):
             ranged(specs, shared, program, told(known), Declared())
+    alone = Program("p", dict(program.tensors), ("x",), ("w",))
     known["tensors"]["x"].update(low=0, high=3)
     with pytest.raises(CaptureError, match="--below x=N"):
-        ranged(specs, shared, Program("p", dict(program.tensors), ("x",), ("w",)), told(known), Declared())
+        ranged(specs, shared, alone, told(known), Declared())
+    known["tensors"]["x"].update(low=0, high=1)
+    mask, inferred = ranged(specs, shared, alone, told(known), Declared())
+    assert mask["x"].below == 2  # type: ignore[union-attr]
+    assert inferred == ["inferred: x holds ids below 2, a mask, as in all batches that were loaded"]

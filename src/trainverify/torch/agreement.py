@@ -66,7 +66,7 @@ class Ledger:
     lost: list[str] = field(default_factory=list)  # such numbers that the step computes from data
     made: set[str] = field(default_factory=set)  # buffers that hold what they are computed as when the model is built
     calls: list[Call] = field(default_factory=list)  # all communication of the step, in order
-    overlapping: bool = False  # messages are under way while others are started that are waited for first
+    overlapping: bool = False  # messages are under way while others are started that are waited for first, or collectives of two groups
 
     def message(self, group: str, what: str, source: Source | None) -> None:
         self.messages.setdefault(group, []).append(Said(what, source))

@@ -90,7 +90,7 @@ class Session:
             self.talk.renew()
         elif self.translator.boundary.chance is not None:
             self.translator.boundary.chance.begin()
-            kinds.install()
+            kinds.install(self.translator.boundary.assume)
         self.reader.renew(choices)
         self.talk.batch = 0
         self.now = Started()
@@ -595,7 +595,7 @@ def capture(
         session.reader.install_real()
         torch.manual_seed(0)
     patch(session.talk, session.assumed, gpus)
-    kinds.install()
+    kinds.install(session.translator.boundary.assume)
     session.lines.wrappers.install()
     if rank is not None:
         start_group(session.talk, rank, world, store=store)

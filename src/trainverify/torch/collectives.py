@@ -98,11 +98,18 @@ class Talk:
     in_batch: bool = False  # between the first and the last message of a batch that the user names
     _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
     _messages: list[Flight] = field(default_factory=list)  # that are under way
+    _collectives: list[tuple[Flight, str]] = field(default_factory=list)  # likewise, and their groups
 
-    def group(self, members: Sequence[int]) -> Group:
-        """A new group."""
+    def counted_group(self, members: Sequence[int]) -> int:
+        """How many groups of these members there were when one more is made. All ranks make groups in one order; they may use them in
+        another."""
         key = tuple(members)
         number = self._seen[key] = self._seen.get(key, -1) + 1
+        return number
+
+    def group(self, members: Sequence[int], number: int) -> Group:
+        """A group that is used for the first time."""
+        key = tuple(members)
         name = group_name(key, number)
         made = self.groups[name] = Group(name, key)
         return made
@@ -136,7 +143,7 @@ class Talk:
                 self.find("TV502", "memory that is being sent is written before the communication is waited for", flight.source)
         for tensor, value in flight.results:
             now = t.read(tensor)
-            if not (isinstance(now, Unknown) and now.pending == flight.number):
+            if tensor.numel() and not (isinstance(now, Unknown) and now.pending == flight.number):
                 self.find("TV502", "memory that is being received is written before the communication is waited for", flight.source)
             t.write(tensor, value)
 
@@ -148,10 +155,12 @@ class Talk:
         self.flights, self.findings, self.unused = [], [], []
         self.ledger = Ledger(created=list(self.ledger.created), settled=self.ledger.settled)
 
-    def _overlapping(self) -> bool:
-        """Whether messages are under way that were started before others, which have been waited for since."""
+    def _overlapping(self, group: Group) -> bool:
+        """Whether messages are under way that were started before others, which have been waited for since; or collectives of another
+        group."""
         self._messages = [f for f in self._messages if not f.landed]
-        return any(f.batch != self.batch for f in self._messages)
+        self._collectives = [(f, name) for f, name in self._collectives if not f.landed]
+        return any(f.batch != self.batch for f in self._messages) or any(name != group.name for _, name in self._collectives)
 
     def _message(self, flight: Flight) -> Flight:
         flight.batch = self.batch
@@ -226,7 +235,7 @@ class Talk:
         self.ledger.calls.append(call_of(kind, group.members, inputs or outputs))
         if said is not None:
             self.ledger.message(group.name, said, t.emitter.place.source)
-        self.ledger.overlapping = self.ledger.overlapping or self._overlapping()
+        self.ledger.overlapping = self.ledger.overlapping or self._overlapping(group)
         try:
             _dense((*inputs, *outputs), said is None or not said.startswith(_ANY_ORDER))
             values: Sequence[Value] = make()
@@ -236,7 +245,10 @@ class Talk:
         except Unmapped as error:
             values = [Unknown(f"communication: {error}", t.emitter.place.source)] * len(outputs)
             t.missing_communication(values[0] if values and isinstance(values[0], Unknown) else Unknown(str(error), t.emitter.place.source))
-        return self.start(inputs, list(zip(outputs, values, strict=True)))
+        flight = self.start(inputs, list(zip(outputs, values, strict=True)))
+        if said is not None:
+            self._collectives.append((flight, group.name))
+        return flight
 
     def emit(self, name: str, x: str, group: Group, kind: TensorType, **attrs: Any) -> str:
         e = self.translator.emitter
@@ -378,10 +390,11 @@ class Talk:
         assert x is not None or not mine
         if len(group.members) == 1 and x is not None:
             return e.reshape(self.translator.named(x), kind.shape)
-        given = (self.translator.named(x),) if mine and x is not None else ()
-        made = e.communicate(name, given, {"group": group.name, "root": root, **attrs}, kind)
+        flat = TensorType((math.prod(kind.shape),), kind.dtype)
+        given = (e.reshape(self.translator.named(x), flat.shape),) if mine and x is not None else ()
+        made = e.communicate(name, given, {"group": group.name, "root": root, **attrs}, flat)
         assert made is not None
-        return made
+        return e.reshape(made, kind.shape)
 
     def reduce(self, group: Group, tensor: torch.Tensor, root: int, op: Any) -> Flight:
         (tensor,) = self.in_memory([tensor])
@@ -392,9 +405,15 @@ class Talk:
             e = self.translator.emitter
             name = self.premultiplied(self.translator.named(tensor), factor)
             self.whole_numbers(name, ours)
-            kind = type_of(tensor) if root == self.rank else None
-            made = e.communicate("reduce", (name,), {"group": group.name, "root": root, "op": ours}, kind)
-            return [made if made is not None else Unknown("what a reduce leaves on ranks that are not its root", e.place.source)]
+            kind = type_of(tensor)
+            flat = TensorType((tensor.numel(),), kind.dtype)
+            given = {"group": group.name, "root": root, "op": ours}
+            made = e.communicate("reduce", (e.reshape(name, flat.shape),), given, flat if root == self.rank else None)
+            return [
+                e.reshape(made, kind.shape)
+                if made is not None
+                else Unknown("what a reduce leaves on ranks that are not its root", e.place.source)
+            ]
 
         return self.guarded([tensor], [tensor], make, "reduce", group, f"reduce {_way(op)} to {root} of {lying(tensor)}")
 
@@ -565,7 +584,8 @@ class Talk:
         def make() -> list[Value]:
             self.contiguous(x)
             attrs = {"peer": group.members[to], "tag": self.tag(group, tag), "batch": f"batch.{self.batch}"}
-            self.translator.emitter.communicate("send", (self.translator.named(x),), attrs, None)
+            e = self.translator.emitter  # a message is memory: it has a size and no shape
+            e.communicate("send", (e.reshape(self.translator.named(x), (x.numel(),)),), attrs, None)
             return []
 
         return self._message(self.guarded([x], [], make, f"send to {group.members[to]}", group))
@@ -577,8 +597,9 @@ class Talk:
             self.contiguous(x)
             kind = type_of(x)
             attrs = {"peer": group.members[origin], "tag": self.tag(group, tag), "batch": f"batch.{self.batch}"}
-            made = self.translator.emitter.communicate("recv", (), {**attrs, "shape": kind.shape, "dtype": kind.dtype}, kind)
+            flat = TensorType((x.numel(),), kind.dtype)
+            made = self.translator.emitter.communicate("recv", (), {**attrs, "shape": flat.shape, "dtype": flat.dtype}, flat)
             assert made is not None
-            return [made]
+            return [self.translator.emitter.reshape(made, kind.shape)]
 
         return self._message(self.guarded([], [x], make, f"recv from {group.members[origin]}", group))

@@ -27,7 +27,7 @@ from trainverify.torch.mappings import MAPPINGS
 from trainverify.torch.replay import replay
 from trainverify.torch.sample import ALL_RANKS, chosen
 from trainverify.torch.script import capture_script
-from trainverify.torch.sharing import Declared, ranged, share
+from trainverify.torch.sharing import Declared, left_out, ranged, share
 from trainverify.torch.ways import Choices, Processes, Way, all_ways, joined
 from trainverify.translate.targets import CaptureError, module_of
 
@@ -111,12 +111,16 @@ class Scripted:
     cache: Cache | None
     device: str
 
-    def captured(self, ranks: Sequence[int | None], choices: Sequence[Choices], joined: Any = None) -> list[tuple[Steps, Any, Any]]:
+    def captured(
+        self, ranks: Sequence[int | None], choices: Sequence[Choices], joined: Any = None, ignored: Mapping[str, int] | None = None
+    ) -> list[tuple[Steps, Any, Any]]:
         """What these ranks do; None is the reference, which gets the batches of all ranks if these are `joined`."""
 
         def work(r: int | None) -> Callable[[], tuple[Steps, Any, Any]]:
             given = (self.path, self.alone, 0, 1, True) if r is None else (self.path, self.arguments, r, self.world, False)
-            return lambda: capture_script(*given, self.table, tuple(choices), self.accept, self.device, joined if r is None else None)
+            return lambda: capture_script(
+                *given, self.table, tuple(choices), self.accept, self.device, joined if r is None else None, ignored
+            )
 
         works = [work(r) for r in ranks]
 
@@ -127,17 +131,18 @@ class Scripted:
         if self.cache is None:
             results = run(works, tell=count)
         else:
-            more = (digest(), "" if joined is None else repr(joined))
+            more = (digest(), "" if joined is None else repr(joined), repr(ignored or {}))
             keys = [(self.path, "only" if r is None else r, choices, self.accept, self.device, *more) for r in ranks]
             kept = self.cache.captured(dict(zip(keys, works, strict=True)), lambda made: (made[0], plain(made[1], made[2])), count)
             results = [k if isinstance(k, Failed) else (k[0], *spelled(k[1])) for k in kept]
         return [_made(r, result, self.device) for r, result in zip(ranks, results, strict=True)]
 
-    def all_ranks(self, first: Any, choices: Sequence[Choices]) -> list[tuple[Steps, Any, Any]]:
+    def all_ranks(self, first: Any, choices: Sequence[Choices], ignored: Mapping[str, int] | None = None) -> list[tuple[Steps, Any, Any]]:
         """What ranks do with the objects that they give each other; the first was captured before any other gave one."""
 
         def captured() -> list[tuple[Steps, Any, Any]]:
-            return self.captured(range(self.world), choices) if GIVEN.by_rank else [first, *self.captured(range(1, self.world), choices)]
+            anew = GIVEN.by_rank or ignored
+            return [*([] if anew else [first]), *self.captured(range(0 if anew else 1, self.world), choices, None, ignored)]
 
         return settled(captured, lambda made: made[0])
 
@@ -146,16 +151,17 @@ class Scripted:
         if self.world > ALL_RANKS:
             raise CaptureError(f"of more than {ALL_RANKS} ranks the step is not found: {MARK}")
         ranks = self.all_ranks(first, choices)
+        ignored, seen = left_out([said for _, _, said in ranks], declared)
+        if not seen:
+            ranks = self.all_ranks(first, choices, ignored)
         shared = share([said for _, _, said in ranks], declared)
-        ignored = {n: declared.of(declared.ignore, n) for n in shared.cuts}
         joined = {
             "shapes": shared.shapes,
             "lengths": first[2]["lengths"],
             "ends": first[2]["ends"],
-            "ignored": ignored,
             "ranks": self.world,
         }
-        (one,) = self.captured([None], choices, joined)
+        (one,) = self.captured([None], choices, joined, ignored)
         batch, told = ranged(one[1], shared, one[0][0].program, [said for _, _, said in ranks], declared)
         domains = {n: d for n, s in batch.items() if (d := s.domain) is not None}
         every = [tuple(_with_domains(c, domains) for c in steps) for steps, _, _ in (one, *ranks)]

@@ -7,6 +7,7 @@ the hardware is an assumption of the verdict, with the line that asked.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import sys
@@ -24,7 +25,7 @@ from trainverify.torch.boundary import Boundary
 from trainverify.torch.chance import CLOCK, by_user
 from trainverify.torch.discover import NotSupported
 from trainverify.torch.patching import everywhere
-from trainverify.torch.private import DeviceContext, FakeTensor, FakeTensorMode, _device_constructors, tensor_random
+from trainverify.torch.private import DeviceContext, FakeTensor, FakeTensorMode, TorchDispatchMode, _device_constructors, tensor_random
 
 CPU: Final = "cpu"
 CUDA: Final = "cuda"
@@ -183,6 +184,27 @@ def device(device: Any) -> Iterator[None]:
         CURRENT.at = before
 
 
+class _MapsOfReducer(TorchDispatchMode):
+    """DDP's reducer notes which parameters a rank has used, for itself: on the processor no driver copies that."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.int32 and "device" in kwargs:
+            kwargs |= {"device": torch.device(CPU), "pin_memory": False}
+        return func(*args, **kwargs)
+
+
+def _patch_reducer() -> None:
+    made: Any = dist.Reducer
+    build = made.__init__
+
+    def built(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _MapsOfReducer():
+            build(self, *args, **kwargs)
+
+    made.__init__ = built
+
+
 class Fake:
     """The device in this process."""
 
@@ -214,6 +236,7 @@ class Fake:
         self._patch_tensors()
         self._patch_fakes()
         _patch_accelerator()
+        _patch_reducer()
         for owner, name, answer in _ELSEWHERE:
             function = getattr(owner, name)
             everywhere({id(function): (ours := self._answering(f"{owner.__name__}.{name}", answer))})
@@ -336,6 +359,8 @@ class Fake:
 
     def _is_unused(self, t: torch.Tensor) -> bool:
         """Whether nothing in C++ refers to a tensor, but for the node that adds up its gradient: that one is not to run any more."""
+        if t._use_count() > 2:
+            gc.collect()  # what nothing refers to any more counts until then
         if t._use_count() == 1:
             return True
         if t._use_count() > 2 or not (t.is_leaf and t.requires_grad):

@@ -318,6 +318,15 @@ def _patch_groups(talk: Talk) -> None:
     """Groups that all ranks have to create in the same order are noted. They bear the name of the backend that was asked for."""
     new_group, backend, configured = c10d.new_group, c10d.get_backend, c10d.get_backend_config
     place = list(inspect.signature(new_group).parameters).index("backend")
+    helper = c10d._new_process_group_helper
+
+    def numbered(group_size: int, group_rank: int, global_ranks_in_group: list[int], *args: Any, **kwargs: Any) -> Any:
+        made, store = helper(group_size, group_rank, global_ranks_in_group, *args, **kwargs)
+        if isinstance(made, CapturedGroup):
+            made.number = talk.counted_group(global_ranks_in_group or range(group_size))
+        return made, store
+
+    c10d._new_process_group_helper = numbered
 
     def created(*args: Any, **kwargs: Any) -> Any:
         ranks = args[0] if args else kwargs.get("ranks")

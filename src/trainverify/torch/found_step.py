@@ -59,10 +59,19 @@ class UnderWay:
 class FoundSteps:
     """The steps of this process as its loaders and optimizers tell them."""
 
-    def __init__(self, session: Session, ways: Ways, marks: Sequence[object], scalers: Sequence[Any], joined: Mapping[str, Any] | None):
+    def __init__(
+        self,
+        session: Session,
+        ways: Ways,
+        marks: Sequence[object],
+        scalers: Sequence[Any],
+        joined: Mapping[str, Any] | None,
+        ignored: Mapping[str, int] | None,
+    ):
         """`marks` are objects by which a script that refers to them marks its step itself; `joined` is what the reference is given
         in place of its own batches: shapes, the lengths of loaders, and where they end."""
         self.session, self.ways, self.marks, self.scalers, self.joined = session, ways, marks, scalers, joined
+        self.ignored: Mapping[str, int] = ignored or {}  # labels that are left out, by tensor, where other batches have them
         self.steps: list[Captured] = []
         self.loads: Loads = []
         self.lines: list[str] = []  # the line that trains on batches, and then those of other loaders
@@ -117,14 +126,15 @@ class FoundSteps:
         if self.now is not None and self.now.untrained:
             self.now.several = line
         self.lines = self.lines or [line]
-        known, tensors = self._named(data, line)
+        loaded, tensors = self._named(data, line)
+        known = loaded["tensors"]
         place = self._place()
         if self.now is None:
-            self.now = self._begin(tensors)
+            self.now = self._begin(tensors, known)
         else:
-            self._describe(tensors)
+            self._describe(tensors, known)
             self.session.given(tensors)
-        self.now.batches.append(known)
+        self.now.batches.append(loaded)
         self.now.untrained = True
         self.count += 1
         return data if self.joined is None else mapped(data, lambda path, t: tensors[named(path, place)])
@@ -165,9 +175,9 @@ class FoundSteps:
 
     # -- steps ------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, tensors: Mapping[str, torch.Tensor]) -> UnderWay:
+    def _begin(self, tensors: Mapping[str, torch.Tensor], known: Mapping[str, Any]) -> UnderWay:
         self.session.batch = {}
-        self._describe(tensors)
+        self._describe(tensors, known)
         found = self._found()
         now = versions(found)
         if (changed := next((n for n, v in self.versions.items() if now.get(n, v) != v), None)) is not None:
@@ -269,7 +279,7 @@ class FoundSteps:
             raise CaptureError(f"alone the script loads {name} of {list(t.shape)}, and ranks do not: {MARK}")
         return torch.empty(tuple(shape), dtype=t.dtype, device=t.device)
 
-    def _describe(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _describe(self, tensors: Mapping[str, torch.Tensor], known: Mapping[str, Any]) -> None:
         """Add tensors to the batch of the step. The range of ids, and how ranks share a tensor, follow when all ranks are there."""
         more: dict[str, Input] = {}
         for name, t in tensors.items():
@@ -279,7 +289,8 @@ class FoundSteps:
             elif t.is_floating_point():
                 more[name] = Reals(shape, None, dtype)
             else:
-                more[name] = Ids(shape, None, PLACES, (self.joined or {}).get("ignored", {}).get(name), dtype)
+                below = known.get(name, {}).get("below_zero", [])
+                more[name] = Ids(shape, None, PLACES, self.ignored.get(name, min(below, default=None)), dtype)
         self.session.batch = {**self.session.batch, **more}
 
     def _found(self) -> Found:
@@ -317,7 +328,7 @@ def named(path: tuple[str, ...], place: int) -> str:
 
 def described(t: torch.Tensor, real: torch.Tensor, rows: int | None) -> dict[str, Any]:
     """The shape of a batch's tensor and, if it has values, what tells its rows apart: all that ranks are compared by."""
-    found: dict[str, Any] = {"shape": list(t.shape), "dtype": str(t.dtype), "rows": None, "low": None, "high": None}
+    found: dict[str, Any] = {"shape": list(t.shape), "dtype": str(t.dtype), "rows": None, "low": None, "high": None, "below_zero": []}
     if isinstance(real, FakeTensor) or not t.ndim:
         return found
     with _disable_current_modes():
@@ -327,6 +338,7 @@ def described(t: torch.Tensor, real: torch.Tensor, rows: int | None) -> dict[str
         found["rows"] = [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in raw]
         if plain.numel() and not plain.is_floating_point() and not plain.is_complex() and plain.dtype != torch.bool:
             found["low"], found["high"] = int(plain.min()), int(plain.max())
+            found["below_zero"] = [int(v) for v in plain[plain < 0].unique()[:2]]
     return found
 
 

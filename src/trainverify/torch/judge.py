@@ -114,6 +114,11 @@ def captures(
         changing = frozenset[str]()
         while more := _no_tables(found := all_of_them(changing)):
             changing |= more
+    return by_step(_captured(found, ranks, device))
+
+
+def _captured(found: Sequence[Steps | Failed], ranks: Sequence[int], device: str) -> list[Steps]:
+    """What the reference and the ranks captured, or the error that ended one of them."""
     good: list[Steps] = []
     for i, result in enumerate(found):
         who = "the reference" if i == 0 else f"rank {ranks[i - 1]}"
@@ -121,7 +126,7 @@ def captures(
             where = f" ({result.where})" if result.where else ""
             raise kind_of(result)(f"{who}{where}: {result.kind}: {hinted(result.message, device)}") from Traced(result.trace)
         good.append(result)
-    return by_step(good)
+    return good
 
 
 def _steps(result: Steps | Failed) -> Steps | None:

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, MutableMapping
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -92,6 +93,9 @@ class Shown(torch.Tensor):
     def __class__(self) -> Any:
         return kind_of(self) if _told(sys._getframe(1).f_code.co_filename) else type(self)
 
+    def __dir__(self) -> Any:
+        return sorted({*dir(torch.Tensor), *Attributes(self)}) if _told(sys._getframe(1).f_code.co_filename) else super().__dir__()
+
     @property
     def __dict__(self) -> Any:  # type: ignore[override]
         return Attributes(self) if _told(sys._getframe(1).f_code.co_filename) else _ATTRIBUTES.__get__(self)
@@ -114,24 +118,27 @@ class NoTensor(torch.Tensor):
 
 
 class _Telling(ModuleType):
-    """A module of fake tensors, as it is in a real run: no tensor is one of them."""
+    """A module of fake tensors. Installed code that takes what tells them, whenever it asks, has a way for traces: it is taken."""
 
     def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        other = _INSTEAD.get(name)
-        return value if other is None or not _told(sys._getframe(1).f_code.co_filename) else other
+        if name in _ASKED and _told(file := (frame := sys._getframe(1)).f_code.co_filename):
+            _ASSUMING[-1](TRACED.format("/".join(Path(file).parts[-2:]), frame.f_lineno))
+        return super().__getattribute__(name)
 
 
-_INSTEAD: Final[dict[str, Any]] = {"FakeTensor": NoTensor, "is_fake": lambda value: False}
+TRACED: Final = "{}:{} asks whether tensors are fake: its way for traces is taken, which is to compute what that of a real run does"
+_ASKED: Final = ("FakeTensor", "is_fake")
+_ASSUMING: Final[list[Callable[[str], None]]] = []
 _EXEC, _EVAL = builtins.exec, builtins.eval
 _ATTRIBUTES: Final = vars(torch.Tensor)["__dict__"]
 TYPE: Final = Type()
 _PYTHON: Final = sysconfig.get_paths()["stdlib"]
 
 
-def install() -> None:
+def install(assume: Callable[[str], None]) -> None:
     """Fake tensors show what real ones do; `type` in all modules of the user's own that are there now: installed packages keep theirs."""
     FakeTensor.__bases__ = (Shown,)
+    _ASSUMING.append(assume)
     for module in (torch._subclasses, torch._subclasses.fake_tensor):
         module.__class__ = _Telling
     for module in list(sys.modules.values()):

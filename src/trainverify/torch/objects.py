@@ -33,6 +33,7 @@ def remember() -> None:
 
 def alive() -> list[Any]:
     """Models, optimizers and managers for `with`, in the order in which they were made. For the process of a capture."""
+    gc.collect()  # what is passed over is not collected any more
     _FOUND.extend(_held())
     _FREEZE()
     there = [(found, o) for found in _FOUND if (o := found()) is not None]

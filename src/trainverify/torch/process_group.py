@@ -147,6 +147,7 @@ class CapturedGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self.talk = talk
         self._group: Group | None = None
+        self.number: int | None = None  # among groups of the same ranks, as they were made
         self._name = ""
         self._description = ""
         self.asked = BACKEND  # the backend that the code asked for
@@ -207,7 +208,8 @@ class CapturedGroup(dist.ProcessGroup):
         if threading.current_thread() is not threading.main_thread():
             self.talk.translator.boundary.note("another thread communicates")
         if self._group is None:
-            self._group = self.talk.group(dist.get_process_group_ranks(self))
+            members = dist.get_process_group_ranks(self)
+            self._group = self.talk.group(members, self.talk.counted_group(members) if self.number is None else self.number)
         return self._group
 
     def _work(self, flight: Flight | Sequence[Flight], tensors: Any) -> CapturedWork:

@@ -149,6 +149,19 @@ def _note_scalers() -> None:
     torch.amp.GradScaler.__init__ = scaler_made
 
 
+def _run(script: str, found: FoundSteps, count: int) -> None:
+    """Until so many steps have ended. What the code does when it is stopped then, and whether that fails, does not matter."""
+    objects.begin()
+    try:
+        runpy.run_path(script, run_name="__main__")
+        found.ended()
+    except StepEnded:
+        pass
+    except BaseException:
+        if len(RUNNING.steps or found.steps) < count:
+            raise
+
+
 def capture_script(
     script: str,
     arguments: Sequence[str],
@@ -160,10 +173,12 @@ def capture_script(
     accept: bool = False,
     device: str = CPU,
     joined: Mapping[str, Any] | None = None,
+    ignored: Mapping[str, int] | None = None,
 ) -> tuple[Steps, Any, Any]:
     """Run a script as one rank until its third step ends: the programs, what its batch holds, and what it says about the mesh.
 
-    Of a step that is found, what was loaded is told instead; `joined` is what the reference gets in place of what it loads."""
+    Of a step that is found, what was loaded is told instead; `joined` is what the reference gets in place of what it loads, and
+    `ignored` the labels that are left out, where a batch of some rank has them."""
     began = time.process_time()
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
@@ -185,22 +200,14 @@ def capture_script(
     everywhere({id(original): init})
     handles = session.lines.hooks()
     RUNNING.session, RUNNING.choices = session, choices
-    found = RUNNING.found = FoundSteps(session, choices, (step, sys.modules["trainverify.torch"]), RUNNING.scalers, joined)
+    found = RUNNING.found = FoundSteps(session, choices, (step, sys.modules["trainverify.torch"]), RUNNING.scalers, joined, ignored)
     found.install()
     libraries.install(session.talk, session.translator.boundary.assume, reference, int((joined or {}).get("ranks", 1)))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     session.translator.stand_ins.mode = mode = Watched(session.translator.boundary)
     with mode, session.recorder:
-        objects.begin()
-        try:
-            runpy.run_path(script, run_name="__main__")
-            found.ended()
-        except StepEnded:
-            pass
-        except BaseException:
-            if len(RUNNING.steps or found.steps) < len(choices):
-                raise  # else the code was stopped after its last step, and fails while it cleans up
+        _run(script, found, len(choices))
     for h in handles:
         h.remove()
     steps = RUNNING.steps or found.steps

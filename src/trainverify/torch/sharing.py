@@ -200,27 +200,50 @@ def _numbers(batch: Mapping[str, Any]) -> str:
 # -- ranges of ids -----------------------------------------------------------------------------------------------------------
 
 
+def left_out(said: Sequence[Mapping[str, Any]], declared: Declared) -> tuple[dict[str, int], bool]:
+    """By tensor the label that stands for none: declared, or the only number below 0; and whether every batch was taken to have it."""
+    below: dict[str, set[int]] = {}
+    for name, t in _tensors(said):
+        below.setdefault(name, set()).update(t["below_zero"])
+    chosen = {n: (declared.of(declared.ignore, n), values) for n, values in below.items()}
+    found = {n: min(values) if mine is None else mine for n, (mine, values) in chosen.items() if mine is not None or len(values) == 1}
+    return found, all(t["below_zero"] == [found[name]] for name, t in _tensors(said) if name in found and t["low"] is not None)
+
+
+def _tensors(said: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for s in said:
+        for step in s["loads"]:
+            for batch in step:
+                yield from batch["tensors"].items()
+
+
 def ranged(
     specs: Mapping[str, Input], shared: Shared, program: Program, said: Sequence[Mapping[str, Any]], declared: Declared
 ) -> tuple[dict[str, Input], list[str]]:
     """The batch with its cuts, and with the range of its ids: declared, or the rows of the tables that the reference looks them up in."""
     made: dict[str, Input] = {}
     told = []
+    ignored, _ = left_out(said, declared)
     for name, spec in specs.items():
         if not isinstance(spec, Ids):
             made[name] = replace(spec, cut=shared.cuts[name])
             continue
-        known = [t["tensors"][name] for s in said for step in s["loads"] for t in step if name in t["tensors"]]
+        known = [t for n, t in _tensors(said) if n == name]
         lows, highs = [[t[k] for t in known if t[k] is not None] for k in ("low", "high")]
-        ignore, below = declared.of(declared.ignore, name), declared.of(declared.below, name)
+        ignore, below = ignored.get(name), declared.of(declared.below, name)
+        if ignore is not None and declared.of(declared.ignore, name) is None:
+            told.append(f"inferred: {name} holds {ignore} where there is no label")
         if lows and min(lows) < 0 and min(lows) != ignore:
             raise CaptureError(f"{name} holds {min(lows)}: say that it is ignored, --ignore {name}={min(lows)}; or {MARK}")
         if below is None:
             tables = looked_up(program, name)
+            if not tables and lows and (min(lows), max(highs)) in ((0, 0), (0, 1), (1, 1)):
+                tables = {"a mask, as in all batches that were loaded": 2}
             if not tables:
                 raise CaptureError(f"{name} holds integers that nothing in the step looks up: say their range, --below {name}=N")
             below = min(tables.values())
-            told.append(f"inferred: {name} holds ids below {below}, the size of {next(t for t, n in tables.items() if n == below)}")
+            table = next(t for t, n in tables.items() if n == below)
+            told.append(f"inferred: {name} holds ids below {below}, {'' if table.startswith('a mask') else 'the size of '}{table}")
         if highs and max(highs) >= below:
             raise CaptureError(
                 f"{name} holds {max(highs)}, and its ids are below {below}: --below {name}={max(highs) + 1} if that is meant"
