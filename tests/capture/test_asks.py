@@ -53,7 +53,6 @@ def verified(path: Path, asked: str, halved: bool) -> Any:
         "from torch._subclasses.fake_tensor import is_fake as captured",
         "captured = torch._C._dispatch_keys(loss).has(torch._C.DispatchKey.Meta)",
         "captured = world == 1 or type(dist.group.WORLD._get_backend(torch.device('cpu'))).__name__ != 'ProcessGroupGloo'",
-        "captured = any('trainverify' in name for name in sys.modules)",
     ],
 )
 def test_code_that_asks(asked: str, tmp_path: Path) -> None:
@@ -63,11 +62,18 @@ def test_code_that_asks(asked: str, tmp_path: Path) -> None:
     assert "may be told from a real run" in report.reason
 
 
-def test_code_that_asks_who_calls_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("captured = sys._getframe(1).f_code.co_name", "asks for the functions that call it (_getframe)"),
+        ("captured = any('trainverify' in name for name in sys.modules)", 'says "trainverify": nothing decides'),
+    ],
+)
+def test_code_that_asks_who_is_there(asked: str, said: str, tmp_path: Path) -> None:
     """PROVED, with a line that says what was not looked at."""
-    report = verified(tmp_path / "calling.py", "captured = sys._getframe(1).f_code.co_name", halved=False)
+    report = verified(tmp_path / "calling.py", asked, halved=False)
     assert report.verdict == "PROVED", report.reason
-    assert any("asks for the functions that call it (_getframe)" in a for a in report.assumptions)
+    assert any(said in a for a in report.assumptions)
 
 
 def test_installed_code_that_asks(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from trainverify.torch.own_files import own_files, parsed
 ASKS: Final = "{}:{} asks for {}, by which a capture may be told from a real run"
 CALLERS: Final = "{}:{} asks for the functions that call it ({}): nothing decides on those that a real run has not"
 _OURS: Final = "trainverify"  # is imported by scripts that are verified
+NAMED: Final = '{}:{} says "trainverify": nothing decides on whether that is there'
 _FAKE: Final = frozenset(
     (
         *("FakeTensor", "fake_mode", "fake_device", "is_fake", "constant_propagation"),
@@ -22,9 +23,10 @@ _FAKE: Final = frozenset(
         *("_dispatch_keys", "_dispatch_key_set", "_dispatch_tls_local_include_set", "_dispatch_tls_is_dispatch_key_included"),
         *("_len_torch_dispatch_stack", "_get_dispatch_stack_at", "_get_dispatch_mode", "_get_current_dispatch_mode"),
         *("_get_current_dispatch_mode_stack", "_get_backend", "_is_functional_tensor", "ProcessGroupGloo", "ProcessGroupNCCL"),
-        *("_has_symbolic_sizes_strides", "__subclasses__", _OURS),
+        *("_has_symbolic_sizes_strides", "__subclasses__"),
     )
 )
+_NAME: Final = frozenset((_OURS,))
 _FRAMES: Final = frozenset(("_getframe", "_current_frames", "currentframe", "extract_stack", "format_stack", "walk_stack", "print_stack"))
 
 
@@ -34,7 +36,9 @@ def asks() -> list[str]:
 
 
 def callers() -> list[str]:
-    return [CALLERS.format(Path(f).name, line, name) for f in own_files() for line, name in _found(f, _FRAMES)]
+    """What is assumed of questions that other code asks as well."""
+    frames = [CALLERS.format(Path(f).name, line, name) for f in own_files() for line, name in _found(f, _FRAMES)]
+    return frames + [NAMED.format(Path(f).name, line) for f in own_files() for line, _ in _found(f, _NAME)]
 
 
 @cache
