@@ -14,7 +14,7 @@ from capture.doors import Planted, edited, judged, lines_of, planted, scripts
 FOLDER = Path(__file__).parent / "door"
 NEEDED = {"train_accelerate.py": "accelerate", "train_trainer.py": "transformers", "train_lightning.py": "lightning"}
 
-NOT_YET = ("train_trainer.py", "train_lightning.py")
+NOT_YET = ("train_trainer.py",)
 
 
 @pytest.mark.parametrize("name", scripts(FOLDER))
