@@ -26,24 +26,25 @@ _FAKE: Final = frozenset(
         *("_has_symbolic_sizes_strides", "__subclasses__"),
     )
 )
-_NAME: Final = frozenset((_OURS,))
 _FRAMES: Final = frozenset(("_getframe", "_current_frames", "currentframe", "extract_stack", "format_stack", "walk_stack", "print_stack"))
+_ALL: Final = _FAKE | _FRAMES | {_OURS}
 
 
 def asks() -> list[str]:
     """What decides on which answers: no verdict where code asks so."""
-    return [ASKS.format(Path(f).name, line, name) for f in own_files() for line, name in _found(f, _FAKE)]
+    return [ASKS.format(Path(f).name, line, name) for f in own_files() for line, name in _found(f) if name in _FAKE]
 
 
 def callers() -> list[str]:
     """What is assumed of questions that other code asks as well."""
-    frames = [CALLERS.format(Path(f).name, line, name) for f in own_files() for line, name in _found(f, _FRAMES)]
-    return frames + [NAMED.format(Path(f).name, line) for f in own_files() for line, _ in _found(f, _NAME)]
+    found = [(Path(f).name, line, name) for f in own_files() for line, name in _found(f)]
+    frames = [CALLERS.format(*place) for place in found if place[2] in _FRAMES]
+    return frames + [NAMED.format(file, line) for file, line, name in found if name == _OURS]
 
 
 @cache
-def _found(file: str, names: frozenset[str]) -> tuple[tuple[int, str], ...]:
-    return tuple(sorted({(line, name) for line, name in _names(parsed(file)) if name in names}))
+def _found(file: str) -> tuple[tuple[int, str], ...]:
+    return tuple(sorted({(line, name) for line, name in _names(parsed(file)) if name in _ALL}))
 
 
 def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
