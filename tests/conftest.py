@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import json
 import os
 import shutil
 import signal
@@ -18,74 +19,9 @@ from typing import Any
 
 import pytest
 
-# Modules with many cases of one sort: the suite has every seventh or third case of each test, `make campaign` all (so has `-m ""`).
-EVERY = {
-    "bench/test_needle.py": 3,
-    "capture/test_attack.py": 7,
-    "capture/test_before.py": 7,
-    "capture/test_branches.py": 7,
-    "capture/test_buffers.py": 3,
-    "capture/test_by_hand.py": 3,
-    "capture/test_chance.py": 3,
-    "capture/test_door.py": 7,
-    "capture/test_found_steps.py": 3,
-    "capture/test_handlers.py": 3,
-    "capture/test_lookups.py": 3,
-    "capture/test_numbers.py": 3,
-    "capture/test_overlap.py": 3,
-    "capture/test_python.py": 3,
-    "capture/test_refused.py": 3,
-    "capture/test_reported.py": 3,
-    "capture/test_starts.py": 3,
-    "capture/test_state.py": 3,
-    "capture/test_steps.py": 3,
-    "capture/test_unseen.py": 3,
-    "capture/test_unusual.py": 3,
-    "cli/test_process.py": 3,
-    "cli/test_zoo.py": 3,
-    "evaluate/test_choices.py": 7,
-    "evaluate/test_rank_values.py": 7,
-    "files/test_fuzz.py": 3,
-    "jax/test_hlo.py": 3,
-    "jax/test_llama.py": 3,
-    "nnscaler/test_faults.py": 7,
-    "nnscaler/test_prims.py": 3,
-    "nnscaler/test_trainer.py": 3,
-    "nnscaler/test_verdicts.py": 3,
-    "prove/staged/test_canonical.py": 3,
-    "prove/staged/test_fewer.py": 3,
-    "prove/staged/test_hidden.py": 3,
-    "prove/staged/test_isomorphic.py": 3,
-    "prove/staged/test_llama.py": 7,
-    "prove/staged/test_masks.py": 3,
-    "prove/staged/test_ring.py": 3,
-    "prove/test_blocks.py": 3,
-    "prove/test_dispatch.py": 3,
-    "prove/test_listed.py": 3,
-    "prove/test_positions.py": 3,
-    "prove/test_shifts.py": 3,
-    "prove/test_spellings.py": 3,
-    "prove/test_unseen.py": 3,
-    "prove/test_windows.py": 3,
-    "tools/test_campaign.py": 3,
-    "tools/test_counts.py": 3,
-    "verdicts/test_counts.py": 7,
-    "verdicts/test_thresholds.py": 3,
-    "zoo/parallel/test_capacity.py": 7,
-    "zoo/parallel/test_clips.py": 7,
-    "zoo/parallel/test_context_models.py": 3,
-    "zoo/parallel/test_context_plans.py": 3,
-    "zoo/parallel/test_context_planted.py": 7,
-    "zoo/parallel/test_deepseek_plans.py": 3,
-    "zoo/parallel/test_experts_planted.py": 7,
-    "zoo/parallel/test_flat_planted.py": 7,
-    "zoo/parallel/test_llama_plans.py": 3,
-    "zoo/parallel/test_pipeline_plans.py": 3,
-    "zoo/parallel/test_planted.py": 7,
-    "zoo/parallel/test_resnet_plans.py": 3,
-    "zoo/parallel/test_zero_plans.py": 7,
-    "zoo/parallel/test_zoo_bugs.py": 7,
-}
+# Of how many tests of a module the suite has one, evenly spread: chosen so that none takes more than some six seconds of a processor.
+# `make campaign` has all of them, and so has `-m ""`.
+SLICES: dict[str, int] = json.loads((Path(__file__).parent / "slices.json").read_text("utf-8"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -93,12 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     seen: Counter[str] = Counter()
     for item in items:
-        every = EVERY.get(Path(os.path.relpath(item.path, here)).as_posix(), 1)
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            name = item.nodeid.partition("[")[0]
-            if seen[name] % every:
-                item.add_marker(pytest.mark.long)
-            seen[name] += 1
+        if any(item.get_closest_marker(name) for name in ("long", "capture")):
+            continue
+        module = Path(os.path.relpath(item.path, here)).as_posix()
+        if seen[module] % SLICES.get(module, 1):
+            item.add_marker(pytest.mark.long)
+        seen[module] += 1
 
 
 def pytest_runtest_setup() -> None:
