@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-# Of how many tests of a module the suite has one, evenly spread: chosen so that none takes more than some six seconds of a processor.
+# Of how many tests of a module the suite has one, evenly spread: chosen so that none takes more than some four seconds of a processor.
 # `make campaign` has all of them, and so has `-m ""`.
 SLICES: dict[str, int] = json.loads((Path(__file__).parent / "slices.json").read_text("utf-8"))
 
