@@ -36,6 +36,7 @@ def test_with_one_layer(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert report.verdict == scripts(FOLDER)[name], report.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", planted(FOLDER), ids=lambda b: f"{b.script}: {b.name}")
 def test_planted(bug: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: REFUTED or INVALID, at a line that is to blame."""

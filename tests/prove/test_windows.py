@@ -208,6 +208,7 @@ def test_ranks_of_resnet_plans() -> None:
     assert not found.without, found.without
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("synchronised", "all_shown"), [(True, True), (False, False)])
 def test_resnet_18_at_full_size(synchronised: bool, all_shown: bool) -> None:
     """Statistics of a rank's own images are not those of the batch, by the algebra alone."""
