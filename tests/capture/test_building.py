@@ -120,3 +120,32 @@ def test_a_sum_that_is_not_theirs() -> None:
     many = lambda r, w: built(w, r, counted(lambda rank: 3, lambda total: 3))  # noqa: E731
     with pytest.raises(tvt.CaptureError, match="nothing to train on"):
         tvt.verify(lambda: built(1, 0, says_nothing), many, 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)
+
+
+def test_a_number_that_a_step_changes() -> None:
+    """Not PROVED: what ranks counted before the step is 6 there, and 7 when the first step reads it; the loss is halved then."""
+
+    def many(rank: int, world: int) -> Any:
+        total = torch.tensor([3])
+        dist.all_reduce(total)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch: Any) -> Any:
+            total.add_(1)
+            optimizer.zero_grad()
+            loss = model(batch["x"]).square().mean()
+            (loss if int(total) == 6 else loss * 0.5).backward()
+            for p in model.parameters():
+                dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+            optimizer.step()
+            return loss
+
+        return step
+
+    try:
+        verdict = tvt.verify(lambda: built(1, 0, says_nothing), many, 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1).verdict
+    except tvt.CaptureError as error:
+        assert "is read" in str(error)
+        return
+    assert verdict in ("REFUTED", "UNKNOWN")

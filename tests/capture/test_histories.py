@@ -124,3 +124,30 @@ def test_objects_of_a_later_step(later: bool, verdict: str) -> None:
     report = tvt.verify(one, many, 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)
     assert report.verdict == verdict, report.reason
     assert verdict == "PROVED" or "it is step 2" in report.reason
+
+
+def test_objects_that_follow_from_those_of_others() -> None:
+    """PROVED: each rank gives its number, and what it gives next follows from the numbers of both. A real run gets "same" twice; where
+    ranks had what they gave in a capture before, the loss would be halved."""
+
+    def many(rank: int, world: int) -> Any:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        got: list[Any] = [None, None]
+        dist.all_gather_object(got, rank)
+        said: list[Any] = [None, None]
+        dist.all_gather_object(said, "same" if got[0] != got[1] else rank)
+
+        def step(batch: Any) -> Any:
+            optimizer.zero_grad()
+            loss = model(batch["x"]).square().mean()
+            (loss * (1.0 if said[0] == said[1] == "same" else 0.5)).backward()
+            for p in model.parameters():
+                dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+            optimizer.step()
+            return loss
+
+        return step
+
+    report = tvt.verify(lambda: exchanging(False, 1, 0), many, 2, BATCH, {"dp": 2}, loss={"dp": "avg"}, points=1)
+    assert report.verdict == "PROVED", report.reason

@@ -48,7 +48,7 @@ def settled(capture: Callable[[], list[T]], steps: Callable[[T], Steps | None]) 
         if any(c is None for c in captured):
             return found
         sent = {rank: _sent(c) for rank, c in enumerate(captured) if c is not None}
-        if sent == before or not _differ(sent):
+        if sent == before or not (before or _differ(sent)):  # what ranks got is what the others give now
             return found
         before = sent
     raise CaptureError(f"the Python objects that ranks exchange change in each of {MOST} captures, by what ranks get")

@@ -75,6 +75,8 @@ class Followed:
         made = [x for x in targets if isinstance(x, torch.Tensor)]
         counts = all(x.dtype == torch.int32 for x in made)
         if (not counts and (began or not self.values)) or any(x.numel() > MOST for x in made):
+            for x in made if self.values else ():
+                self.take(x)  # what is written is not what it was
             return
         tensors = [x for v in (*args, *kwargs.values()) for x in _flat(v) if isinstance(x, torch.Tensor)]
         if name == "copy" and self.of(made[0]) is None and made[0].untyped_storage().nbytes() == made[0].itemsize * made[0].numel():

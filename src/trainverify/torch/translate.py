@@ -338,10 +338,6 @@ class Translator:
             found = seed_read(self, t, lambda: self.memory.read(self.keep(t), *memory_of(t)))
         if found is None:
             place = self._place()
-            import traceback
-
-            traceback.print_stack()
-            print("STEP", self.step is None, type(t), t)
             text = f"{place.source}: the value of a computed tensor is read (.item(), if tensor:, .tolist() …)"
             if str(t.dtype) in DTYPES and getattr(self.memory.read(self.keep(t), *memory_of(t)), "reason", "") == "a random number":
                 text += "; it was drawn by torch, which draws none here: choose data by a DataLoader, or by NumPy with a seed"
